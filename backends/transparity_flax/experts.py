@@ -22,20 +22,21 @@ SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 def highest(x: Experts, count: int) -> Experts:
-    """1 for the `count` highest numbers of the last axis, of equal ones the first, and 0 for the others."""
+    """1 for the `count` highest numbers of the last axis, first ones in a tie, and 0 for the others."""
     _, order = jax.lax.top_k(jax.lax.stop_gradient(x), count)
     return jax.nn.one_hot(order, x.shape[-1], dtype=x.dtype).sum(axis=-2)
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
+    """1 for the experts of the groups with the highest sums of their two best scores (DeepSeek-V3), 0 for the
+    others."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)
 
 
 def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
-    """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
+    """1 for the chosen experts, by the scores plus the correction; 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = jnp.where(best_groups(config, corrected) == 1, corrected, -jnp.inf)
@@ -52,7 +53,7 @@ def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) 
 
 
 def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> Hidden:
-    """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    """The shared expert, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
     y = module.shared_expert(x, scoped(tap, "shared_expert"))
     return jax.nn.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
 
@@ -60,7 +61,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nnx.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
 
-    Every expert computes every token, so that no shape depends on what is chosen.
+    Every expert runs on every token, so that no shape depends on the choice.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -138,7 +138,7 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """The structure of the model prepared for gradients, by whether batch norms normalise by the batch."""
+        """The structure of the model prepared for gradients, with and without batch statistics in batch norms."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)
@@ -262,13 +262,13 @@ def loaded(
 
 @functools.cache
 def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nnx.GraphDef[Any], State]:
-    """Return a module with abstract parameters: initial values would be overwritten, and tracing is done once."""
+    """Return a module with abstract parameters, because initial values would be overwritten; it is traced once."""
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
 
 
 class _OneKey(nnx.Rngs):
-    """The same key for every parameter: nothing is drawn, and splitting keys would take most of the time. The port has
-    its dropout in taps."""
+    """Return the same key for every parameter: nothing is drawn, and splitting keys takes most of the time. Taps apply
+    the dropout of this column."""
 
     dropout = None
 

@@ -34,7 +34,7 @@ Output = Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch featu
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.dtype) -> LayerContext:
-    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
+    """The context of a stack for a layer with this `config`: its window in the mask, and its tables."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
@@ -84,8 +84,8 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are not padding.
-    `mask_kind` is what the configuration tells of the padding's mask."""
+    """Encode `tokens`, patches or frames of audio; each position sees all others that are not padding.
+    `mask_kind` is the kind of the padding mask, as far as the configuration determines it."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__("encoder", config, rngs=rngs)

@@ -25,13 +25,14 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid":
 
 
 def highest(x: Float[Tensor, "*batch experts"], count: int) -> Float[Tensor, "*batch experts"]:
-    """1 for the `count` highest numbers of the last axis, of equal ones the first, and 0 for the others."""
+    """1 for the `count` highest numbers of the last axis, first ones in a tie, and 0 for the others."""
     order = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return F.one_hot(order, x.shape[-1]).sum(dim=-2).to(x.dtype)
 
 
 def best_groups(config: TransformerConfig, scores: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
-    """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
+    """1 for the experts of the groups with the highest sums of their two best scores (DeepSeek-V3), 0 for the
+    others."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)
@@ -42,7 +43,7 @@ def choose(
     scores: Float[Tensor, "*batch experts"],
     correction: Float[Tensor, " experts"] | None = None,
 ) -> Float[Tensor, "*batch experts"]:
-    """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
+    """1 for the chosen experts, by the scores plus the correction; 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)
@@ -61,7 +62,7 @@ def router_weights(
 
 
 def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> Hidden:
-    """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    """The shared expert, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
     y: Tensor = module.shared_expert(x, scoped(tap, "shared_expert"))
     return torch.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
 
@@ -69,7 +70,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 class MixtureOfExperts(nn.Module):
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
 
-    Every expert computes every token, so that no shape depends on what is chosen.
+    Every expert runs on every token, so that no shape depends on the choice.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -13,8 +13,8 @@ from transparity_pytorch.shapes import Frames, IsQuery, IsToken, Positions, Sour
 def visible_keys(
     tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
 ) -> IsToken:
-    """True for tokens that are not padding: where `attention_mask` is not 0, if given, else where they are not
-    `pad_id`; with neither, everywhere. Two frames of audio are one position, which is not padding."""
+    """True for tokens that are not padding: where `attention_mask` is nonzero, if given; else where the token is not
+    `pad_id`, if there is one. Two frames of audio are one position, which is not padding."""
     if attention_mask is not None:
         return attention_mask != 0
     if tokens.ndim == 3:
@@ -39,5 +39,5 @@ def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bo
 
 
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
-    """The queries at `positions` that are no padding."""
+    """The queries at `positions` that are not padding."""
     return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)

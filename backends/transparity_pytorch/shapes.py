@@ -1,4 +1,4 @@
-"""The shapes of tensors by name. A name of an axis stands for one number in a call; `#` also allows 1."""
+"""The shapes of tensors by name. A name of an axis is one number in a call; `#` also allows 1."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch fea
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
-    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
+    """The context of a stack for a layer with this `config`: its window in the mask, and its tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
         kind = kind and "some"  # a window shows each query itself
@@ -79,7 +79,7 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are not padding."""
+    """Encode `tokens`, patches or frames of audio; each position sees all others that are not padding."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config, "encoder")

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; Ctrl-C while it is imported is no verdict, either."""
+    """Run the command; Ctrl-C during the import gives no verdict."""
     try:
         from transparity_conformance.cli import main as command
     except KeyboardInterrupt:

@@ -498,7 +498,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does, which a shell lets its background jobs ignore."""
+    """End the process as Ctrl-C does; background jobs of a shell ignore Ctrl-C itself."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
@@ -519,7 +519,7 @@ def _complain_of_ours(error: BaseException) -> None:
 
 
 def _flushed() -> bool:
-    """Write what is buffered; return False if standard output takes no more, and let nothing be written at exit."""
+    """Flush standard output; return False if it is closed, and suppress further writes at exit."""
     complete = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -547,7 +547,7 @@ def _imported(folder: Path, head: str | None, into: Path | None = None) -> Check
 
 
 def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> None:
-    """Write the small model of a family, with the weights of probes, as a hub keeps one."""
+    """Write the small model of a family, with probe weights, as a hub folder."""
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
@@ -603,7 +603,7 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
-    """Within the context what people read goes to standard error, if a file is to be written to standard output."""
+    """Send output for people to standard error within the context, if a file goes to standard output."""
 
     if STANDARD_OUTPUT not in files:
         return contextlib.nullcontext()
@@ -624,7 +624,7 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _complain_of(errors: Mapping[str, list[str]], checked: int) -> None:
-    """Print each message with the names of its systems, unless all systems that were tried have it."""
+    """Print each message with its systems, or without them if it applies to all."""
     tried = checked + sum(map(len, errors.values()))
     for message, names in errors.items():
         _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
@@ -641,7 +641,7 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 class Told:
     """The output of a check for people: a line of progress that is overwritten, and the answer.
 
-    Each of several systems has a line as soon as its verdict is known. The answers of wrong ones follow.
+    With several systems, each prints a line as soon as its verdict is known. The answers for wrong systems follow.
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
@@ -650,7 +650,7 @@ class Told:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Report a user's mistake as one sentence; within the context what people read is apart from the files."""
+        """Report a user's mistake as one sentence, and keep output for people apart from the files."""
         with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield
@@ -659,7 +659,7 @@ class Told:
         return progress_bar(lambda: self.begins)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
-        """Yield every system, and begin the line of progress with its name."""
+        """Yield every system, and start the progress line with its name."""
         for system in systems:
             self.begins, self.systems = f"{safe(port or '')} on {system.name}: ", self.systems + 1
             self._list()

@@ -34,7 +34,7 @@
 | T      | `chunk`                       | positions of a piece                                  |
 | K      | `steps`                       | steps of an optimizer                                 |
 
-A bare `1` is an axis kept for broadcasting, `#batch` one that may be 1, `*batch` any leading axes.
+A bare `1` is an axis kept for broadcasting; `#batch` may be 1; `*batch` is any leading axes.
 """
 
 LEGEND = {

@@ -1,7 +1,7 @@
 """Validation for every backend: public methods check their arguments and call the backend's own methods.
 
 Each backend of the project subclasses `CheckedForward`, or `DifferentiableForward` if it has gradients, and
-`CheckedBackend`. It implements the methods with an underscore, which receive valid NumPy arrays. A backend of others
+`CheckedBackend`. It implements the methods with an underscore, which receive valid NumPy arrays. Third-party backends
 can do the same.
 """
 
@@ -131,7 +131,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _cached_lengths(self, cache: Any) -> np.ndarray:
-        """Return how many tokens of each row are in the cache."""
+        """Return the number of cached tokens of each row."""
 
     @abstractmethod
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
@@ -175,7 +175,7 @@ Built = TypeVar("Built", bound=CheckedForward)
 
 @dataclass(frozen=True)
 class Execution:
-    """The device, mode and precision of a model; `weights` and `activations` are a coarser precision, or None."""
+    """The device, mode and precision of a model; `weights` and `activations` are lower precisions, or None."""
 
     dtype: str
     device: str

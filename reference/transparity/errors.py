@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TransparityError(ValueError):
-    """One sentence: the value given, where, the expected one, and the remedy; safe to print, whatever it quotes."""
+    """One sentence, safe to print: the given value, its place, the expected value, and the remedy."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(safe(sentence))
@@ -33,7 +33,7 @@ class InputError(TransparityError):
 
 
 class UsageError(TransparityError):
-    """Arguments of a command contradict each other, or are in the wrong place."""
+    """Arguments of a command contradict each other or are misplaced."""
 
 
 class BackendError(TransparityError):

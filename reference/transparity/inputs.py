@@ -107,7 +107,7 @@ def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
 
 
 def _finite_floats(name: str, value: np.ndarray) -> np.ndarray:
-    """Return images or audio whose numbers are what they have to be."""
+    """Return valid images or audio; raise `InputError` for other numbers."""
     if value.dtype.kind != "f":
         raise InputError(f"{name} has the dtype {value.dtype}; expected finite floats.")
     if not np.isfinite(value).all():
@@ -145,7 +145,7 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
 
 def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the dropout masks by tap (`transparity.training.dropout_masks`). Raises `InputError` for a tap that is not
-    in `dropout_at`, and for another shape or dtype."""
+    in `dropout_at`, or a wrong shape or dtype."""
     batch = len(inputs[config.input_names[0]])
     shapes = dropout_shapes(config, batch, **lengths_of(config, inputs))
     checked = {}
@@ -250,8 +250,7 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
 
 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:
-    """Check the prompt of generation. Raises `InputError` as `check_inputs` does, and for a row of nothing but masked
-    padding.
+    """Check the prompt of generation. Raises `InputError` as `check_inputs` does, and for a row of only masked padding.
 
     Args:
         config: the model.
@@ -290,7 +289,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Raise `InputError` for a row that is masked entirely: its keys would weigh alike, unused ones included."""
+    """Raise `InputError` for a fully masked row: all its keys, including unused ones, would have equal weights."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
@@ -318,7 +317,7 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
 
 
 def check_beams(config: TransformerConfig, rows: int, beams: Any, length_penalty: Any) -> tuple[int, float]:
-    """Return the number of beams of each of `rows`, and the power of the length that scores are divided by."""
+    """Return the number of beams for each of `rows`, and the length penalty."""
     count = _checked_whole("beams", beams, 1)
     check_fits(f"A search with {shown(count)} beams", 8 * count * rows * config.vocab_size, InputError)
     if not is_finite(length_penalty):
@@ -333,7 +332,7 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 
 
 def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
-    """Return how many of the `length` tokens of each row are valid: at least one."""
+    """Return the number of valid tokens of each row, from 1 to `length`."""
     found = as_array(name, value, InputError)
     if found.shape != (batch,) or found.dtype.kind not in "iu":
         raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected {batch} integers.")
@@ -343,7 +342,8 @@ def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarr
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:
-    """Return tokens in the vocabulary of the input `read_as`; an error calls them `called`. A prompt has any length."""
+    """Return tokens in the vocabulary of the input `read_as`; errors use the name `called`. A prompt may have any
+    length."""
     name = called or read_as
     tokens = as_array(name, value, InputError)
     if tokens.ndim != 2:

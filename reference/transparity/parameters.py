@@ -46,19 +46,18 @@ def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[
 
 
 def is_learned(name: str) -> bool:
-    """Return whether the parameter has a gradient; the running statistics of a batch norm and what corrects a router's
-    choice have none."""
+    """Return whether the parameter has a gradient; batch-norm statistics and a router's correction bias have none."""
     return not name.endswith((".running_mean", ".running_var", ".router_score_bias"))
 
 
 def cut_of(config: TransformerConfig, name: str) -> Cut:
-    """Return along which axis the part of a parameter lets it be distributed."""
+    """Return the axis along which a parameter may be distributed, as its part states."""
     return model(config).cuts.get(name, WHOLE)
 
 
 def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
-    """Return why a parameter cannot be distributed over `ranks` as its heads or its features are; None if it can, or
-    if it has neither."""
+    """Return why a parameter cannot be distributed over `ranks` by heads or features; None if it can, or has
+    neither."""
     cut = cut_of(config, name)
     if cut.why_whole or not cut.heads or cut.heads % ranks == 0:
         return cut.why_whole

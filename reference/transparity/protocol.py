@@ -166,7 +166,7 @@ class Harness(Protocol):
     """The parts of a column by name, for claims about single functions and modules. A Python module can be one."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
-        """Return a free function of the column, such as `attention.split_heads`, from NumPy arrays to NumPy arrays."""
+        """Return a free function of the column, such as `attention.split_heads`, between NumPy arrays."""
 
     def module(
         self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...
@@ -174,7 +174,7 @@ class Harness(Protocol):
         """Return a module of the column, such as `layers.EncoderLayer`, with `parameters` named relative to it."""
 
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
-        """Call the framework's own `einsum`, in which the documents write attention."""
+        """Call the framework's own `einsum`, with which the documents compute attention."""
 
     def describe(self, device: str) -> dict[str, str]:
         """Return versions, the device's name, and the precision of float32 matrix products."""
@@ -194,18 +194,18 @@ class ShardedBackend(Backend, Protocol):
 
 
 class ShardedHarness(Harness, Protocol):
-    """A harness of a column that runs over several ranks too; claims about that are skipped for others."""
+    """A harness of a column that also runs over several ranks; other columns skip claims about ranks."""
 
     SHARDED: str
     """The module with a class `ShardedBackend(data, tensor)`, whose instances are `ShardedBackend`s. It is imported in
     every process that torchrun, or the like, launched."""
 
     def processes(self, ranks: int) -> int:
-        """Return how many processes have `ranks`: as many, or one with several devices."""
+        """Return the number of processes for `ranks`: one per rank, or one with several devices."""
 
 
 class Module(Protocol):
-    """A part of a model, from NumPy arrays to NumPy arrays."""
+    """A part of a model that maps NumPy arrays to NumPy arrays."""
 
     def __call__(
         self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any

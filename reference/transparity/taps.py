@@ -50,7 +50,7 @@ def chained(first: Tap, then: Tap) -> Tap:
 def lengths_of(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of positions of each input by name.
 
-    It counts tokens, an image's patches with the class token, or half of the frames of audio."""
+    Return the number of positions: tokens, patches with the class token, or half of the frames of audio."""
     fixed = {name: config.positions_of(name) for name in config.input_names}
     return {name: fixed.get(name) or value.shape[1] for name, value in inputs.items()}
 

@@ -27,10 +27,10 @@ BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}"
 
 
 def safe(text: Any, limit: int = SENTENCE) -> str:
-    """Return `text` on one line of at most `limit` characters, with what cannot be printed as escapes.
+    """Return `text` on one line of at most `limit` characters, with unprintable characters escaped.
 
     Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
-    `\\u202e` and the like. Long text loses its middle, because a sentence ends with the remedy.
+    `\\u202e` and the like. Long text is cut in the middle, because the remedy is at the end.
     """
     line = " ".join(_cut(_as_string(text), 4 * limit).split())
     escaped = "".join(character if character.isprintable() else _escape(character) for character in line)
@@ -56,13 +56,13 @@ def reason(error: BaseException) -> str:
 
 
 def listed(names: Collection[Any], most: int = 6) -> str:
-    """Return the first names of many, safe in a sentence, and the number of the others."""
+    """Return the first names of a list, safe in a sentence, and the number of the others."""
     some = ", ".join(safe(name, VALUE) for name in itertools.islice(names, most))
     return some + (f", … ({len(names) - most} more)" if len(names) > most else "")
 
 
 def _cut(text: str, limit: int) -> str:
-    """Cut the middle out of a text that is longer than `limit`."""
+    """Remove the middle of a text that is longer than `limit`."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -88,7 +88,7 @@ def _escape(character: str) -> str:
 
 
 def _represent(value: Any, limit: int, depth: int) -> str:
-    """Return the repr, without walking through what would be cut away."""
+    """Return the repr, without visiting items that would be truncated."""
     kind = type(value)
     if kind is str or kind is bytes:
         return repr(value) if len(value) <= limit else f"{value[:limit]!r}…"

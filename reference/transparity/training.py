@@ -16,7 +16,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 @dataclass(frozen=True)
 class Training:
-    """An optimizer and its settings; defaults are from Vaswani et al. 2017, §5.3, where it has any."""
+    """An optimizer and its settings; defaults are from Vaswani et al. 2017, §5.3, where it specifies them."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     """`sgd`: with momentum. `adam`: Kingma and Ba 2015. `adamw`: Loshchilov and Hutter 2019."""

@@ -20,7 +20,7 @@ SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
 
 def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "*batch experts"]:
-    """1 for the `count` highest numbers of the last axis, of equal ones the first, and 0 for the others."""
+    """1 for the `count` highest numbers of the last axis, first ones in a tie, and 0 for the others."""
     found = np.zeros_like(x)
     np.put_along_axis(found, np.argsort(-x, axis=-1, kind="stable")[..., :count], 1, axis=-1)
     return found
@@ -29,7 +29,8 @@ def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "
 def best_groups(
     config: TransformerConfig, scores: Inexact[Array, "*batch experts"]
 ) -> Inexact[Array, "*batch experts"]:
-    """1 for the experts of the groups to choose from, by the sum of a group's two highest scores (DeepSeek-V3)."""
+    """1 for the experts of the groups with the highest sums of their two best scores (DeepSeek-V3), 0 for the
+    others."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)
@@ -40,7 +41,7 @@ def choose(
     scores: Inexact[Array, "*batch experts"],
     correction: Inexact[Array, " experts"] | None = None,
 ) -> Inexact[Array, "*batch experts"]:
-    """1 for the experts that are chosen, by the scores plus the correction; 0 for the others."""
+    """1 for the chosen experts, by the scores plus the correction; 0 for the others."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
         corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)
@@ -59,7 +60,7 @@ def router_weights(
 
 
 def shared_expert(config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity) -> Hidden:
-    """The expert of every token, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    """The shared expert, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
     y = feed_forward(config, parameters["shared_expert"], x, scoped(tap, "shared_expert"))
     return sigmoid(linear(parameters["shared_expert_gate"], x)) * y if config.shared_expert_gate else y
 
@@ -69,7 +70,7 @@ def mixture_of_experts(
 ) -> Hidden:
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
 
-    An expert computes only the tokens that it is chosen for.
+    Each expert runs only on the tokens that chose it.
     """
     logits = tap("router_logits", linear(parameters["router"], x))
     scores = SCORES[config.router_scores](upcast(logits))

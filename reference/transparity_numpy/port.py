@@ -1,4 +1,4 @@
-"""Entry point of the NumPy column: `build(config, parameters)`, with every capability but gradients."""
+"""Entry point of the NumPy column: `build(config, parameters)`, with every capability except gradients."""
 
 from __future__ import annotations
 

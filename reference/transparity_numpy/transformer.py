@@ -31,7 +31,7 @@ from transparity_numpy.windows import window_mask
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: DTypeLike) -> LayerContext:
-    """The context of a stack as a layer with this `config` sees it: its window in the mask, and its tables."""
+    """The context of a stack for a layer with this `config`: its window in the mask, and its tables."""
     mask = context.mask
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
@@ -75,7 +75,7 @@ def encoder(
     token_types: TokenIds | None = None,
     training: bool = False,
 ) -> Hidden:
-    """Encode `tokens`, or the patches of pixels or frames of audio, each of which sees all that are not padding."""
+    """Encode `tokens`, patches or frames of audio; each position sees all others that are not padding."""
     positions, keys = np.arange(is_token.shape[1])[None], is_token.shape[1]
     x = embed("encoder", config, parameters, tokens, positions, is_token, token_types, tap)
     context = LayerContext(

@@ -1,1 +1,1 @@
-"""Arithmetic that no textbook writes out: wide sums, rounding, a softcap, dropout, attention in one pass."""
+"""Arithmetic below the level of a textbook: wide sums, rounding, softcap, dropout, fused attention."""

@@ -25,7 +25,7 @@ BLOCK = 128
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
     """Return whether the explicit path gives the same result: nothing is tapped and masked keys weigh 0. Scores must
-    not be capped, and XLA must have the products."""
+    not be capped, and XLA must support the products."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 
 
@@ -72,8 +72,8 @@ def _one_block(
     bias: Bias | None,
     sinks: Sinks | None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """Attention that divides by the sum of weights after summing the values, which is fewer divisions. A query with
-    every key masked weighs all keys alike, as in the explicit path."""
+    """Attention that divides by the sum of weights after summing the values, which needs fewer divisions. A query with
+    every key masked gives all keys equal weights, as in the explicit path."""
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)
     shown = jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)

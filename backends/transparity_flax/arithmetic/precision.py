@@ -1,4 +1,4 @@
-"""Sums of half-precision values in float32: in fewer bits, small terms are lost. XLA does not upcast."""
+"""Sums of half-precision values in float32, because small terms are lost in fewer bits. XLA does not upcast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low precision: a tap that rounds activations to fewer bits than they are computed in."""
+"""Low precision: a tap that rounds activations to fewer bits than the computation uses."""
 
 from __future__ import annotations
 

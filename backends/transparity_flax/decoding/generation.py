@@ -1,4 +1,4 @@
-"""Generation: one token after another, greedily or sampled."""
+"""Generation: one token at a time, greedy or sampled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_flax.state.cache import Cache
 
 
 def greedy_tokens(logits: NextLogits) -> NextIds:
-    """Most likely token of each row (document 004); the first of equals."""
+    """Most likely token of each row (document 004); the first one in a tie."""
     return logits.argmax(axis=-1)
 
 
@@ -61,7 +61,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, how many of each row are valid, and which rows have ended."""
+    """The tokens so far, the number of valid ones per row, and which rows have ended."""
 
     tokens: GeneratedIds
     lengths: Lengths
@@ -69,7 +69,7 @@ class Written(NamedTuple):
 
 
 def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Room for `more` tokens after the prompt; no row has ended."""
+    """Reserve room for `more` tokens after the prompt; no row has ended."""
     return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
 
 
@@ -101,8 +101,8 @@ def generate(
 ) -> GeneratedIds:
     """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
 
-    The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with
-    `filling_id`, as are rows with shorter prompts; generation stops when all rows have ended (document 004).
+    The model sees the last `max_length` tokens (document 001). Rows that have reached `eos_id`, and rows with shorter
+    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
 
     Args:
         lengths: Number of valid tokens of each row of `prompt`; None: all.
@@ -140,7 +140,7 @@ def _with_cache(
     max_new_tokens: int,
     sampling: Sampling,
 ) -> tuple[Written, Int[Array, ""]]:
-    """Add tokens while the cache has room, in one program. On a GPU, a call for each token costs more than the token.
+    """Add tokens in one program until the cache is full. On a GPU, a call for each token costs more than the token.
 
     Returns the tokens and the number added until all rows ended.
     """

@@ -20,7 +20,7 @@ from transparity_flax.transformer import Transformer
 
 
 def packed(model: Transformer) -> SplitModel:
-    """Split `model` for `generate` and `beam_search`, with a second, transposed copy of its kernels."""
+    """Split `model` for `generate` and `beam_search`, with an additional transposed copy of its kernels."""
     twin = nnx.clone(model)
     for linear in _linears(twin):
         kernel = linear.kernel.get_value()
@@ -30,7 +30,7 @@ def packed(model: Transformer) -> SplitModel:
 
 
 def for_training(model: Transformer) -> Transformer:
-    """Twin of `model` with linears whose gradients are faster; it shares its parameters."""
+    """Twin of `model` with faster gradients of linear maps; it shares the parameters."""
     twin = nnx.merge(*nnx.split(model))
     for linear in _linears(twin):
         linear.dot_general = _rows_in_one_axis

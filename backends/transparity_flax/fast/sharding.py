@@ -1,5 +1,5 @@
-"""One batch over several devices. XLA's CPU uses one core for everything but matrix products; with one device per core
-(`--xla_force_host_platform_device_count`) all of them work. PyTorch's kernels use all cores by themselves."""
+"""A batch distributed over devices. XLA's CPU uses one core for everything but matrix products; with one device per
+core (`--xla_force_host_platform_device_count`) all of them work. PyTorch's kernels use all cores by themselves."""
 
 from __future__ import annotations
 

@@ -24,5 +24,6 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 
 
 def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
-    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `model` is the whole model."""
+    """The output that `config.head` names, computed from the pooled state if `config.is_pooled`. `model` is the whole
+    model."""
     return HEADS[config.head](config, model, x)

@@ -1,4 +1,4 @@
-"""The embedding: what a stack reads as vectors, with their types and positions. A new input is a file and a row."""
+"""The embedding: the input of a stack as vectors, with types and positions. A new input is a file and a row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def embed(
     *,
     reader: Any = None,
 ) -> Hidden:
-    """Sum of the embeddings of the tokens, patches or frames, their types and their positions, each if configured.
+    """Sum of the embeddings of tokens, patches or frames and, if configured, of types and positions.
 
     Args:
         module: The stack.

@@ -16,7 +16,7 @@ from transparity_flax.shapes import Frames, Hidden
 def convolved(
     projection: nnx.Linear, x: Float[Array, "batch frames features_in"], stride: int
 ) -> Float[Array, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at either end.
+    """gelu(convolution over time of width 3), with a frame of zeros at each end.
 
     It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
     padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
@@ -25,7 +25,7 @@ def convolved(
 
 
 class EmbedFrames(nnx.Module):
-    """Two convolutions over time; the second makes one position of two frames (Radford et al. 2022, §2.2)."""
+    """Two convolutions over time; the second has stride 2 (Radford et al. 2022, §2.2)."""
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
         self.first_convolution = nnx.Linear(3 * (config.mel_bins or 0), config.embed_dim, rngs=rngs)

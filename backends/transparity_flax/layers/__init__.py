@@ -1,1 +1,1 @@
-"""Layers: a mixer and a feed-forward with their residuals, one after the other or side by side."""
+"""Layers: a mixer and a feed-forward with their residuals, sequential or parallel."""

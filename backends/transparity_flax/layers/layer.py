@@ -31,7 +31,7 @@ def residual(layer: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = 
 
 
 def mix(layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-    """Self-attention, or what `config.mixer_name` names in its place."""
+    """Self-attention, or the mixer that `config.mixer_name` names."""
     scope = layer.config.mixer_scope
     return getattr(layer, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
 
@@ -54,7 +54,7 @@ def attend_to_memory(
 class Layer(nnx.Module):
     """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
 
-    With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
+    With a `cache`, `x` are the tokens at `context.positions`, after the cached ones.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:

@@ -11,7 +11,7 @@ CHUNK = 64
 
 
 def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
-    """Pieces of `CHUNK` positions, the last filled up with zeros, which decay no state and write nothing."""
+    """Chunks of `CHUNK` positions; the last is padded with zeros, which neither decay nor change the state."""
     size = min(CHUNK, x.shape[2])
     filled = jnp.pad(x, [(0, -x.shape[2] % size) if axis == 2 else (0, 0) for axis in range(x.ndim)])
     return jnp.moveaxis(filled.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
@@ -27,7 +27,7 @@ def in_a_row(
 def chunk_decays(
     log_decay: Float[Array, "batch heads length"],
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """The shares of the state that stay from each position of a chunk to each later one, and from its beginning."""
+    """The kept shares of the state from each position of a chunk to each later one, and from the chunk's start."""
     # Sums from each position on: differences of sums from the beginning would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]

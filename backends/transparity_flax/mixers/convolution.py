@@ -1,4 +1,4 @@
-"""The causal convolution before a recurrence: each feature sees its last few numbers."""
+"""The causal convolution before a recurrence: each feature sees its last few positions."""
 
 from __future__ import annotations
 

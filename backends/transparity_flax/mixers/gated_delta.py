@@ -74,9 +74,9 @@ class GatedHeadNorm(nnx.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the state there.
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the cached state.
 
-    Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
+    Padding is zeros: it writes nothing, but decays the state, and convolutions include it.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -1,4 +1,4 @@
-"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, and nothing is corrected."""
+"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, without a correction."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class GatedGroupNorm(nnx.Module):
 
 
 class StateSpace(Recurrence):
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the state there.
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the cached state.
 
-    Padding is zeros, before and after the convolutions: it writes nothing, but decays the state.
+    Padding is set to zero before and after the convolutions: it writes nothing, but decays the state.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

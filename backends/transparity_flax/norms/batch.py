@@ -23,8 +23,8 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n, and so does `nnx.BatchNorm`,
-    whose `momentum` is the share of the old."""
+    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n, as `nnx.BatchNorm` does; its
+    `momentum` is the share of the old value."""
     return (1 - momentum) * old + momentum * new
 
 

@@ -11,7 +11,7 @@ from transparity_flax.shapes import Features
 
 
 class HeadNorm(nnx.Module):
-    """RMS norm over the last axis, which has the features of one head or of all heads."""
+    """RMS norm over the last axis: the features of one head or of all heads."""
 
     def __init__(self, config: TransformerConfig, features: int, *, rngs: nnx.Rngs) -> None:
         self.config = config

@@ -1,6 +1,6 @@
 """The plan of tensor parallelism: along which of its axes each parameter is sharded.
 
-It follows from what each part says of its parameters (`transparity.parts`). The model knows nothing of it.
+It follows from the cuts that each part allows (`transparity.parts`). The model does not depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter, and why it is not what its part says; None if it is."""
+    """The placement of a parameter, and the reason if it differs from its part's cut; None if it does not."""
 
     placement: PartitionSpec
     fallback: str | None = None
@@ -38,7 +38,7 @@ def plan(config: TransformerConfig, ranks: int) -> Plan:
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter that is not placed as its part says."""
+    """Return a line for each parameter whose placement differs from its part's cut."""
     return [
         f"{name}: {'sharded by features' if placed.placement == COLUMNS else 'replicated'}, since {placed.fallback}"
         for name, placed in plan.items()

@@ -28,7 +28,7 @@ from transparity_flax.transformer import Transformer
 class ShardedForward(FlaxForward):
     """`transparity.protocol.Forward` over a mesh.
 
-    Data ranks have different rows in the forward pass and in training. In decoding, and if a batch norm normalizes by
+    In the forward pass and in training, each data rank has its own rows. In decoding, and if a batch norm normalizes by
     the batch, each has all rows.
     """
 
@@ -73,7 +73,7 @@ class ShardedForward(FlaxForward):
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
-        """Return tokens by rows of the data ranks, and the targets, whose rows are those that count."""
+        """Return the tokens distributed over the data ranks, and the targets of only the rows that count."""
         tokens = {name: value for name, value in values.items() if name != "targets"}
         tokens = self._arrays(tokens) if self._by_batch(training=training) else split_rows(self.mesh, tokens)
         return {"targets": self._array(values["targets"]), **tokens}

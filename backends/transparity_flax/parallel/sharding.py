@@ -1,4 +1,4 @@
-"""A model over a mesh: its parameters with named shardings by a plan, each device's slices of them, and its rows."""
+"""A model over a mesh: parameters with named shardings by a plan, and each device's slices and rows."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 
 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Distribute rows over the data axis. Shardings are even: the last ranks repeat the first row where it does not
-    divide the rows, and their results are left out."""
+    """Distribute rows over the data axis. Shardings are even: if the ranks do not divide the rows, the last ranks
+    repeat the first row, and those results are dropped."""
     axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
     rows = {}
     for name, value in values.items():
@@ -57,5 +57,5 @@ def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of what every device has."""
+    """Sharding of a value that is replicated on every device."""
     return NamedSharding(mesh, PartitionSpec())

@@ -39,8 +39,8 @@ def loss_and_gradients(graph: Graph, state: State, batch: Batch, masks: Batch) -
 def train(
     mesh: Mesh, graph: Graph, state: State, batches: Sequence[Batch], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Take one step per batch; return the loss before each and the final learned parameters. They and their moments
-    stay sharded as the parameters are."""
+    """Take one step per batch; return the loss before each and the final learned parameters. Parameters and moments
+    stay sharded."""
     parameters, statistics = state.split(nnx.Param, ...)
     dim = nnx.merge(graph, state).config.embed_dim
     rates = jnp.array([training.rate(step, dim) for step in range(1, len(batches) + 1)])

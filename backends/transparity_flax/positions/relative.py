@@ -1,4 +1,4 @@
-"""Relative positions of T5: a learned bias of the scores for each range of distances."""
+"""Relative positions (T5): a learned bias of the scores for each range of distances."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def relative_buckets(
 ) -> Int[Array, "*batch"]:
     """Bucket of each distance key − query (Raffel et al. 2020, §2.1).
 
-    The first half of the buckets holds one distance each; the others hold ranges that grow by a constant factor up to
-    `max_distance`. With `both`, the second half of all buckets is for later keys; without, later keys count as
-    distance 0.
+    Buckets in the first half hold one distance each; the others hold ranges that grow geometrically up to
+    `max_distance`. With `both`, the second half of all buckets is for later keys; without, later keys count as distance
+    0.
     """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, jnp.abs(distances)) if both else (buckets, jnp.maximum(-distances, 0))

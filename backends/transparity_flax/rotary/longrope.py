@@ -1,4 +1,4 @@
-"""LongRoPE (Ding et al. 2024): each rotary angle has a factor of its own, and another one in long sequences."""
+"""LongRoPE (Ding et al. 2024): each rotary angle has its own factor, and another one in long sequences."""
 
 from __future__ import annotations
 

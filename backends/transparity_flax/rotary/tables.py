@@ -27,8 +27,8 @@ SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
 
 
 def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
-    """Angle per position of each pair of features, scaled for sequences longer than in the original training. Only
-    some scalings depend on whether this sequence goes `beyond` it."""
+    """Angle per position of each pair of features, scaled for sequences longer than in training. Some scalings depend
+    on whether this sequence goes `beyond` that length."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 

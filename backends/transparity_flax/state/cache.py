@@ -1,4 +1,4 @@
-"""The key/value cache: keys and values of earlier tokens, kept for later ones.
+"""The key/value cache: keys and values of earlier tokens.
 
 A cache is a dictionary of arrays, each replaced when it changes:
 
@@ -61,7 +61,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch earlier features"]:
-    """Return a convolution's inputs before `x`; keep the last of both (`valid_lengths` of `x` are valid)."""
+    """Return a convolution's cached inputs before `x`; cache the last inputs up to `valid_lengths` of `x`."""
     before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + jnp.arange(before.shape[1])
     cache[name] = jnp.take_along_axis(jnp.concatenate([before, x], axis=1), last[..., None], axis=1)
@@ -76,7 +76,7 @@ def update_state(cache: Cache, state: Float[Array, "batch heads head_dim value_d
 def held_tokens(
     x: Float[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch queries heads"]:
-    """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
+    """`x` with 0 for fillers, the tokens after the first `valid_lengths` of a row, which then change no state."""
     if valid_lengths is None:
         return x
     return jnp.where((jnp.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, jnp.zeros((), x.dtype))

@@ -32,7 +32,8 @@ class LayerContext(NamedTuple):
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
     is_token: IsQuery | None = None
-    """True for tokens that are not padding, where it is masked; None: all. For a recurrence, which has no mask."""
+    """True for tokens that are not padding, where it is masked; None: all. Only a recurrence reads it, because it has
+    no mask."""
     valid_lengths: Lengths | None = None
     """Tokens of each row after which a recurrence continues, in a cache; None: all. Fillers follow them."""
     temperature: Float[Array, "#batch 1 queries 1"] | None = None

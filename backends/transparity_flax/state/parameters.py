@@ -33,7 +33,7 @@ NAMES = {
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
-    """Put `parameters` into `model`, whose own may be abstract shapes, in `dtype`.
+    """Put `parameters` into `model` in `dtype`; the model's own may be abstract shapes.
 
     Raises `ParameterError` for a parameter that the model lacks, and for a wrong shape, which Flax would accept
     silently.
@@ -80,5 +80,5 @@ def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variabl
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """The name of a parameter; what a stack reads (`input`) has no name of its own there."""
+    """The name of a parameter, without the name of the stack's input module (`input`)."""
     return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES[path[-1]]])

@@ -11,7 +11,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
-    """Tap that multiplies each value with its mask and divides it by 1 − rate (Srivastava et al. 2014); values without
+    """Tap that multiplies each value by its mask and divides it by 1 − rate (Srivastava et al. 2014); values without
     a mask are unchanged."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

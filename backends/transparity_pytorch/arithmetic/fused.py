@@ -19,7 +19,7 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries
     """Return whether the kernel gives the explicit path's result, and is faster. Nothing is tapped, masked keys weigh
     0, and scores are not capped.
 
-    On a GPU, the kernel for masks has one block of threads go through all keys of a head. For a single query it takes
+    On a GPU, the kernel for masks uses one block of threads for all keys of a head. For a single query it takes
     twice as long as two products and a softmax, which would round scores in half precision.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)
@@ -36,11 +36,11 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster with a mask known to be causal or full.
+    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if the mask is known to be causal or full.
     Without the mask's kind, its values are read where possible.
 
-    The kernel returns zeros for a query with every key masked. With that query set to 0 and all its keys unmasked, it
-    weighs them alike, as the explicit path does.
+    The kernel returns zeros for a query with every key masked. With that query set to 0 and its keys unmasked, all
+    weights are equal, as in the explicit path.
     """
     array, kind = mask
     if sinks is not None:

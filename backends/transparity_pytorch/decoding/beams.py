@@ -1,4 +1,4 @@
-"""Beam search: the most likely continuation as a whole."""
+"""Beam search: the continuation with the best total score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 class BeamState(NamedTuple):
-    """Scores, numbers of tokens added, and ends of the beams of each row."""
+    """Per row and beam: the score, the number of added tokens, and whether it has ended."""
 
     score: Float[Tensor, "batch beams"]
     added: PerBeam

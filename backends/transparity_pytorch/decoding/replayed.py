@@ -1,4 +1,4 @@
-"""Recorded generation, for GPUs: one recording runs the prompt, another adds each further token."""
+"""Recorded generation, for GPUs: one recording for the prompt, and one for each further token."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Tensors = dict[str, Tensor]
 class ReplayedGeneration:
     """`generate` on a GPU: the second step is recorded, and later steps replay it.
 
-    At the second call in a row with the same shapes, the prompt is recorded too, and later calls replay both. The
-    recordings hold the tokens and the cache between calls, and serve one thread at a time. Without enough memory for a
-    recording, its kernels are launched one by one.
+    At the second consecutive call with the same shapes, the prompt is recorded too, and later calls replay both. The
+    recordings keep the tokens and the cache between calls; only one thread at a time may use them. Without enough
+    memory for a recording, its kernels are launched one by one.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class ReplayedGeneration:
 
 
 class Generation:
-    """A generation with a cache, which has added its first token; each further step changes its tensors in place."""
+    """A generation with a cache and its first token; each further step changes its tensors in place."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Generation:
         self.add(self.cache, 1)
 
     def end(self, following: Callable[[], None]) -> Tensor:
-        """Add the other tokens by `following`, and those beyond `max_length` without the cache."""
+        """Add the other tokens by `following`, and tokens beyond `max_length` without the cache."""
         config, longest = self.model.config, self.first + 1
         while longest < self.first + self.max_new_tokens:
             if config.eos_id is not None and self.written.ended.all():
@@ -108,7 +108,7 @@ class Generation:
 
 
 def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
-    """Run `change` once; record it the second time, and replay it from then on, or run it where memory is short."""
+    """Run `change` the first time, record it the second time, then replay it; run it if memory is short."""
     runs: list[Callable[[], None]] = []
 
     def again() -> Callable[[], None]:
@@ -128,7 +128,7 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
 def _recording(
     begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
 ) -> Callable[[Tensors], Tensor]:
-    """Record the prompt; return what replays it for other tensors, or `otherwise` where memory is short."""
+    """Record the prompt; return a function that replays it, or `otherwise` if memory is short."""
     held = {name: value.clone() for name, value in given.items()}
     begun: list[Generation] = []
 

@@ -40,8 +40,8 @@ def prefill(
     source: SourceIds | None = None,
     attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
-    """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
-    keys and values of its output. An `attention_mask` applies to the source."""
+    """Cache for `batch` rows of up to `capacity` tokens, with every decoder layer's keys and values of the encoded
+    `source`. An `attention_mask` applies to the source."""
     config = model.config
     table = model.token_embedding.weight
     cache = empty_cache(config, batch, capacity, table.dtype, table.device)
@@ -73,9 +73,9 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch length vocab"]:
-    """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
+    """Logits after each of the next `tokens`, equal to the full forward pass; updates `cache`.
 
-    Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
+    Padding with every key masked gives all keys equal weights, so its logits depend on the capacity of the cache.
 
     Args:
         valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
@@ -95,7 +95,7 @@ def step(
 
 
 def cache_for(model: Transformer, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
+    """Cache for the tokens; None if earlier tokens depend on later ones, or if they exceed `max_length`."""
     config = model.config
     if not config.prefixes_agree or longest > config.max_length:
         return None
@@ -111,8 +111,8 @@ def next_logits(
     new: int,
     step: Step = step,
 ) -> NextLogits:
-    """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
-    cache the model runs on the last `max_length` of them (document 001)."""
+    """Logits after the first `lengths` tokens of each row; up to `new` of them are not cached yet. Without a cache, the
+    model runs on the last `max_length` tokens (document 001)."""
     config = model.config
     if cache is not None:
         valid_lengths = lengths - cache["lengths"]

@@ -32,7 +32,7 @@ def has_mkl() -> bool:
 
 
 def is_intel() -> bool:
-    """Return whether the processor is an Intel, for which MKL is made; an older PyTorch does not know."""
+    """Return whether the processor is an Intel, for which MKL is optimized; an older PyTorch cannot tell."""
     told: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return "Intel" in told.get("cpu_name", "")
 
@@ -41,10 +41,11 @@ WITHOUT_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
-    """How MKL multiplies one row, where it is faster than oneDNN; None where it is not.
+    """Return how MKL multiplies one row if it is faster than oneDNN; otherwise None.
 
-    An Intel: at once, in 0.9 of oneDNN's time and half of that in parts. An AMD without AVX-512: in parts, of a whole
-    product MKL leaves all to one thread. An AMD with AVX-512: not at all, tokens take 1.5 times as long as by oneDNN.
+    Intel: one product, in 0.9 of oneDNN's time and half the time of a product in parts. AMD without AVX-512: in parts,
+    because MKL computes one product in one thread. AMD with AVX-512: None, because tokens take 1.5 times as long as
+    with oneDNN.
     """
     if not has_mkl():
         return None
@@ -112,7 +113,7 @@ def multiplied_by_one_row(
 
 
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step(model, tokens, …)`, compiled for one token of each row. On a CPU, for a single row: with more, packed
+    """`step(model, tokens, …)`, compiled for one token per row. On a CPU, for a single row: with more, packed
     weights are faster, and compiling the rest gains nothing. On a GPU, the compiler writes one row's products itself.
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})

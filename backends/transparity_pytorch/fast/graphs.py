@@ -1,4 +1,4 @@
-"""Recorded kernels, for GPUs: a small kernel takes longer to launch than to run, a recording is launched as one. XLA
+"""Recorded kernels, for GPUs: small kernels take longer to launch than to run; a recording is one launch. XLA
 records its programs by itself."""
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Run = Callable[..., Tensor]
 
 
 class Replayed:
-    """A run on a GPU, recorded at the second call in a row with inputs of the same shapes, and replayed in later calls.
+    """A run on a GPU, recorded at the second consecutive call with the same shapes, and replayed in later calls.
 
-    A recording has its own memory, and serves one thread at a time. Without enough memory, kernels are launched one by
-    one.
+    A recording has its own memory; only one thread at a time may use it. Without enough memory, kernels are launched
+    one by one.
     """
 
     def __init__(self, run: Run) -> None:

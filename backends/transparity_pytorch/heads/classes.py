@@ -13,7 +13,7 @@ from transparity_pytorch.heads.transform import transform_for_head, transform_pa
 
 
 def classes_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """The linear map, and what the pooled state goes through before it."""
+    """The linear map, and the pooler before it."""
     head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
     return pooled_parts(config) | transform_parts(config) | {"head": head}
 

@@ -1,4 +1,4 @@
-"""One state of each row, through a linear map if there is one."""
+"""One state per row, through a linear map if there is one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def pooled_parts(config: TransformerConfig) -> dict[str, nn.Module]:
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Tensor, "batch length"], tokens: TokenIds | None
 ) -> Float[Tensor, "batch embed_dim"]:
-    """One state of each row, at the position that `config.pooling` names.
+    """One state per row, at the position that `config.pooling` names.
 
     `first` (Devlin et al. 2019) is the first position. `mean` (Reimers and Gurevych 2019, §3) averages the tokens that
-    are not padding, and `last` is the last of them. Others are the first `eos_id` or the largest token (Radford et al.
-    2021, §2.4). A row without any has its first position, or the mean 0."""
+    are not padding; `last` is the last such token. Others are the first `eos_id` or the largest token (Radford et al.
+    2021, §2.4). A row without such a token has its first position, or the mean 0."""
     if config.pooling == "mean":
         count = is_token.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         return (x * is_token[:, :, None]).sum(dim=1) / count

@@ -25,16 +25,16 @@ HEADS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Tensor
     "pooled": (pooled_parts, pooled),
     "classes": (classes_parts, classes),
 }
-"""The modules, and the function, by `config.head`."""
+"""The modules and the function for each `config.head`."""
 
 
 def head_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """The modules of a model that `head` reads."""
+    """The modules of a model that `head` uses."""
     parts, _ = HEADS[config.head]
     return parts(config)
 
 
 def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
-    """The output that `config.head` names, of a pooled state where `config.is_pooled`."""
+    """The output that `config.head` names, computed from the pooled state if `config.is_pooled`."""
     _, function = HEADS[config.head]
     return function(config, model, x)

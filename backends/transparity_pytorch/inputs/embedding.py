@@ -1,4 +1,4 @@
-"""The embedding: what a stack reads as vectors, with their types and positions. A new input is a file and a row."""
+"""The embedding: the input of a stack as vectors, with types and positions. A new input is a file and a row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidde
     "patches": (patch_parts, embed_patches),
     "frames": (frame_parts, embed_frames),
 }
-"""The modules, and the function, by `config.input_kind(stack)`."""
+"""The modules and the function for each `config.input_kind(stack)`."""
 
 
 def embedding_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The modules of a stack that `embed` reads."""
+    """The modules of a stack that `embed` uses."""
     parts, _ = INPUTS[config.input_kind(stack)]
     modules, config = parts(config, stack), config.for_stack(stack)
     if config.num_token_types and stack == "encoder":
@@ -50,7 +50,7 @@ def embed(
     token_types: TokenIds | None = None,
     tap: Tap = identity,
 ) -> Hidden:
-    """Sum of the embeddings of the tokens, patches or frames, their types and their positions, each if configured.
+    """Sum of the embeddings of tokens, patches or frames and, if configured, of types and positions.
 
     Args:
         module: The stack.

@@ -26,7 +26,7 @@ def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
 def convolved(
     projection: nn.Linear, x: Float[Tensor, "batch frames features_in"], stride: int
 ) -> Float[Tensor, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at either end.
+    """gelu(convolution over time of width 3), with a frame of zeros at each end.
 
     It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
     padded = F.pad(x, (0, 0, 1, 1))
@@ -35,7 +35,7 @@ def convolved(
 
 
 def embed_frames(config: TransformerConfig, module: Any, frames: Frames, tap: Tap = identity) -> Hidden:
-    """Two convolutions over time; the second makes one position of two frames (Radford et al. 2022, §2.2)."""
+    """Two convolutions over time; the second has stride 2 (Radford et al. 2022, §2.2)."""
     first, second = module.first_convolution, module.second_convolution
     x = tap("first_convolution", convolved(first, frames.to(first.weight.dtype).transpose(1, 2), stride=1))
     return tap("second_convolution", convolved(second, x, stride=2))

@@ -12,7 +12,7 @@ from transparity_pytorch.shapes import Hidden, TokenIds
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The table; the model puts the encoder's in place of the decoder's where they share it."""
+    """The embedding table; if both stacks share it, the model uses the encoder's."""
     return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
 
 

@@ -1,4 +1,4 @@
-"""A layer whose branches are computed side by side."""
+"""A layer with parallel branches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity_pytorch.state.context import LayerContext
 
 
 class ParallelLayer(Layer):
-    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)): each branch has a norm (GPT-NeoX), or both share one (GPT-J)."""
 
     def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         shared = normalize(self, "self_attention_norm", x, tap)

@@ -30,7 +30,7 @@ from transparity_pytorch.state.context import LayerContext, Mask
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
-    """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
+    """Split the features into `num_heads` consecutive blocks, one per head (document 003)."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
@@ -62,11 +62,10 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over the keys, and over each head's sink, whose weight is left out
-    (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over the keys and each head's sink, whose weight is dropped (gpt-oss).
 
-    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. A
-    query whose keys are all masked weighs them alike instead of being NaN.
+    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. If
+    all keys of a query are masked, they have equal weights instead of NaN.
     """
     lowest = torch.finfo(scores.dtype).min / 2
     shown = scores.masked_fill(~mask, max(masked_score, lowest))
@@ -119,7 +118,7 @@ class AttentionProjections(nn.Module):
 
 
 def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
-    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    """RMS norm over each head (Qwen 3), or over the features of all heads (OLMo 2)."""
     return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
 
 
@@ -167,7 +166,7 @@ class SelfAttention(AttentionProjections):
 
 
 class CrossAttention(AttentionProjections):
-    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
+    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its cached keys and values."""
 
     def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         query = project_query(self, x, tap)
@@ -188,7 +187,7 @@ def _attend(
     tap: Tap,
     bias: Bias | None = None,
 ) -> Hidden:
-    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
+    """Attention of every head, the gate computed from `x` if configured, then the output projection."""
     config, sinks = heads.config, heads.sinks
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     context = attention(

@@ -12,7 +12,7 @@ CHUNK = 64
 def chunk_decays(
     log_decay: Float[Tensor, "batch heads length"],
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
-    """The shares of the state that stay from each position of a chunk to each later one, and from its beginning."""
+    """The kept shares of the state from each position of a chunk to each later one, and from the chunk's start."""
     # Sums from each position on: differences of sums from the beginning would lose digits.
     onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
     return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]

@@ -38,7 +38,7 @@ def unpadded(x: Features, context: LayerContext) -> Features:
 
 
 def time_step(module: Recurrence, x: Hidden) -> Float[Tensor, "batch length heads"]:
-    """clip(softplus(x Wᵀ + dt_bias)): the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    """clip(softplus(x Wᵀ + dt_bias)): the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     x = upcast(module.decay(x)) + upcast(module.dt_bias)
     # Unlike `softplus`, which is the identity from 20 on, exact in every precision.
     step = torch.logaddexp(x, torch.zeros_like(x))
@@ -46,20 +46,20 @@ def time_step(module: Recurrence, x: Hidden) -> Float[Tensor, "batch length head
 
 
 def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
-    """−exp(A_log) · time step: logarithm of the share of the state that stays (Gu and Dao 2024)."""
+    """−exp(A_log) · time step: the logarithm of the share of the state that is kept (Gu and Dao 2024)."""
     return -upcast(module.A_log).exp() * step
 
 
 def by_head(
     x: Float[Tensor, "batch length heads"], context: LayerContext, cache: Cache | None
 ) -> Float[Tensor, "batch heads length"]:
-    """A number of each token and head, 0 for fillers of a cache, in at least float32."""
+    """One number per token and head, 0 for fillers of a cache, in at least float32."""
     return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
 def first_state(
     config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], cache: Cache | None
 ) -> Float[Tensor, "batch heads head_dim value_dim"]:
-    """Zeros, or with a `cache` the state there."""
+    """The initial state: zeros, or the state in the `cache`."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return query.new_zeros(size) if cache is None else cache["state"]

@@ -11,7 +11,7 @@ from transparity_pytorch.shapes import Features
 
 
 class HeadNorm(nn.Module):
-    """RMS norm over the last axis, which has the features of one head or of all heads."""
+    """RMS norm over the last axis: the features of one head or of all heads."""
 
     def __init__(self, config: TransformerConfig, features: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The norm of document 003, which takes the sample's deviation."""
+"""The norm of document 003, which uses the sample deviation."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from transparity_pytorch.transformer import Transformer
 class ShardedForward(PytorchForward):
     """`transparity.protocol.Forward` over a mesh. Every rank makes the same calls and gets the same results.
 
-    Data ranks have different rows in the forward pass and in training. In decoding, and if a batch norm normalizes by
+    In the forward pass and in training, each data rank has its own rows. In decoding, and if a batch norm normalizes by
     the batch, each has all rows.
     """
 
@@ -133,7 +133,7 @@ class ShardedForward(PytorchForward):
         return rows
 
     def _all_rows(self, value: Tensor, inputs: Inputs) -> Tensor:
-        """Return the rows of all data ranks, each of which has computed its own."""
+        """Gather the rows that each data rank has computed."""
         batch = len(next(iter(inputs.values())))
         held, value = self._held(batch), gathered(value)
         local = value[: held.stop - held.start].contiguous()
@@ -158,8 +158,7 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, the first of those that were launched: on
-    GPUs, if each rank has one to itself."""
+    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, on GPUs if each rank has its own."""
 
     name = "pytorch"
     dtypes = build.dtypes

@@ -1,4 +1,4 @@
-"""A model over a mesh: its parameters as DTensors by a plan, its layers under FSDP, and each rank's slices of them."""
+"""A model over a mesh: parameters as DTensors by a plan, layers under FSDP, and each rank's slices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ they are along axis 1."""
 
 
 class Root(nn.Module):
-    """A model at the root of FSDP, which gathers the parameters outside of layers for whatever function it calls."""
+    """A model at the root of FSDP, which gathers the parameters outside of layers for each called function."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Root(nn.Module):
 
 @contextmanager
 def on_mesh() -> Iterator[None]:
-    """Context manager in which DTensors meet the model's own constants, which are equal on all ranks. Attention then
-    uses operators that DTensor distributes, because it does not distribute the CPU's kernel."""
+    """Context manager in which DTensors can be combined with the model's constants, which are equal on all ranks.
+    Attention then uses operators that DTensor distributes, because it does not distribute the CPU's kernel."""
     with implicit_replication(), sdpa_kernel(SDPBackend.MATH), _ByHeads():
         yield
 
@@ -92,7 +92,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return which slice of a parameter this rank holds: its tensor rank's, and of that its data rank's rows."""
+    """Return this rank's slice of a parameter: the tensor rank's slice, and its data rank's rows within it."""
     held, placement = [slice(0, size) for size in value.shape], plan[name].placement
     if isinstance(placement, Shard):
         held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])
@@ -102,14 +102,14 @@ def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slic
 
 
 def chunk(whole: slice, mesh: DeviceMesh) -> slice:
-    """Return this rank's part of `whole`, as `torch.chunk` cuts it: the last ranks may have less, or nothing."""
+    """Return this rank's part of `whole`, as `torch.chunk` splits it; the last ranks may have less or nothing."""
     size = -(-(whole.stop - whole.start) // mesh.size())
     start = min(whole.start + mesh.get_local_rank() * size, whole.stop)
     return slice(start, min(start + size, whole.stop))
 
 
 def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, whole: Tensor) -> DTensor:
-    """Return what is in the form of `whole`, of which this rank has the part `local`."""
+    """Return a DTensor like `whole` from this rank's part `local`."""
     placements = (placement,)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
@@ -162,8 +162,8 @@ def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype:
 
 
 def _hook(model: Transformer, plan: Plan) -> None:
-    """Sum the partial results of modules that are sharded by their input. Also sum the partial gradients of norms'
-    results, if each rank has a part of the maps that follow."""
+    """Sum the partial results of modules that are sharded by their input. If the maps after a norm are sharded, also
+    sum the partial gradients of the norm's result."""
     for name, module in model.named_modules():
         read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))
         placed = plan.get(f"{name}.weight")

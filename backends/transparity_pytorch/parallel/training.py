@@ -83,7 +83,7 @@ def _counted(model: Transformer, targets: Tensor) -> Tensor:
 
 
 def _taken(parameter: nn.Parameter) -> Tensor:
-    """Take the gradient from a parameter, placed as it is; zeros where the loss does not depend on it."""
+    """Take the gradient from a parameter, with its placement; zeros if the loss does not depend on it."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return torch.zeros_like(parameter)

@@ -1,1 +1,1 @@
-"""Rotary positions: the rotation, a file for each scaling of its angles, and the table that chooses."""
+"""Rotary positions: the rotation, one file per scaling of its angles, and the table that selects one."""

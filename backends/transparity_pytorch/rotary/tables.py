@@ -28,8 +28,8 @@ SCALINGS: dict[str, Callable[..., Float64[Tensor, " pairs"]]] = {
 def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
 ) -> Float64[Tensor, " pairs"]:
-    """Angle per position of each pair of features, scaled for sequences longer than in the original training. Only
-    some scalings depend on whether this sequence goes `beyond` it."""
+    """Angle per position of each pair of features, scaled for sequences longer than in training. Some scalings depend
+    on whether this sequence goes `beyond` that length."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 

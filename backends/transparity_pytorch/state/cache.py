@@ -1,4 +1,4 @@
-"""The key/value cache: keys and values of earlier tokens, kept for later ones.
+"""The key/value cache: keys and values of earlier tokens.
 
 A cache is a dictionary of tensors, updated in place:
 
@@ -67,7 +67,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch earlier features"]:
-    """Return a convolution's inputs before `x`; keep the last of both (`valid_lengths` of `x` are valid)."""
+    """Return a convolution's cached inputs before `x`; cache the last inputs up to `valid_lengths` of `x`."""
     before, length = cache[name].clone(), x.shape[1]
     last = torch.arange(before.shape[1], device=x.device) + (
         length if valid_lengths is None else valid_lengths[:, None]
@@ -84,7 +84,7 @@ def update_state(cache: Cache, state: Float[Tensor, "batch heads head_dim value_
 def held_tokens(
     x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
+    """`x` with 0 for fillers, the tokens after the first `valid_lengths` of a row, which then change no state."""
     if valid_lengths is None:
         return x
     return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)

@@ -13,7 +13,7 @@ from transparity.errors import ParameterError
 
 
 def initialize(module: nn.Module) -> None:
-    """Draw matrices uniformly within Glorot's bound (document 003) and set biases to 0; gains stay what they are."""
+    """Draw matrices uniformly within Glorot's bound (document 003) and set biases to 0; gains are unchanged."""
     for name, value in module.named_parameters(recurse=False):
         if value.ndim == 2:
             nn.init.xavier_uniform_(value)
@@ -22,8 +22,8 @@ def initialize(module: nn.Module) -> None:
 
 
 def tie(model: nn.Module, name: str, first: str) -> None:
-    """Make `name` the same parameter as `first`. A state dict of `model` has the first name only, as the specification;
-    loading one keeps the tie."""
+    """Make `name` the same parameter as `first`. A state dict of `model` has only the first name, as in the
+    specification; loading one keeps the tie."""
     scope, _, leaf = name.rpartition(".")
 
     def share(module: nn.Module, keys: Any = None) -> None:
@@ -45,7 +45,7 @@ def tie(model: nn.Module, name: str, first: str) -> None:
 def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
     """Copy `parameters` into `model`, in the model's dtype and on its device.
 
-    Raises `ParameterError` for what the model does not have.
+    Raises `ParameterError` for a parameter that the model lacks.
     """
     left = set(parameters) - set(model.state_dict())
     if left:

@@ -1,1 +1,1 @@
-"""Two implementations side by side: the lines on which they differ, and the edit of one that gives the other."""
+"""Compare two implementations: the lines on which they differ, and the edit that turns one into the other."""

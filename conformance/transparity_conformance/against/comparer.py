@@ -1,4 +1,4 @@
-"""Compare a port's operations with a run of the reference: the values of both, and the first ones of only one."""
+"""Compare a port's operations with a run of the reference: shared values, and the first unshared ones."""
 
 from __future__ import annotations
 

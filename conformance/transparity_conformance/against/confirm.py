@@ -71,7 +71,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds departures in one call whose edits give the port's answer in every call.
+    """Finds departures in one call with edits that give the port's answer in every call.
 
     Another call may have further departures, for example beyond a window or at padding.
     """

@@ -76,7 +76,7 @@ class Departure:
 
 
 class Departures:
-    """Finds the departures of one call, the first first."""
+    """Finds the departures of one call, in order."""
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
@@ -199,7 +199,8 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield pairs of a port's value and a step: their likeness, the value in the step's layout, both numbers."""
+        """Yield pairs of a port's value and a step: their similarity, the value in the step's layout, and both
+        indices."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:

@@ -1,4 +1,4 @@
-"""The implementation that a port is compared with: a PyTorch module, its exact answers, and their rounding."""
+"""The implementation that a port is compared with: a PyTorch module, its exact answers and their rounding error."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return the arguments that turn the cache off: it adds steps."""
+        """Return the arguments that disable the cache, because it adds steps."""
         takes = inspect.signature(self.model.forward).parameters
         return {"use_cache": False} if "use_cache" in takes else {}
 

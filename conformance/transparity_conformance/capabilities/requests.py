@@ -164,7 +164,7 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return the request, which never ends, and one whose rows reach the end token one by one."""
+    """Return the request without an end token, and one whose rows reach the end token one by one."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)
@@ -208,7 +208,7 @@ def drawing_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> Asked:
-    """Draw with all options together, colder and warmer.
+    """Draw with all options together, at a low and at a high temperature.
 
     Further requests use one option, or a top-k of most of the vocabulary.
     """
@@ -353,7 +353,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Return whether all rows end in time, the number of different steps, and the first of them."""
+        """Return whether all rows end in time, the number of different end steps, and the first end step."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

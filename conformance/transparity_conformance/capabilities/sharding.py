@@ -152,7 +152,7 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
 
 
 def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement) -> None:
-    """Raise `PortError` if the values of two ranks do not fit together."""
+    """Raise `PortError` if the values of two ranks are inconsistent."""
     axis, first = placement.number if placement.kind == "sharded" else None, values[0]
     if axis is not None and not -first.ndim <= axis < first.ndim:
         raise PortError(f"{name} is declared sharded:{axis}, and has {first.ndim} axes.")

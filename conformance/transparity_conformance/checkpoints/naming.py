@@ -81,7 +81,7 @@ def weights(
 
 
 def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    """Return the names of the projections of an attention."""
+    """Return the projection names of an attention layer."""
     return {query: "query", key: "key", value: "value", output: "output"}
 
 

@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Divergence
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """A model's answers on probes, compared with the reference."""
+    """The outputs of a model on probes, compared with the reference."""
 
     probes: Mapping[str, Probe]
     answers: Mapping[str, np.ndarray]
@@ -33,7 +33,7 @@ class Proof:
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of the logits over all probes; None if they are right or of another shape."""
+        """Return the largest divergence of the logits over all probes; None if they are right or have another shape."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property
@@ -83,7 +83,7 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
 
 
 def _view(parameter: np.ndarray, tensors: Arrays, written: Arrays) -> np.ndarray | None:
-    """Return a parameter's view into the written tensors; None if it is no view."""
+    """Return a parameter's view into the written tensors; None if it is not a view."""
     for name, tensor in tensors.items():
         if np.may_share_memory(parameter, tensor):
             offset = parameter.__array_interface__["data"][0] - tensor.__array_interface__["data"][0]

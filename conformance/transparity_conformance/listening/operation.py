@@ -34,7 +34,7 @@ class Operation:
     stack: tuple[Source, ...]
     """The line of the port that ran it and its callers, innermost first; empty in a framework's threads."""
     grows: bool = False
-    """Whether it stacks the turns of a loop whose value grows; numbers that a turn does not have yet are 0."""
+    """Whether it stacks the iterations of a loop whose value grows; missing numbers of an iteration are 0."""
 
     @property
     def source(self) -> Source | None:

@@ -10,7 +10,7 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 
 @dataclass(frozen=True)
 class CapabilityResult:
-    """Claims about a capability, where it diverges, and what was not compared."""
+    """The claims about a capability, its divergences, and its omissions."""
 
     claims: tuple[ClaimResult, ...] = ()
     faults: tuple[Divergence, ...] = ()

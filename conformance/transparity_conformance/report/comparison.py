@@ -69,7 +69,7 @@ class ClaimEvidence:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; an infinite number is the string `"inf"`, for JSON has none."""
+        """JSON values; an infinite number is the string `"inf"`, because JSON has none."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= dataclasses.asdict(fields.pop("subject"))
         fields |= {"share": self.share, "agrees": self.agrees}
@@ -88,7 +88,7 @@ class ClaimEvidence:
 def share(error: float, budget: float) -> float:
     """The share of its budget that an error uses: above 1 is a disagreement.
 
-    It is infinite if either is no number or the budget is infinite: without a bound nothing can agree.
+    It is infinite if either is NaN or the budget is infinite, because nothing can agree without a bound.
     """
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
@@ -156,7 +156,7 @@ def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference; numbers that are not finite have to be the same on both sides, NaN as NaN."""
+    """The largest difference; values that are not finite must be equal on both sides, including NaN."""
     if actual.size > BLOCK and actual.ndim > 1 and actual.shape == expected.shape:
         return max(gap(*rows) for rows in zip(actual, expected, strict=True))
     return float(np.abs(less(actual, expected)).max(initial=0.0))

@@ -17,7 +17,7 @@ FEW = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    """The calls of a port that were compared with the reference. A verdict reaches no further."""
+    """The calls of a port that were compared with the reference. A verdict applies only to these calls."""
 
     lengths: tuple[int, ...] = ()
     """Lengths of the sequences, in tokens."""
@@ -52,7 +52,7 @@ class Coverage:
 
     @property
     def line(self) -> str:
-        """Everything in one line for people; empty if nothing is known."""
+        """The coverage in one line for people; empty if nothing is known."""
         parts = [self.inputs] * bool(self.inputs) + [*self.sizes]
         if self.calls:
             parts.append(f"{self.calls:,} calls of one object (at most one in {1 / self.rate:.0f} differs, 95 %)")

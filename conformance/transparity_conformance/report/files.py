@@ -21,7 +21,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 class OutputError(TransparityError):
-    """A report cannot be written where it was asked for."""
+    """A report cannot be written to the requested path."""
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -42,7 +42,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def _unwritable(path: Path) -> str:
-    """The reason why a path cannot be opened for writing; empty if it can, and nothing is created."""
+    """Return why a path cannot be opened for writing, without creating a file; empty if it can."""
     try:
         if os.path.lexists(path):
             # a pipe that nobody reads would be waited for, without an end
@@ -79,7 +79,7 @@ def write_reports(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, in ASCII to standard output, whatever its encoding is; raises `OutputError`."""
+    """Write a value as JSON, in ASCII for standard output of any encoding; raises `OutputError`."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=path == STANDARD_OUTPUT) + "\n")
 
 

@@ -17,14 +17,14 @@ PALEST = 1e-3
 
 
 def percent(share: float) -> str:
-    """A share of a budget that is kept, to two significant digits."""
+    """A share of at most 1 of a budget, to two significant digits."""
     if 0 < share < 0.001:
         return "<0.1 %"
     return f"{_two_digits(100 * share)} %"
 
 
 def times(share: float) -> str:
-    """A share of a budget that is not kept: never written as 1."""
+    """A share above 1 of a budget, never written as 1."""
     if not math.isfinite(share):
         return "∞"
     if share < 1.05:
@@ -37,7 +37,7 @@ def _two_digits(number: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """`43 %`, or `3.2×` if it is more than all of it."""
+    """`43 %`, or `3.2×` if it exceeds 1."""
     return percent(share) if share <= 1 else times(share)
 
 
@@ -54,7 +54,7 @@ def count(number: int, noun: str) -> str:
 
 
 def height(error: float, largest: float) -> float:
-    """0 to 1 by the logarithm, over `DECADES` below the largest."""
+    """0 to 1 on a logarithmic scale, over `DECADES` below the largest."""
     if not math.isfinite(error):
         return 1.0
     if error <= 0 or not math.isfinite(largest):
@@ -63,7 +63,7 @@ def height(error: float, largest: float) -> float:
 
 
 def heat(share: float) -> float:
-    """0 (no error to speak of) to 1 (the whole budget), by the logarithm of the share."""
+    """0 (negligible error) to 1 (the whole budget), on a logarithmic scale of the share."""
     if share <= PALEST:
         return 0.0
     return round(min(1.0, 1 - math.log(share) / math.log(PALEST)), 3)

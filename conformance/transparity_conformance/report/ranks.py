@@ -34,7 +34,7 @@ class RanksComparison:
 
     @property
     def sentence(self) -> str:
-        """The outcome, as the beginning of a verdict."""
+        """The outcome as the start of a verdict."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -52,7 +52,7 @@ class RanksComparison:
 
 @dataclass(frozen=True)
 class ThirdComparison:
-    """Whether each two of three implementations give the same answers, within rounding."""
+    """Whether each pair of three implementations agrees within rounding."""
 
     reference: str
     """The name of the first reference, from which the port departs in the report."""
@@ -67,14 +67,14 @@ class ThirdComparison:
 
     @property
     def stands_alone(self) -> str:
-        """`port`, `reference` or `third` for the one that departs from the two others, which agree; else empty."""
+        """`port`, `reference` or `third`: the one that differs while the other two agree; otherwise empty."""
         agreeing = (self.references_agree, self.port_agrees_with_third, self.port_agrees)
         names = ("port", "reference", "third")
         return names[agreeing.index(True)] if sum(agreeing) == 1 else ""
 
     @property
     def sentence(self) -> str:
-        """The outcome, as the beginning of a verdict."""
+        """The outcome as the start of a verdict."""
         if self.stands_alone == "port":
             return f"Your port stands alone: {self.reference} and {self.third} agree. "
         if self.stands_alone:

@@ -61,7 +61,7 @@ def _version(name: str) -> str:
 
 @contextlib.contextmanager
 def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
-    """Add a note on the forward pass to what ends a check: Ctrl-C, or the end of the port's process."""
+    """Add a note on the forward pass to the exception that ends a check: Ctrl-C, or the end of the port's process."""
     try:
         yield
     except BaseException as error:
@@ -180,7 +180,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """One claim about the port, such as that two runs are the same."""
+    """One claim about the port, for example that two runs are equal."""
 
     id: str
     verdict: Verdict
@@ -250,7 +250,7 @@ class Report:
         notes: Iterable[str] = (),
         **fields: Any,
     ) -> Report:
-        """Return the report with further findings; with a divergence it diverges, first where it did before."""
+        """Return the report with further findings; a divergence makes it diverge, after those it already has."""
         if faults:
             fields = {"verdict": "diverges", "first_divergence": self.first_divergence or faults[0].where} | fields
         return dataclasses.replace(

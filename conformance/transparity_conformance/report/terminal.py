@@ -50,7 +50,7 @@ def hanging(first: str, text: str, style: str = "") -> Table:
 
 
 def plain_table(**options: object) -> Table:
-    """A table with one line, below its header."""
+    """A table whose only rule is below its header."""
     from rich import box
     from rich.table import Table
 
@@ -59,7 +59,7 @@ def plain_table(**options: object) -> Table:
 
 @contextmanager
 def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show one line on standard error that is overwritten, if that is a terminal and work takes longer than `PATIENCE`.
+    """Show a progress line on standard error, if that is a terminal and work takes longer than `PATIENCE`.
 
     Args:
         begins: what the line begins with.

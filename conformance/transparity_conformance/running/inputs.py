@@ -142,7 +142,7 @@ TARGETS = "targets"
 
 
 def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
-    """Return the arguments of a forward pass that have no default and are no tokens, with their values."""
+    """Return the non-token arguments of a forward pass without a default, with their values."""
     parameters = {} if takes is None else dict(takes.parameters)
     needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
     return {name: SETTINGS[name] for name in needed if name in SETTINGS}
@@ -154,7 +154,7 @@ def completed(
     array: Callable[[np.ndarray], Any],
     without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """Return the forward pass with its settings and, if it otherwise returns only the last position, with targets.
+    """Return the forward pass with its settings, and with targets if it needs them to return all positions.
 
     Args:
         model: the forward pass, whose first argument is token ids.

@@ -34,7 +34,7 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument, or passes all arguments on as models with a configuration may."""
+    """Return whether a model takes an argument, or forwards all arguments, as models with a configuration may."""
     names = _names(model)
     hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
     return name in names or hands_on

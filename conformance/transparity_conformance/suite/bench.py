@@ -74,7 +74,7 @@ class Bench:
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context with full float32 precision, if there is a harness to set it."""
+        """Return a context with full float32 precision, if a harness can set it."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:

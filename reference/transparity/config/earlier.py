@@ -1,4 +1,4 @@
-"""Fields as earlier versions wrote them."""
+"""The fields in the format of earlier versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "windo
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields under their names; a field that is given under both names keeps its earlier one."""
+    """Rename old fields; a field that is given under both names keeps the old name, which is then rejected."""
     found = {}
     for name, value in fields.items():
         current = FIELDS.get(name, name)

@@ -50,14 +50,14 @@ def full_attention_every(layers: int) -> dict[str, Any]:
 
 
 def repeating(types: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest cycle that begins as the kinds of all layers do."""
+    """Return the shortest cycle whose repetition starts with the kinds of all layers."""
     count = len(types)
     cycles = (tuple(types[:length]) for length in range(1, count + 1))
     return next((cycle for cycle in cycles if tuple(types) == (cycle * count)[:count]), ())
 
 
 class Overrides(Mapping[str, Any]):
-    """A mapping that cannot be changed, so that a configuration that has it can be hashed."""
+    """An immutable mapping, so that a configuration with it can be hashed."""
 
     __slots__ = ("_items",)
 

@@ -59,7 +59,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """A length in the middle of those that are tried; with scaled positions from the same length on, for both."""
+    """Return a length in the middle of the tried ones; if scaled rotary positions share the length, they still do."""
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
@@ -71,7 +71,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """A few heads; one, two or all of them share a key head."""
+    """Return a few heads; one, two or all of them share a key head."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -91,7 +91,7 @@ def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """A few experts; one, some or all of them are chosen."""
+    """Return a few experts; one, some or all of them are chosen."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}
@@ -105,8 +105,8 @@ def _router_sizes(config: Any) -> dict[str, Any]:
 
 
 def feed_forward_width(config: Any, embed_dim: int) -> int:
-    """The width of the feed-forward of a `TransformerConfig` in proportion to `embed_dim`; with experts a multiple of
-    four, which grouped products (PyTorch's `grouped_mm`) ask for."""
+    """Return a feed-forward width in proportion to `embed_dim`; with experts a multiple of four, as PyTorch's
+    `grouped_mm` requires."""
     width = max(min(1, config.feed_forward_dim), config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
 
@@ -114,14 +114,14 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
     """Return the width of a shared expert in proportion to `embed_dim`.
 
-    It remains a multiple of an expert's width if it is one, as in DeepSeek-V3."""
+    If it is a multiple of an expert's width, it remains one, as in DeepSeek-V3."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)
 
 
 def most_experts(config: Any) -> int:
-    """The experts of a layer of a `TransformerConfig`; 0 if none has experts."""
+    """Return the number of experts of a layer of a `TransformerConfig`; 0 if none has experts."""
     return max(own.num_experts for own in (config, *config.layer_kinds.values()))
 
 

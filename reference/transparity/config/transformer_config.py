@@ -1,7 +1,7 @@
 """One frozen description of a transformer: every difference between two systems is one field.
 
-The fields come first, in sections, then their consequences, then JSON. Beside this file, `fields` has the ranges of
-numbers, `validation` the checks, and `probe_sizes` the sizes of probes.
+The fields come first, in sections, then derived properties, then JSON. In this package, `fields` has the ranges of
+numbers, `validation` the checks, and `probe_sizes` the probe sizes.
 """
 
 from __future__ import annotations
@@ -419,19 +419,19 @@ class TransformerConfig:
     def mask_is_exact(self) -> bool:
         """Return whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones.
 
-        A row that is masked entirely is the exception: its keys all weigh alike.
+        A fully masked row is the exception: all its keys have equal weights.
         """
         return self.masked_score < EXACT_MASK_BELOW
 
     @property
     def angles_depend_on_length(self) -> bool:
-        """Return whether angles change where a sequence grows beyond `rotary_original_length` (LongRoPE)."""
+        """Return whether angles change when a sequence exceeds `rotary_original_length` (LongRoPE)."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary"]
         return any(own.rotary_scaling == "longrope" and own.rotary_original_length < self.max_length for own in kinds)
 
     @property
     def prefixes_agree(self) -> bool:
-        """Return whether no output of a decoder depends on later tokens, so that keys and values may be kept."""
+        """Return whether no output of a decoder depends on later tokens, so that keys and values can be cached."""
         return self.mask_is_exact and not self.angles_depend_on_length and not self.is_pooled
 
     @property
@@ -475,7 +475,7 @@ class TransformerConfig:
 
     @property
     def has_tied_head(self) -> bool:
-        """Return whether logits are made by the token embeddings; of other heads `tied_head` is not read."""
+        """Return whether the token embeddings are the head's weight; `tied_head` applies only to logits."""
         return self.head == "logits" and self.tied_head
 
     @property
@@ -500,12 +500,12 @@ class TransformerConfig:
 
     @property
     def key_value_heads(self) -> int:
-        """Heads of keys and of values."""
+        """Number of heads of keys and values."""
         return self.num_key_value_heads or self.num_heads
 
     @property
     def attention_dim(self) -> int:
-        """Features of all heads together."""
+        """Total features of all heads."""
         return self.num_heads * self.head_dim
 
     @property
@@ -515,7 +515,7 @@ class TransformerConfig:
 
     @property
     def context_dim(self) -> int:
-        """Features of the values of all heads together."""
+        """Total value features of all heads."""
         return self.num_heads * self.value_dim
 
     @property
@@ -530,7 +530,7 @@ class TransformerConfig:
 
     @property
     def mixer_scope(self) -> str:
-        """Name of what mixes positions, in this layer's parameters, taps and cache."""
+        """Name of the mixer in this layer's parameters, taps and cache."""
         return "self_attention" if self.mixer == "attention" else "recurrence"
 
     @property
@@ -545,18 +545,18 @@ class TransformerConfig:
 
     @property
     def recurrent_dim(self) -> int:
-        """Features of all heads of a recurrence together."""
+        """Total features of all heads of a recurrence."""
         return self.recurrent_heads * self.recurrent_value_dim
 
     @property
     def convolution_dims(self) -> dict[str, int]:
-        """Features of the queries, keys and values of a recurrence, all heads together."""
+        """Total features of the queries, keys and values of a recurrence, over all heads."""
         keys = self.recurrent_key_heads * self.recurrent_key_dim
         return {"query": keys, "key": keys, "value": self.recurrent_dim}
 
     @property
     def projected_key_dim(self) -> int:
-        """Features of a head of the keys that are projected for each head: all, or those that are not rotated."""
+        """Features of a key head that are projected per head: all, or only the ones that are not rotated."""
         return self.head_dim - (self.rotated_dim if self.kv_lora_rank else 0)
 
     @property
@@ -581,7 +581,7 @@ class TransformerConfig:
 
     @functools.cached_property
     def layer_kinds(self) -> dict[str, TransformerConfig]:
-        """The configuration of each kind of layer, as a layer of that kind sees it; `all` without `layer_types`."""
+        """The configuration of each kind of layer; the only kind is `all` without `layer_types`."""
         return kinds_of(self, self.layer_types, self.layer_overrides)
 
     def layer_kind(self, stack: str, layer: int) -> str:
@@ -589,17 +589,17 @@ class TransformerConfig:
         return self.layer_types[layer % len(self.layer_types)] if self.layer_types else ALIKE
 
     def for_layer(self, stack: str, layer: int) -> TransformerConfig:
-        """The configuration as a layer of `stack` (the first is 0) sees it: all its layers are of that kind."""
+        """The configuration for a layer of `stack` (the first is 0), as if all layers were of its kind."""
         return self.layer_kinds[self.layer_kind(stack, layer)]
 
     def for_stack(self, stack: str) -> TransformerConfig:
-        """The configuration as the embedding of a stack sees it: with its own positions, as many as it has."""
+        """The configuration for the embedding of a stack, with the stack's own kind and number of positions."""
         differs = self.encoder_positions != "as-decoder" or self.reads_frames
         return self.encoder_view if stack == "encoder" and differs else self
 
     @functools.cached_property
     def encoder_view(self) -> TransformerConfig:
-        """The configuration as the embedding of the encoder sees it, where that is another one than the decoder's."""
+        """The configuration for the encoder's embedding, if it differs from the decoder's."""
         positions = self.positions if self.encoder_positions == "as-decoder" else self.encoder_positions
         length = self.frame_positions if self.reads_frames else self.max_length
         is_itself = (length, positions) == (self.max_length, self.positions)
@@ -607,12 +607,12 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary of the logits: the decoder's, or a lone encoder's."""
+        """Vocabulary size of the logits: the decoder's, or a lone encoder's."""
         return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The stacks of the model, of `encoder` and `decoder`."""
+        """The stacks of the model: `encoder`, `decoder` or both."""
         return ("encoder",) * self.has_encoder + ("decoder",) * self.has_decoder
 
     def stack_num_layers(self, stack: str) -> int:
@@ -633,33 +633,32 @@ class TransformerConfig:
 
     @property
     def reads_pixels(self) -> bool:
-        """Whether the input is an image, and not tokens."""
+        """Whether the input is an image instead of tokens."""
         return self.patch_size is not None
 
     @property
     def reads_frames(self) -> bool:
-        """Whether the encoder reads frames of audio, and not tokens."""
+        """Whether the encoder reads frames of audio instead of tokens."""
         return self.mel_bins is not None
 
     @property
     def frame_positions(self) -> int:
-        """Positions of the encoder that the frames of audio become."""
+        """Number of encoder positions for the frames of audio."""
         return self.num_frames // 2
 
     @property
     def image_size(self) -> int:
-        """Pixels of a side of the image; 0 without."""
+        """Side of the image in pixels; 0 without images."""
         return math.isqrt(self.max_length - self.class_token) * (self.patch_size or 0)
 
     @property
     def patch_dim(self) -> int:
-        """Numbers in a patch; 0 without."""
+        """Numbers in a patch; 0 without images."""
         return self.image_channels * (self.patch_size or 0) ** 2
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of what `forward` takes: the tokens, or frames, `source` and the tokens `target`; or `tokens`; or else
-        `pixels`."""
+        """Names of the inputs of `forward`: `source` (tokens or frames) and `target`, or `tokens`, or `pixels`."""
         if self.reads_pixels:
             return ("pixels",)
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
@@ -672,14 +671,14 @@ class TransformerConfig:
         return ("target",) if self.reads_frames else self.input_names
 
     def positions_of(self, name: str) -> int | None:
-        """Positions that the input `name` has whatever is given: of an image, or of frames; None for tokens."""
+        """Fixed number of positions of the input `name`, for images and frames; None for tokens."""
         if name in self.token_inputs:
             return None
         return self.max_length if self.reads_pixels else self.frame_positions
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """Mask of the decoder's self-attention: `target_mask`, and padding wherever an `attention_mask` is given."""
+        """Mask of the decoder's self-attention: `target_mask`, and padding if an `attention_mask` is given."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 
@@ -718,7 +717,7 @@ class TransformerConfig:
         return self.with_sizes(**sizes)
 
     def with_sizes(self, **sizes: Any) -> TransformerConfig:
-        """Return a copy with other `sizes`; LongRoPE's factors are spread over as many angles as there are then."""
+        """Return a copy with other `sizes`; LongRoPE's factors are interpolated to the new number of angles."""
         return dataclasses.replace(self, **sizes, **longrope_factors(self, sizes))
 
     def as_dict(self) -> dict[str, Any]:

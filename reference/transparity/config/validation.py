@@ -116,7 +116,7 @@ def check_together(config: Any) -> None:
 
 
 def _check_pixels(config: Any) -> None:
-    """Check an image in place of tokens, which has no vocabulary and no padding."""
+    """Check an image input, which has no vocabulary and no padding."""
     if not config.reads_pixels:
         if config.class_token:
             raise ConfigError("class_token is true, which precedes patches: with a patch_size it would be right.")
@@ -151,7 +151,7 @@ def _check_pooling(config: Any) -> None:
 
 
 def _check_frames(config: Any) -> None:
-    """Check frames of audio in place of the source's tokens, which have no vocabulary and no padding."""
+    """Check audio input, which has no vocabulary and no padding."""
     if not config.reads_frames:
         return
     if config.num_frames % 2:

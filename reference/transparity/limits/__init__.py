@@ -1,1 +1,1 @@
-"""Limits: the memory that is free, and the files that may be read."""
+"""Limits on memory and on the files that may be read."""

@@ -1,4 +1,4 @@
-"""Files from strangers: only regular files are opened, and a safetensors header is measured before it is read."""
+"""Untrusted files: only regular files are opened, and the size of a header is checked before it is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ that a configuration may have, 16 tensors a layer."""
 
 
 def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> int:
-    """Return the size of a file; raise `error` unless it is a regular one: a pipe or a device is read without end."""
+    """Return the size of a regular file; raise `error` for others, because a pipe or a device may be endless."""
     try:
         found = Path(path).stat()
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
 
 
 class RepeatedFieldError(ValueError):
-    """A JSON object has a field twice, of which `json` would keep the last."""
+    """A JSON object repeats a field; `json` would keep the last one."""
 
 
 def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Matrices in float8 with their scales, as hubs keep them: each number times the scale of its block.
+"""Matrices in float8 with scales, as in hub checkpoints: each number times the scale of its block.
 
-safetensors gives NumPy no float8, so the bytes are read here.
+The safetensors library does not give NumPy float8, so the bytes are read here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Float8:
 
 
 def first_byte(path: str | os.PathLike[str], name: str) -> int:
-    """Return where a tensor begins in a safetensors file, whose header was read before."""
+    """Return the offset of a tensor in a safetensors file whose header was checked."""
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         begin: int = json.loads(file.read(length))[name]["data_offsets"][0]

@@ -1,6 +1,6 @@
-"""Matrices that stay in their file: read and cast block by block, as they are multiplied.
+"""Matrices that stay in their file; products read and cast them block by block.
 
-A model of any size is evaluated with the memory of its activations and one block.
+Evaluating a model then needs only the memory of its activations and one block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 def blocks_of(value: Any) -> Iterator[np.ndarray]:
-    """An array; of a matrix in a file, one block after the other."""
+    """Yield an array, or the blocks of a matrix in a file one after the other."""
     if isinstance(value, Mapped):
         yield from (block for _, block in value.blocks())
     else:
@@ -42,9 +42,9 @@ def have_equal_numbers(one: Any, other: Any) -> bool:
 
 
 class Mapped(NDArrayOperatorsMixin):
-    """A matrix in a safetensors file, which NumPy takes for an array.
+    """A matrix in a safetensors file, which NumPy treats as an array.
 
-    Products with it, rows of it and casts read no more than a block at a time. All else reads the whole matrix.
+    Products, row look-ups and casts read at most one block at a time. Any other operation reads the whole matrix.
 
     Args:
         path, name: the file, and the tensor in it: of two axes, float32, float16 or bfloat16.
@@ -105,7 +105,7 @@ class Mapped(NDArrayOperatorsMixin):
         return self._as(casts, is_transposed=self.is_transposed)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Blocks of the rows of the tensor in the file, cast, each with its place."""
+        """Yield blocks of rows of the tensor in the file, cast, each with its position."""
         count, width = self.stored
         rows = max(1, BLOCK // max(1, width))
         for begin in range(0, count, rows):
@@ -157,7 +157,7 @@ class Mapped(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _times_rows(self, x: np.ndarray) -> np.ndarray:
-        """x @ self, for the transpose of the tensor: each block of it gives some of the features."""
+        """x @ self, for the transpose of the tensor: each block gives some of the features."""
         rows = x.reshape(-1, x.shape[-1])
         product = np.empty((len(rows), self.shape[1]), np.result_type(self.dtype, x.dtype))
         for place, block in self.blocks():

@@ -1,4 +1,4 @@
-"""Free memory: a size that cannot fit is refused in one sentence, before the machine stalls."""
+"""Free memory: sizes that cannot fit are refused before the machine stalls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still take: of the machine, its container, and its own limit."""
+    """Return the bytes that this process may still allocate, within the limits of machine, container and process."""
     return max(0, min(_of_the_machine(), _of_the_container(), _of_the_process()))
 
 
@@ -29,7 +29,7 @@ def check_fits(what: str, needed: int, error: type[TransparityError]) -> None:
 
 
 def in_bytes(count: int) -> str:
-    """`23 GB`, to three digits."""
+    """Return a size such as `23 GB`, to three digits."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
     count = min(count, 10**300)  # what a float can hold
     power = min(len(units) - 1, (len(str(count)) - 1) // 3)

@@ -1,4 +1,4 @@
-"""Matrices in MXFP4, as gpt-oss's experts are kept: four bits a number, and an exponent for each block of 32 columns.
+"""Matrices in MXFP4, the format of gpt-oss's experts: four bits per number, and one exponent per block of 32 columns.
 
 A number is ±0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 127): OCP Microscaling Formats 1.0, §5.
 """
@@ -26,13 +26,13 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of bytes in a safetensors file: the file, and its first byte there."""
+    """A tensor of bytes in a safetensors file: the file, and the offset of the first byte."""
 
     path: str | os.PathLike[str]
     begin: int
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """Read `count` bytes from the `first` on."""
+        """Read `count` bytes, starting at `first`."""
         with Path(self.path).open("rb") as file:
             file.seek(self.begin + first)
             return np.frombuffer(file.read(count), np.uint8)
@@ -40,7 +40,7 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class MXFP4:
-    """A matrix in MXFP4: every `step`-th row from `first` on of two tensors in safetensors files.
+    """A matrix in MXFP4: every `step`-th row, starting at `first`, of two tensors in safetensors files.
 
     Args:
         blocks: the numbers, two in a byte: (rows, columns / 2).
@@ -56,7 +56,7 @@ class MXFP4:
     step: int = 1
 
     def rows(self, place: slice) -> np.ndarray:
-        """Read some rows in float32, which holds each of them exactly but for the smallest exponents."""
+        """Read some rows in float32, which is exact except for the smallest exponents."""
         first, wide = self.first + place.start * self.step, self.shape[1]
         count = max(0, (place.stop - place.start - 1) * self.step + 1)
         packed = self.blocks.read(first * wide // 2, count * wide // 2).reshape(count, wide // 2)[:: self.step]

@@ -1,4 +1,4 @@
-"""Arrays by name that are not held in memory: on disk, or made each time they are read."""
+"""Named arrays outside memory: on disk, or recomputed at each read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class _Room:
-    """A temporary file without a name, which is only ever added to, and closed with this object."""
+    """An unnamed, append-only temporary file that is closed with this object."""
 
     def __init__(self) -> None:
         self.file: Any = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed below
@@ -36,7 +36,7 @@ class _Room:
 class OnDisk(MutableMapping[str, np.ndarray]):
     """Arrays in a temporary file in `TMPDIR`; a copy reads the file of the original.
 
-    One number that is broadcast to a shape stays in memory.
+    A single number broadcast to a shape stays in memory.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class OnDisk(MutableMapping[str, np.ndarray]):
 
 
 class Lazy(Mapping[str, np.ndarray]):
-    """Arrays that are made each time they are read, by their name."""
+    """Arrays by name that are recomputed at each read."""
 
     def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
         self.names, self.make = dict.fromkeys(names), make
@@ -92,14 +92,14 @@ class Lazy(Mapping[str, np.ndarray]):
 
 
 def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:
-    """The arrays of these names; still to be made if they were."""
+    """Return the arrays of these names, without computing lazy ones."""
     if isinstance(arrays, dict):
         return {name: arrays[name] for name in names}
     return Lazy(names, arrays.__getitem__)
 
 
 def changed(arrays: Arrays, change: Callable[[np.ndarray], np.ndarray]) -> Arrays:
-    """Every array with a change; still to be made if they were."""
+    """Return every array with a change, without computing lazy ones."""
     if isinstance(arrays, dict):
         return {name: change(value) for name, value in arrays.items()}
     return Lazy(arrays, lambda name: change(arrays[name]))

@@ -1,1 +1,1 @@
-"""The parts of a model: each says its parameters, its taps, and the axes along which it may be distributed."""
+"""The parts of a model: each lists its parameters, its taps, and the axes along which it may be distributed."""

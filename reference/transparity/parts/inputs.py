@@ -1,4 +1,4 @@
-"""The parts that embed what a stack reads."""
+"""The parts that embed the input of a stack."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INPUTS = {"tokens": tokens, "patches": patches, "frames": frames}
 
 
 def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the embedding of a stack: what it reads, types and positions, a norm, and a bias by distance."""
+    """Return the embedding of a stack: its input, types and positions, a norm, and a distance bias."""
     own, width = config.for_stack(stack), config.embed_dim
     types, rows = config.num_token_types, own.num_positions
     return joined(

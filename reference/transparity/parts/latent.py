@@ -11,7 +11,7 @@ LATENTS = {"query": "query_latent", "key": "key_value_latent"}
 
 
 def latent(config: TransformerConfig, length: str) -> Part:
-    """Return attention whose queries, keys and values are projected from a few features."""
+    """Return attention whose queries, keys and values are projected from low-rank latents."""
     heads, into = config.num_heads, config.embed_dim
     query_rank, rank = config.q_lora_rank, config.kv_lora_rank or 0
     part = joined(

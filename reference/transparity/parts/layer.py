@@ -29,7 +29,7 @@ NORMS = {
 
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
-    """Return a layer whose own view is `config`; `memory` is the input of the encoder that a decoder attends to."""
+    """Return a layer with its own `config`; `memory` is the encoder's input that a decoder attends to."""
     parts = [_sublayer(config, "self_attention", length, _mixer(config, length), has_norm=config.attention_norm)]
     if memory:
         inner = attention(config, length, memory).under("cross_attention")
@@ -49,7 +49,8 @@ def _mixer(config: TransformerConfig, length: str) -> Part:
 def _sublayer(
     config: TransformerConfig, name: str, length: str, inner: Part, *, before: Part = NOTHING, has_norm: bool = True
 ) -> Part:
-    """The sublayer `name` with its norms. Their parameters follow the sublayer's; their taps are where they act."""
+    """The sublayer `name` with its norms. The norms' parameters follow the sublayer's; their taps are in order of
+    computation."""
     ends = [end for end in NORMS[config.norm_position] if end and has_norm]
     norms = {end: norm(f"{name}_{end}", config, length=length) for end in sorted(ends)}
     first, last = NORMS[config.norm_position]

@@ -9,7 +9,7 @@ from transparity.parts.part import NOTHING, Cut, Part, joined, linear, norm, tap
 
 
 def model(config: TransformerConfig) -> Part:
-    """Return every parameter and tap of `config`, which keeps them: a cache by its value would read every field."""
+    """Return every parameter and tap of `config`, cached on the object: a cache by value would read every field."""
     kept = vars(config)
     if "_parts" not in kept:
         lengths = {config.input_stack(name): name for name in config.input_names}
@@ -39,7 +39,7 @@ def stack(config: TransformerConfig, name: str, length: str) -> Part:
 
 
 def head(config: TransformerConfig) -> Part:
-    """Return the pooler, the transform before the head, and the head, each if there is one."""
+    """Return the pooler, the transform before the head, and the head, where they exist."""
     width, length = config.embed_dim, config.input_names[-1]
     whole = Cut(why_whole="the map before the head is not distributed")
     transform = linear("head_transform", width, width, bias=config.head_transform_bias, cut=whole)

@@ -1,4 +1,4 @@
-"""A part: parameters and taps by name, and how its parameters may be cut."""
+"""A part: its parameters and taps by name, and how the parameters may be sharded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TapShapes = dict[str, tuple[int | str, ...]]
 
 
 class Cut(NamedTuple):
-    """Along which axis a parameter may be distributed; a rank has whole heads."""
+    """The axis along which a parameter may be distributed; a rank has whole heads."""
 
     axis: int | None = None
     """None: it stays whole."""
@@ -25,7 +25,7 @@ class Cut(NamedTuple):
     """The reason if this configuration does not allow what the part allows."""
 
     def bias(self) -> Cut:
-        """Return the cut of the bias of a linear map whose weight (out, in) is cut like this."""
+        """Return the cut of a linear map's bias, given the cut of its weight (out, in)."""
         return self if self.axis == 0 else self._replace(axis=None)
 
 
@@ -33,7 +33,7 @@ WHOLE = Cut()
 
 
 class Part(NamedTuple):
-    """Parameters and taps in the order of the forward pass, under names that begin at this part."""
+    """Parameters and taps in the order of the forward pass, with names relative to this part."""
 
     parameters: Shapes
     taps: TapShapes
@@ -75,7 +75,7 @@ def vector(name: str, size: int, cut: Cut = WHOLE) -> Part:
 
 
 def norm(name: str, config: TransformerConfig, *, length: str | None = None) -> Part:
-    """Return a norm of the stream with its tap, if it normalises the positions of the input `length`."""
+    """Return a norm of the stream, with its tap if `length` names the input whose positions it normalises."""
     ends = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
     taps: TapShapes = {name: ("batch", length, config.embed_dim)} if length else {}
     return Part({f"{name}.{end}": (config.embed_dim,) for end in ends}, taps, {})

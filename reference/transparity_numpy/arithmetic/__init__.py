@@ -1,1 +1,1 @@
-"""Arithmetic that no textbook writes out, and the functions that the frameworks provide."""
+"""Arithmetic below the level of a textbook, and the functions that the frameworks provide."""

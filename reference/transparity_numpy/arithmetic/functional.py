@@ -1,6 +1,6 @@
 """The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
-Every function returns the dtype that it is given. Complex numbers are supported for the complex step, which takes
+Every function preserves the dtype of its input. Complex numbers are supported for the complex step, which takes
 derivatives along the imaginary axis. No function takes an absolute value or compares complex numbers.
 """
 
@@ -31,7 +31,7 @@ def linear(
 
 
 def cast_like(value: Inexact[Array, "*batch"], *given: Array) -> Inexact[Array, "*batch"]:
-    """Return `value` in the joint dtype of what is given, any of which may be complex."""
+    """Return `value` in the common dtype of the arguments, any of which may be complex."""
     return value.astype(np.result_type(*given), copy=False)
 
 
@@ -81,14 +81,14 @@ def silu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
 
 
 def sigmoid(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """1 / (1 + e^−x), computed from whichever of e^x and e^−x does not overflow."""
+    """1 / (1 + e^−x), computed from e^x or e^−x, whichever does not overflow."""
     positive = x.real > 0
     power = np.exp(np.where(positive, -x, x))
     return np.where(positive, x.dtype.type(1), power) / (1 + power)
 
 
 def softplus(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """log(1 + e^x), computed from whichever of e^x and e^−x does not overflow."""
+    """log(1 + e^x), computed from e^x or e^−x, whichever does not overflow."""
     positive = x.real > 0
     return np.where(positive, x, x.dtype.type(0)) + np.log1p(np.exp(np.where(positive, -x, x)))
 
@@ -104,7 +104,7 @@ def derivative(
 ) -> Inexact[Array, "*batch"]:
     """Derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
 
-    No difference is taken, so it is as exact as the function itself. `direction` maps names of parameters to arrays of
+    There is no subtraction, so it is as exact as the function itself. `direction` maps names of parameters to arrays of
     their shapes; other parameters stay fixed.
     """
     moved = {name: parameters[name] + 1j * STEP * toward for name, toward in direction.items()}

@@ -32,10 +32,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in blocks of queries, each up to the last key that any of them sees.
+    """softmax(query · keyᵀ · scale) · value in blocks of queries, each block up to the last key that it sees.
 
-    Values are summed before they are divided by the sum of weights, which is fewer divisions. A query with every key
-    masked weighs all keys alike, so a block with such a query keeps them all.
+    Values are summed before the division by the sum of weights, which needs fewer divisions. A query with every key
+    masked gives all keys equal weights, so its block keeps every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))
@@ -65,7 +65,7 @@ def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float 
 
 
 def _exponentials(scores: Scores, sinks: Sinks | None) -> tuple[Scores, Inexact[Array, "batch heads queries 1"]]:
-    """exp(scores − the largest), in the memory of the scores, and their sum with the sinks."""
+    """exp(scores − the largest), computed in place, and their sum with the sinks."""
     largest = scores.real.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)

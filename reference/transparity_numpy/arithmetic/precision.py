@@ -1,4 +1,4 @@
-"""Sums of half-precision values in float32: in fewer bits, small terms are lost."""
+"""Sums of half-precision values in float32, because small terms are lost in fewer bits."""
 
 from __future__ import annotations
 

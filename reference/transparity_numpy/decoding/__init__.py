@@ -1,1 +1,1 @@
-"""Tokens one after another: cached steps, sampling and beam search."""
+"""Decoding: cached steps, sampling and beam search."""

@@ -1,4 +1,4 @@
-"""Beam search: the most likely continuation as a whole."""
+"""Beam search: the continuation with the best total score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_numpy.state.cache import select_rows
 
 
 class BeamState(NamedTuple):
-    """Scores, numbers of tokens added, and ends of the beams of each row."""
+    """Per row and beam: the score, the number of added tokens, and whether it has ended."""
 
     score: Inexact[Array, "batch beams"]
     added: PerBeam

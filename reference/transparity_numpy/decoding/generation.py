@@ -1,4 +1,4 @@
-"""Generation: one token after another, greedily or sampled."""
+"""Generation: one token at a time, greedy or sampled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transparity_numpy.shapes import GeneratedIds, Lengths, NextIds, NextLogits,
 
 
 def greedy_tokens(logits: NextLogits) -> NextIds:
-    """Most likely token of each row (document 004); the first of equals."""
+    """Most likely token of each row (document 004); the first one in a tie."""
     return logits.real.argmax(axis=-1)
 
 
@@ -59,7 +59,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, how many of each row are valid, and which rows have ended; updated in place."""
+    """The tokens so far, the number of valid ones per row, and which rows have ended; updated in place."""
 
     tokens: GeneratedIds
     lengths: Lengths
@@ -95,8 +95,8 @@ def generate(
 ) -> GeneratedIds:
     """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
 
-    The model sees the last `max_length` tokens (document 001). A row that has reached `eos_id` is filled with
-    `filling_id`, as are rows with shorter prompts; generation stops when all rows have ended (document 004).
+    The model sees the last `max_length` tokens (document 001). Rows that have reached `eos_id`, and rows with shorter
+    prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
 
     Args:
         lengths: Number of valid tokens of each row of `prompt`; None: all.

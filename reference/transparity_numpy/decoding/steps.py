@@ -41,8 +41,8 @@ def prefill(
     source: SourceIds | None = None,
     attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
-    """Cache for `batch` rows of up to `capacity` tokens, with the encoder run on `source` and every decoder layer's
-    keys and values of its output. An `attention_mask` applies to the source."""
+    """Cache for `batch` rows of up to `capacity` tokens, with every decoder layer's keys and values of the encoded
+    `source`. An `attention_mask` applies to the source."""
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
@@ -74,9 +74,9 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length vocab"]:
-    """Logits after each of the next `tokens`, as the full forward pass gives them; updates `cache`.
+    """Logits after each of the next `tokens`, equal to the full forward pass; updates `cache`.
 
-    Padding with every key masked weighs all keys alike, so its own logits depend on the capacity of the cache.
+    Padding with every key masked gives all keys equal weights, so its logits depend on the capacity of the cache.
 
     Args:
         valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
@@ -107,7 +107,7 @@ def cache_for(
     longest: int,
     source: SourceIds | None,
 ) -> Cache | None:
-    """Cache for the tokens; None where earlier tokens depend on later ones, or exceed `max_length`."""
+    """Cache for the tokens; None if earlier tokens depend on later ones, or if they exceed `max_length`."""
     if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)
@@ -122,8 +122,8 @@ def next_logits(
     source: SourceIds | None,
     new: int,
 ) -> NextLogits:
-    """Logits after the first `lengths` tokens of each row, of which up to `new` are not in the cache yet. Without a
-    cache the model runs on the last `max_length` of them (document 001)."""
+    """Logits after the first `lengths` tokens of each row; up to `new` of them are not cached yet. Without a cache, the
+    model runs on the last `max_length` tokens (document 001)."""
     if cache is not None:
         valid_lengths = lengths - cache["lengths"]
         chunk = np.take_along_axis(tokens, next_positions(cache, new), axis=1)

@@ -1,1 +1,1 @@
-"""The same numbers sooner: packed weights, and one batch over several cores or devices."""
+"""Faster paths to the same numbers: packed weights, and one batch over several cores or devices."""

@@ -1,6 +1,6 @@
-"""One batch over several threads. NumPy's matrix products use all cores and everything else uses one; with enough rows,
-each thread takes some of them and each product one core. JAX does the same with devices (`sharding`); PyTorch's kernels
-use all cores."""
+"""A batch distributed over threads. NumPy's matrix products use all cores and everything else uses one; with enough
+rows, each thread takes some of them and each product one core. JAX does the same with devices (`sharding`); PyTorch's
+kernels use all cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def can_split(tokens: Mapping[str, Array]) -> bool:
 
 
 def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array], out: Array) -> Array:
-    """`function(**tokens)` in `out`, with the rows distributed over threads."""
+    """Compute `function(**tokens)` into `out`, with the rows distributed over threads."""
     batch = len(next(iter(tokens.values())))
     bounds = np.linspace(0, batch, min(batch, threads()) + 1).astype(int)
 

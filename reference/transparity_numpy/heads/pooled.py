@@ -1,4 +1,4 @@
-"""One state of each row, through a linear map if there is one."""
+"""One state per row, through a linear map if there is one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
 ) -> Inexact[Array, "batch embed_dim"]:
-    """One state of each row, at the position that `config.pooling` names.
+    """One state per row, at the position that `config.pooling` names.
 
     `first` (Devlin et al. 2019) is the first position. `mean` (Reimers and Gurevych 2019, §3) averages the tokens that
-    are not padding, and `last` is the last of them. Others are the first `eos_id` or the largest token (Radford et al.
-    2021, §2.4). A row without any has its first position, or the mean 0."""
+    are not padding; `last` is the last such token. Others are the first `eos_id` or the largest token (Radford et al.
+    2021, §2.4). A row without such a token has its first position, or the mean 0."""
     if config.pooling == "mean":
         count = np.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count

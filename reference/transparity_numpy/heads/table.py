@@ -24,6 +24,6 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 
 
 def head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Features:
-    """The output that `config.head` names, of a pooled state where `config.is_pooled`. `parameters` belong to
+    """The output that `config.head` names, computed from the pooled state if `config.is_pooled`. `parameters` belong to
     the whole model."""
     return HEADS[config.head](config, parameters, x)

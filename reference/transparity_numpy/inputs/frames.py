@@ -19,7 +19,7 @@ from transparity_numpy.shapes import Frames, Hidden
 def convolved(
     parameters: Mapping[str, Array], x: Inexact[Array, "batch frames features_in"], stride: int
 ) -> Inexact[Array, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at either end.
+    """gelu(convolution over time of width 3), with a frame of zeros at each end.
 
     It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
@@ -30,7 +30,7 @@ def convolved(
 def embed_frames(
     config: TransformerConfig, parameters: Mapping[str, Any], frames: Frames, tap: Tap = identity
 ) -> Hidden:
-    """Two convolutions over time; the second makes one position of two frames (Radford et al. 2022, §2.2)."""
+    """Two convolutions over time; the second has stride 2 (Radford et al. 2022, §2.2)."""
     first, second = parameters["first_convolution"], parameters["second_convolution"]
     x = tap("first_convolution", convolved(first, frames.astype(first["weight"].dtype).swapaxes(1, 2), stride=1))
     return tap("second_convolution", convolved(second, x, stride=2))

@@ -55,7 +55,7 @@ def mix(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Self-attention, or what `config.mixer_name` names in its place."""
+    """Self-attention, or the mixer that `config.mixer_name` names."""
     scope, kept = scoped(tap, config.mixer_scope), (cache or {}).get(config.mixer_scope)
     return MIXERS[config.mixer_name](config, parameters[config.mixer_scope], x, context, scope, kept)
 
@@ -92,7 +92,7 @@ def layer(
 ) -> Hidden:
     """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
 
-    With a `cache`, `x` are the tokens at `context.positions` that follow those in it.
+    With a `cache`, `x` are the tokens at `context.positions`, after the cached ones.
     """
     add = partial(residual, config, parameters, tap=tap, training=context.training)
     x = add("self_attention", x, lambda x: mix(config, parameters, x, context, tap, cache))

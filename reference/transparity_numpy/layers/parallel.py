@@ -1,4 +1,4 @@
-"""A layer whose branches are computed side by side."""
+"""A layer with parallel branches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parallel_layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """x + attention(norm(x)) + feed_forward(norm(x)): the branches have a norm each (GPT-NeoX) or share one (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)): each branch has a norm (GPT-NeoX), or both share one (GPT-J)."""
     normed = partial(normalize, config, parameters, tap=tap, training=context.training)
     shared = normed("self_attention_norm", x)
     y = mix(config, parameters, shared, context, tap, cache)

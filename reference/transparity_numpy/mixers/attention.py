@@ -34,7 +34,7 @@ from transparity_numpy.state.context import LayerContext
 
 
 def split_heads(x: Hidden, num_heads: int) -> Heads:
-    """Split the features into `num_heads` consecutive pieces, one per head (document 003)."""
+    """Split the features into `num_heads` consecutive blocks, one per head (document 003)."""
     batch, length, embed_dim = x.shape
     return x.reshape(batch, length, num_heads, embed_dim // num_heads).swapaxes(1, 2)
 
@@ -68,11 +68,10 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over the keys, and over each head's sink, whose weight is left out
-    (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over the keys and each head's sink, whose weight is dropped (gpt-oss).
 
-    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. A
-    query whose keys are all masked weighs them alike instead of being NaN.
+    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. If
+    all keys of a query are masked, they have equal weights instead of NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
     shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))
@@ -106,7 +105,7 @@ def attention(
 
 
 def query_key_norm(config: TransformerConfig, parameters: Mapping[str, Array], x: Heads) -> Heads:
-    """RMS norm of each head (Qwen 3), or of the features of all heads together (OLMo 2)."""
+    """RMS norm over each head (Qwen 3), or over the features of all heads (OLMo 2)."""
     if config.query_key_norm_over == "head":
         return head_norm(config, parameters, x)
     return split_heads(head_norm(config, parameters, merge_heads(x)), x.shape[1])
@@ -175,7 +174,7 @@ def cross_attention(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its keys and values there."""
+    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its cached keys and values."""
     query = project_query(config, parameters, x, tap)
     if cache is not None:
         key, value = cache["key"], cache["value"]
@@ -195,7 +194,7 @@ def _attend(
     tap: Tap,
     bias: Bias | None = None,
 ) -> Hidden:
-    """Attention of the heads' query, key and value, its gate by `x` if configured, then the output projection."""
+    """Attention of every head, the gate computed from `x` if configured, then the output projection."""
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     sinks = parameters.get("sinks")
     context = attention(

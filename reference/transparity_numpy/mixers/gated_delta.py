@@ -71,9 +71,9 @@ def gated_delta(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the state there.
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the cached state.
 
-    Padding is zeros: it writes nothing of its own, but decays the state, and convolutions pass over it.
+    Padding is zeros: it writes nothing, but decays the state, and convolutions include it.
     """
     x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (

@@ -1,4 +1,4 @@
-"""Latent attention (DeepSeek-V2): queries, keys and values are projected from a few features. Only the projections
+"""Latent attention (DeepSeek-V2): queries, keys and values are projected from low-rank latents. Only the projections
 differ from attention."""
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from transparity_numpy.state.context import LayerContext
 def latent(
     config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Hidden, tap: Tap = identity
 ) -> Inexact[Array, "batch length features"]:
-    """norm(x Wᵀ): the few features that the `query`, or the key and value (`key_value`), of every head are projected
-    from."""
+    """norm(x Wᵀ): the low-rank latent from which every head's `query`, or key and value (`key_value`), is projected."""
     low = linear(parameters[f"{name}_latent"], x)
     return tap(f"{name}_latent", head_norm(config, parameters[f"{name}_latent_norm"], low))
 
@@ -46,7 +45,7 @@ def latent_query(
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
 ) -> Queries:
-    """Query of every head, of a latent if `q_lora_rank` is set."""
+    """Query of every head, from a latent if `q_lora_rank` is set."""
     x = latent(config, parameters, "query", x, tap) if config.q_lora_rank else x
     query = tap("query", split_heads(linear(parameters["query"], x), config.num_heads))
     return rotate_last(config, "query", query, rotary, tap)
@@ -59,7 +58,7 @@ def latent_key_value(
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
 ) -> tuple[Keys, Values]:
-    """Key and value of every head, of a latent; all heads share the rotated features of the key."""
+    """Key and value of every head, from a latent; all heads share the rotated features of the key."""
     low = latent(config, parameters, "key_value", x, tap)
     unrotated = split_heads(linear(parameters["key"], low), config.num_heads)
     shared = linear(parameters["key_rotary"], x)[:, None]

@@ -25,7 +25,7 @@ def unpadded(x: Features, context: LayerContext) -> Features:
 def time_step(
     config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden
 ) -> Inexact[Array, "batch length heads"]:
-    """clip(softplus(x Wᵀ + dt_bias)): the time that the state decays for (Gu and Dao 2024, §3.6)."""
+    """clip(softplus(x Wᵀ + dt_bias)): the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["dt_bias"]))
     least, most = config.time_step_min, config.time_step_max
     within = (step.real >= least) & (most is None or step.real <= most)
@@ -35,20 +35,20 @@ def time_step(
 def log_decay(
     parameters: Mapping[str, Any], step: Inexact[Array, "batch length heads"]
 ) -> Inexact[Array, "batch length heads"]:
-    """−exp(A_log) · time step: logarithm of the share of the state that stays (Gu and Dao 2024)."""
+    """−exp(A_log) · time step: the logarithm of the share of the state that is kept (Gu and Dao 2024)."""
     return -np.exp(upcast(parameters["A_log"])) * step
 
 
 def by_head(
     x: Inexact[Array, "batch length heads"], context: LayerContext, cache: Cache | None
 ) -> Inexact[Array, "batch heads length"]:
-    """A number of each token and head, 0 for fillers of a cache, in at least float32."""
+    """One number per token and head, 0 for fillers of a cache, in at least float32."""
     return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
 def first_state(
     config: TransformerConfig, query: Inexact[Array, "batch heads length head_dim"], cache: Cache | None
 ) -> Inexact[Array, "batch heads head_dim value_dim"]:
-    """Zeros, or with a `cache` the state there."""
+    """The initial state: zeros, or the state in the `cache`."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return np.zeros(size, query.real.dtype) if cache is None else cache["state"]

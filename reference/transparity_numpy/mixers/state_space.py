@@ -1,4 +1,4 @@
-"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, and nothing is corrected."""
+"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, without a correction."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def state_space(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the state there.
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the cached state.
 
-    Padding is zeros, before and after the convolutions: it writes nothing, but decays the state.
+    Padding is set to zero before and after the convolutions: it writes nothing, but decays the state.
     """
     x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (

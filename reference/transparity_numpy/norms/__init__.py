@@ -1,1 +1,2 @@
-"""Norms, one a file, and the table that chooses. They differ in the deviation, its axes, and the position of eps."""
+"""Norms, one per file, and the table that selects one. They differ in the deviation, its axes, and the position of
+eps."""

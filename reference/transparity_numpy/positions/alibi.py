@@ -1,4 +1,4 @@
-"""ALiBi (Press et al. 2022): scores fall linearly with the distance, in each head with another slope."""
+"""ALiBi (Press et al. 2022): scores fall linearly with distance, with a different slope per head."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from transparity_numpy.shapes import Positions
 
 
 def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
-    """2^(−8 i / heads) for head i = 1 … heads, if `num_heads` is a power of two. Otherwise the slopes for the power
-    below, then every other slope for the power above (Press et al. 2022, §3, and their code)."""
+    """2^(−8 i / heads) for head i = 1 … heads, if `num_heads` is a power of two. Otherwise, the slopes of the next
+    lower power of two, then every other slope of the next higher one (Press et al. 2022, §3, and their code)."""
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
     between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below) + 1, 2))

@@ -13,9 +13,9 @@ from transparity_numpy.rotary.plain import plain_frequencies
 
 
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
-    """Return the pairs of features between which YaRN goes from unscaled to scaled angles. They make
-    `rotary_fast_turns` and `rotary_slow_turns` within the original length (Peng et al. 2024, §3.2; their code rounds
-    to whole pairs)."""
+    """Return the pairs of features between which YaRN goes from unscaled to scaled angles. Their angles make
+    `rotary_fast_turns` and `rotary_slow_turns` turns within the original length (Peng et al. 2024, §3.2; their code
+    rounds to whole pairs)."""
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
     fast, slow = config.rotary_fast_turns, config.rotary_slow_turns
     first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))

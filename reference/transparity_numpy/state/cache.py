@@ -1,4 +1,4 @@
-"""The key/value cache: keys and values of earlier tokens, kept for later ones.
+"""The key/value cache: keys and values of earlier tokens.
 
 A cache is a dictionary of arrays, updated in place:
 
@@ -62,7 +62,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Inexact[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch earlier features"]:
-    """Return a convolution's inputs before `x`; keep the last of both (`valid_lengths` of `x` are valid)."""
+    """Return a convolution's cached inputs before `x`; cache the last inputs up to `valid_lengths` of `x`."""
     before, valid_lengths = cache[name], np.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + np.arange(before.shape[1])
     cache[name] = np.take_along_axis(np.concatenate([before, x], axis=1), last[..., None], axis=1)
@@ -77,7 +77,7 @@ def update_state(cache: Cache, state: Inexact[Array, "batch heads head_dim value
 def held_tokens(
     x: Inexact[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch queries heads"]:
-    """`x` of the first `valid_lengths` tokens of each row, and 0 for fillers, which change no state."""
+    """`x` with 0 for fillers, the tokens after the first `valid_lengths` of a row, which then change no state."""
     if valid_lengths is None:
         return x
     return np.where((np.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, x.dtype.type(0))

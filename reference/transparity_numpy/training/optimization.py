@@ -32,8 +32,8 @@ def train(
 ) -> tuple[list[float], dict[str, Array]]:
     """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
 
-    A batch norm normalizes by the batch; its running statistics do not change. Many steps may `differentiate` in
-    another, faster way.
+    A batch norm normalizes by the batch; its running statistics do not change. For many steps, `differentiate` may be a
+    faster function.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}

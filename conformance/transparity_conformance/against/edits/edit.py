@@ -41,7 +41,7 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which segments start; the last one ends here, the others where the next starts."""
+        """Return the values at which segments start; each ends where the next one starts, the last one here."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -151,7 +151,7 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 def as_shaped(value: Any, meant: Any) -> Any:
     """Return a value in the shape of another if this is unambiguous.
 
-    It is if neighbouring axes are merged or split, or if only one order of axes has that shape.
+    This is so if neighbouring axes are merged or split, or if only one order of axes has that shape.
     """
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
@@ -192,7 +192,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Return words for some steps of a program: the expression that runs them, and their part in it."""
+    """Describe some steps of a program: the expression that runs them, and their part of it."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"

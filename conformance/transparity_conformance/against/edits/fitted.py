@@ -19,7 +19,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result: the port's own numbers, if each is one of the reference's rounded."""
+    """Yield edits that round a result, if each of the port's numbers is a rounded one of the reference's."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
@@ -48,7 +48,7 @@ def _rounded(at: At, dtype: str) -> Change:
 
 
 def scales(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that multiply a result by a number, and add one, such that it has the port's numbers."""
+    """Yield edits that scale and shift a result so that it equals the port's."""
     if at.value is None or not at.value.is_floating_point():
         return
     ours = fingerprint(at.value)

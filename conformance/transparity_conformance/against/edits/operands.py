@@ -18,7 +18,7 @@ COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy",
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that take another value of the same size, made or used before."""
+    """Yield edits that use another value of the same size, computed or used earlier."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         theirs = origin(program, _root(program, item.index))
@@ -49,7 +49,7 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return its last value before another step of its site or, elsewhere, of its line."""
+        """Return its last value before another step of the same site or, elsewhere, of the same line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]

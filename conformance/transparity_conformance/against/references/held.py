@@ -15,7 +15,7 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """A walk over the contents of an object.
+    """Walks over the contents of an object.
 
     `change` receives each array with its name; its result replaces the array until `undo`.
     """

@@ -1,4 +1,4 @@
-"""Pair the reference's tensors with port tensors of other names, by the values that the port computes."""
+"""Pair the reference's tensors with differently named port tensors, by the values that the port computes."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class _Search:
         """Pairs of operations whose tensors were swapped."""
 
     def run(self, now: Paired, whole: Tensors) -> Paired:
-        """Return the pairs with which the port has the value of each operation with tensors, where possible."""
+        """Return the pairs for which the port has the value of each operation that uses tensors, where possible."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts = self.parts_of(step, whole)
@@ -276,7 +276,7 @@ class _Search:
         return False
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield the pairs with other places of some tensors, swapped with the previous ones there."""
+        """Yield the pairs with some tensors moved to other places, swapped with the previous ones there."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
         combined = sorted(itertools.product(*map(enumerate, choices)), key=_unlikeliness)
         for chosen in combined:
@@ -324,7 +324,7 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
 
 
 def _unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-    """Return a sort key that prefers a map and bias of one module, and then the first choices."""
+    """Return a sort key that prefers a map and a bias of the same module, then the first choices."""
     owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
     return len(owners), sum(number for number, _ in chosen)
 

@@ -135,7 +135,7 @@ def _refuse_large(model: torch.nn.Module) -> None:
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
-    """Return the configuration inside `config` that the class is built from."""
+    """Return the nested configuration of `config` that the class is built from."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
@@ -160,7 +160,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are the same and finite, or none is initialised."""
+    """Return whether all numbers are equal and finite, or all are uninitialised."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())

@@ -108,7 +108,7 @@ def sizes(value: Any) -> list[int]:
 
 
 def mapped(value: Any, function: Callable[[int], int]) -> Any:
-    """Return a value with a function applied to each of its positive whole numbers."""
+    """Apply a function to each positive whole number of a value."""
     if is_list(value):
         return type(value)(mapped(each, function) for each in value)
     return function(value) if is_size(value) else value

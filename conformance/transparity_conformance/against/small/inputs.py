@@ -88,7 +88,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the first of the fields in the configuration, or in one inside it."""
+        """Return the first of the fields that the configuration, or a nested one, has."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -180,7 +180,7 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield texts that open with a placeholder for each feature of an image or sound, or have a token for each."""
+        """Yield texts that start with a placeholder for each feature of an image or sound, or have a token for each."""
         for name, (method, tokens) in FEATURES.items():
             extract = getattr(self.model, method, None)
             if name not in self.names or extract is None:

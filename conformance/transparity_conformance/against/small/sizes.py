@@ -105,7 +105,7 @@ class _Part:
         return of_kind(self.fields, kind)
 
     def _mixer(self, name: str) -> str:
-        """Return which part of a layer has these heads: an empty string for attention."""
+        """Return the part of a layer that has these heads; empty for attention."""
         if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
             return "mamba"
         return next((each for each in MIXERS if each in name), "")
@@ -145,7 +145,7 @@ class _Part:
         return min(times * unit, self.width)
 
     def shrink(self) -> None:
-        """Set every field that says a size."""
+        """Set every field that specifies a size."""
         layered = vars(self.config).pop("_heterogeneity_spec", None)
         for name, (kind, value) in self.fields.items():
             new = value if kind in self.keep else self._new(name, value)
@@ -169,7 +169,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """Keep only the last stages of a backbone whose stages are its layers; it returns as many as before."""
+        """Keep only the last stages of a backbone whose stages are its layers; it still returns the same number."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -224,7 +224,7 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Keep heads times their size what it was: a multiple of the width, or another width."""
+        """Preserve the relation of heads × head size to the width: a multiple of it, or another width."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -239,7 +239,7 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Return a rotary embedding whose numbers for each frequency are cut to the small head."""
+        """Return a rotary embedding with its per-frequency numbers truncated to the small head."""
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -251,7 +251,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep how much positions are stretched; where a text's length decides, short texts are stretched."""
+        """Keep the scaling of positions; if it depends on the length of a text, it applies to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -277,7 +277,7 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
 
 
 def _stem(name: str) -> str:
-    """Return the name of a number of heads, or of their size, without these words."""
+    """Return the field name of a head count or head size, without these words."""
     return re.sub(r"(^|_)(num|n|d|heads?|headdim|dim|attention|size)(?=_|$)", "", name).strip("_")
 
 

@@ -52,7 +52,7 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def _is_cut(self, index: int) -> bool:
-        """Return whether no gradient can come to a value of the port, and one comes to its counterparts."""
+        """Return whether no gradient reaches a value of the port, although one reaches its counterparts."""
         alike = self.alike[index]
         return not self.port.passes[index] and (not alike or any(self.theirs.passes[each] for each in alike))
 
@@ -67,12 +67,12 @@ class Place:
         operation, theirs = self.port.operations[culprit], self._counterpart(culprit, wrong[-1])
         causes: tuple[Cause, ...] = ()
         if cut:
-            says = f"no gradient passes through `{operation.name}` in your port, and one does in theirs"
+            says = f"no gradient passes through `{operation.name}` in your port, but one does in theirs"
             causes = (Cause("gradient-missing", says, None, 0.0, 0.0),)
         return _line(operation.source), theirs, causes
 
     def _counterpart(self, culprit: int, given: int) -> Mapping[str, Any] | None:
-        """Return the reference's line of the first other value with a counterpart that is made of the culprit's."""
+        """Return the reference's line for the first other matched value computed from the culprit's counterpart."""
         for index in self._following(culprit):
             for each in self.alike[index] if self.alike[index] != self.alike[given] else ():
                 return _line(self.theirs.operations[each].source)

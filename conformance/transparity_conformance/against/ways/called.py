@@ -1,4 +1,4 @@
-"""A reference that is called in another way, which is recorded and edited like a forward pass."""
+"""A reference that is called in another way, and is recorded and edited like a forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Way = Callable[[Any, dict[str, Any]], Any]
 
 
 class _Called(nn.Module):
-    """A module whose `forward` calls another one in a way; its tensors and modules have the names of that one."""
+    """A module whose `forward` calls another one in a given way, with the other's tensor and module names."""
 
     def __init__(self, model: nn.Module, way: Way) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Called(nn.Module):
 
 
 class InWay(Reference):
-    """A reference that is called in a way; it shares the tensors of the other one."""
+    """A reference that is called in a given way; it shares the tensors of the original."""
 
     def __init__(self, reference: Reference, way: Way) -> None:
         super().__init__(reference.name, _Called(reference.model, way), reference.dtype)

@@ -1,7 +1,7 @@
 """Our names for faults, if the reference belongs to a family that we can read.
 
-Catalogued faults are put into our own column of the same folder. A fault that gives the port's answers names the
-departure, and its page says more.
+Catalogued faults are put into our own column of the same folder. If a fault gives the port's answers, its name is the
+name of the departure.
 """
 
 from __future__ import annotations

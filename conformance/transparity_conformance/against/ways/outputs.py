@@ -64,7 +64,7 @@ IGNORED, SHARE = -100, 0.2
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the losses of the first inputs, and of those with padding."""
+    """Compare the losses of the first inputs, and of inputs with padding."""
     if reason := why_not(LOSS.method, sides):
         return not_compared(f"{LOSS.claim}: {reason}")
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
@@ -77,7 +77,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with a label for each row; padding, what padding predicts, and some others are ignored."""
+    """Return the inputs with labels; the labels of padding, of predictions at padding, and some others are ignored."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])

@@ -1,4 +1,4 @@
-"""One way to call two implementations: a claim, or the reason why they are not compared."""
+"""A way to call two implementations: the resulting claim, or the reason why there is no comparison."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Sides:
     def answered(
         self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
     ) -> np.ndarray:
-        """Return the port's answer in a way; an empty `method` is its forward pass."""
+        """Return the port's answer in a given way; an empty `method` is its forward pass."""
         answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
         if answer.dtype.kind not in "fiu":
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
@@ -120,7 +120,7 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare both in a way: a claim, with a fault if they differ.
+    """Compare both in a given way; return a claim, with a fault if they differ.
 
     Args:
         way, sides, probes: the way, both implementations, and the inputs.

@@ -178,7 +178,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     error, budget = found[worst].error, budgets[worst]
 
     def left(fault: SimulatedFault) -> float:
-        """The largest remainder; the first request that is not explained ends the search."""
+        """Return the largest remainder; the first unexplained request ends the search."""
         most = 0.0
         for request in sorted(logits, key=lambda request: request is not worst):
             remains = beyond(request, _simulated(request.probe, request.sizes, fault))

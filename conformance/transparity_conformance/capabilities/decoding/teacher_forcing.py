@@ -71,7 +71,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return how far each new token's logit is below the largest (batch, steps), and the budget of both."""
+    """Return how far each new token's logit is below the largest (batch, steps), and the budget of this margin."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:

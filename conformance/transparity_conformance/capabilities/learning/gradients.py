@@ -1,7 +1,7 @@
 """The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
 
-Parts that conventions decide are left out: rows in which a query sees no key, and the embedding of padding. PyTorch's
-`padding_idx` does not learn the latter.
+Parts that depend on conventions are left out: rows in which a query sees no key, and the embedding of padding.
+PyTorch's `padding_idx` does not learn the latter.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield missing gradients, and a common factor; `actual` are derivatives along our directions."""
+        """Yield faults for missing gradients and for a common factor; `actual` are derivatives along our directions."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}", None, 0.0, 1.0)
         if not set(actual) >= set(self.budgets):
@@ -207,13 +207,14 @@ def _requests(probes: Probes) -> Requests:
 
 
 def _requests_here(forward: ForwardPass) -> Requests:
-    """Return the rows of the first probe without a convention; for a large model, the start of the first one."""
+    """Return the rows of the first probe that do not depend on a convention; for a large model, the start of the first
+    row."""
     key, probe = first_of(forward.probes)
     return {key: _cut(probe)}
 
 
 def _further_requests(forward: ForwardPass) -> Requests:
-    """Return the rows of the longest probe, whose lengths differ, too; none of a large model."""
+    """Return the rows of the longest probe, which also have different lengths; none for a large model."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
     return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
 
@@ -228,7 +229,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """Return the forward pass of the rows for gradients; without rows for a large model, which are cut."""
+    """Return the forward pass of the rows for gradients; none for a large model, whose rows are truncated."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -253,7 +254,7 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request; of those that agree, or diverge first, return the worst."""
+    """Judge the gradients of each request; return the worst result, or the first divergence."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(key, probe, answers, forward, at_once=index > 0)
@@ -285,7 +286,7 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason why gradients are unknown, with the first parameter."""
+    """Yield a line for each reason why gradients are unknown, naming the first parameter."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
         yield f"gradients: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f": {why}"

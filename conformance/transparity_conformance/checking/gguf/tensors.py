@@ -38,7 +38,7 @@ class Compared:
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """As llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
-    """With every mistake undone, and the same quantisation."""
+    """The tensor with every mistake undone, at the same quantisation."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     """The worst block of each tensor, relative to a step of its type."""

@@ -240,7 +240,7 @@ def can_be_walked(probe: Probe) -> bool:
 
 
 def _errors(forward: Callable[..., Any], probe: LongProbe, reached: ReachedCalls) -> np.ndarray | None:
-    """Return the largest error of the port at each position; None for logits of another shape."""
+    """Return the largest error of the port at each position; None for logits with another shape."""
     taps = call_model(forward, probe, reached, False, logits_only=True)
     assert taps is not None  # a failure at a requested length raises
     logits = taps["logits"]

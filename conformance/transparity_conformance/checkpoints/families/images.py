@@ -1,8 +1,8 @@
 """ViT and CLIP.
 
 ViT (Dosovitskiy et al. 2021) encodes the patches of an image. CLIP (Radford et al. 2021) has a text tower, a decoder
-whose end token is pooled, and an image tower. Each returns one vector per row, projected or not. Preprocessing of
-images, and the norm and temperature of a pair, are outside.
+whose end token is pooled, and an image tower. Each returns one vector per row, projected or not. Image preprocessing,
+and the norm and temperature of a text-image pair, are not included.
 """
 
 from __future__ import annotations

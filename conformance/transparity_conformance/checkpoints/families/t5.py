@@ -35,7 +35,7 @@ def _stack(stack: str, *, last: int) -> Table:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """Return the feed-forward of a name such as `relu` or `gated-gelu`, the tanh approximation."""
+    """Return the feed-forward for a name such as `relu` or `gated-gelu` (tanh approximation)."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
         raise wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
@@ -59,7 +59,7 @@ def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Return whether the head is tied and scaled; a tied head is scaled.
+    """Return whether the head is tied and whether it is scaled; a tied head is always scaled.
 
     With `scale_decoder_outputs` (transformers 5), `tie_word_embeddings` is always true. Then, and without a head, the
     tensors decide whether it is tied.

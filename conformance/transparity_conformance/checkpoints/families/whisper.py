@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022): a text decoder and an encoder of log-mel frames; the spectrogram is outside."""
+"""Whisper (Radford et al. 2022): a text decoder and an encoder of log-mel frames, without the spectrogram."""
 
 from __future__ import annotations
 

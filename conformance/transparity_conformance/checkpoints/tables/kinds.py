@@ -16,8 +16,8 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
     Args:
         kinds: The kind of each layer.
-        facts: Our `PER_LAYER` fields of each kind. The first kind that occurs gives the general values, except that any
-            window or rotary positions are kept.
+        facts: Our `PER_LAYER` fields of each kind. The first kind gives the general values, but windows and rotary
+        positions of any kind are kept.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:

@@ -145,7 +145,7 @@ def _yarn(given: Fields) -> dict[str, Any]:
 
 
 def attention_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return YaRN's attention factor, the ratio of 0.1 · scale · ln(factor) + 1 for two scales."""
+    """Return YaRN's attention factor: the ratio of 0.1 · scale · ln(factor) + 1 at two scales."""
     return _scale(mscale, factor) / _scale(mscale_all_dim, factor)
 
 
@@ -154,7 +154,7 @@ def _scale(share: float, factor: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` that gives exactly the attention factor beside `mscale_all_dim`."""
+    """Return the `mscale` that, with `mscale_all_dim`, gives exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * _scale(mscale_all_dim, factor) - 1) / (0.1 * math.log(factor))
     return nearest(round(found, 6), found, right=lambda each: attention_factor(factor, each, mscale_all_dim) == right)

@@ -103,7 +103,7 @@ def number(
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for one of `values`, each with our value; the first of equal ones is written."""
+    """Return a row for one of `values`, mapped to ours; for equal ones, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -176,7 +176,7 @@ def tokens(**defaults: int | None) -> FieldRow:
 
 
 def same(name: str, other: str, ours: str) -> FieldRow:
-    """Return a row for two fields that are one of ours."""
+    """Return a row for two fields that correspond to one of ours."""
 
     def read(fields: Fields) -> dict[str, Any]:
         if fields[name] != fields[other]:

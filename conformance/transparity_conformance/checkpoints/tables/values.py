@@ -92,7 +92,7 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first candidate, or number near the last one, that is `right`; else the last.
+    """Return the first `right` one among the candidates and numbers near the last one; otherwise the last.
 
     This inverts a conversion that rounds.
     """

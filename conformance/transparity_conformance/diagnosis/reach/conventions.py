@@ -57,7 +57,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 def is_judged(results: Results, dtype: str) -> bool:
     """Return whether a verdict is possible.
 
-    It is if the port shows the scores of its routers, or if most of the output depends on no near-tie.
+    They can be judged if the port shows its router scores, or if most of the output depends on no near-tie.
     """
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())

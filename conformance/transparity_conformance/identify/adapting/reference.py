@@ -18,7 +18,7 @@ from transparity_conformance.running.adapters.notation import LAYER
 SCORES = ("scores", "weights", "scores in order")
 """How queries and keys are identified, surest first.
 
-Swapped queries and keys give the same scores with swapped axes, so scores and weights are compared together. A port may
+Swapped queries and keys give the transposed scores, so scores and weights are compared together. A port may
 shift its scores: then its weights decide. A port may have a wrong mask: then the scores decide, in the order of their
 axes.
 """

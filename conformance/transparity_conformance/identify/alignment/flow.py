@@ -17,7 +17,7 @@ from transparity_conformance.oracle.reach.models import small_system
 
 @dataclass(frozen=True)
 class Flow:
-    """The taps that each tap is made from, and those made from it, without another tap in between."""
+    """The taps that each tap is computed from, and the taps computed from it, without another tap in between."""
 
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]

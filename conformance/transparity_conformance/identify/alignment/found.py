@@ -120,7 +120,7 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the taps after `tap` that match the port only with this match; taps behind an unmatched one do not
+        """Count the taps after `tap` that match the port only with this match; taps after an unmatched one do not
         count."""
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)

@@ -1,7 +1,7 @@
 """Move taps that one row finds too early: the port changes the value again, but the numbers of that row do not show it.
 
-A factor before a norm, for example, acts only through eps. Beside ordinary activations that is rounding; other probes
-have activations small enough to show it.
+A factor before a norm, for example, acts only through eps. With ordinary activations it is within rounding; other
+probes have activations small enough to show it.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def row_of(probe: Probe) -> Probe:
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of the logits over all probes; None if they are right or of another shape."""
+    """Return the largest divergence of the logits over all probes; None if they are right or have another shape."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]

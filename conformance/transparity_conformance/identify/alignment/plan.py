@@ -242,7 +242,7 @@ def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
 def _as_used(plan: Plan, here: Recorded, moved: Mapping[int, int]) -> dict[int, int]:
     """Return counterparts of operations by the later operation that uses them.
 
-    A loop over experts may have more turns in one call than in another, and its last sum is the tap.
+    A loop over experts may run more often in one call than in another; the last sum is the tap.
     """
     wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
     used: dict[int, int] = {}

@@ -68,7 +68,7 @@ class Cell:
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison that used most of its budget; none if the claim was only asserted to break."""
+        """The comparison with the largest share of its budget; None if the claim was only asserted to break."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property
@@ -150,7 +150,7 @@ class Matrix:
 
     @cached_property
     def footnotes(self) -> list[Footnote]:
-        """One for each mistake of each document; claims that break for one reason share a footnote."""
+        """One footnote for each mistake of a document; claims that break for the same reason share one."""
         cells = (self.cells[where] for where in product(self.claims, self.columns) if where in self.cells)
         breaks = (group for cell in cells for group in cell.groups if group.breaks)
         reasons = grouped(((group.worst.case, group.worst.note), group) for group in breaks)
@@ -174,7 +174,7 @@ class Matrix:
 
 
 def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
-    """The agreement matrix of all that was compared."""
+    """The agreement matrix of all comparisons."""
     cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
     columns = _in_order(dict.fromkeys(column for _, column in cells))
@@ -202,7 +202,7 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """A sort key: distance from the expectation. A claim that has to break is worse the less it breaks."""
+    """A sort key: distance from the expectation. For a claim that must break, a smaller error is worse."""
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 
@@ -233,5 +233,5 @@ def name_of(claim: str) -> str:
 
 
 def number(value: float) -> float | str:
-    """JSON has no infinity, so it is the string `"inf"`; so is NaN, which counts as infinitely wrong."""
+    """Infinity is the string `"inf"`, because JSON lacks it; NaN counts as infinitely wrong."""
     return float(value) if math.isfinite(value) else "inf"

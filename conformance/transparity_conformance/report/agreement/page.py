@@ -1,4 +1,4 @@
-"""The agreement matrix as one HTML page: a heat map that needs nothing from outside."""
+"""The agreement matrix as a self-contained HTML page with a heat map."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transparity_conformance.report.formatting import format_share, heat, scient
 
 
 def write_html(path: str | Path, agreement: Agreement) -> None:
-    """Write one page, complete in itself."""
+    """Write one self-contained page."""
     Path(path).write_text(as_html(agreement), encoding="utf-8")
 
 
 def as_html(agreement: Agreement) -> str:
-    """The page: verdict, environment, heat map with its details, what the documents break, what was left out."""
+    """The page: verdict, environment, heat map with details, mistakes of the documents, and omissions."""
     matrix, families = agreement.matrix, agreement.families
     return template("matrix.html.jinja").render(
         matrix=matrix,
@@ -38,7 +38,7 @@ def as_html(agreement: Agreement) -> str:
 
 
 def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each entry on a line of its own, nested entries joined."""
+    """One line per entry; nested entries are joined."""
     for name, value in environment.items():
         if isinstance(value, Mapping):
             yield name, " · ".join(f"{key} {item}" for key, item in value.items())
@@ -113,7 +113,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """The share of the budget; in words for an exact claim and for one that has to break."""
+    """The share of the budget; words for an exact claim and for one that must break."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

@@ -45,7 +45,7 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(agreement: Agreement, column: Column, header: list[str]) -> dict[str, Text]:
-    """The cells of a column by claim, its header by "": to the right, with room for marks so that numbers align."""
+    """The cells of a column by claim (header: ""), right-aligned, with room for marks."""
     cells = {row.claim: row.cells[column] for rows in agreement.topics.values() for row in rows}
     room = max((len(cell.mark) for cell in cells.values()), default=0)
     # rich would strip what follows a number in a column aligned to the right, so they are aligned here
@@ -65,7 +65,7 @@ def _style(cell: ShownCell) -> str:
 
 @dataclass(frozen=True)
 class Printout:
-    """The matrix as a session prints it at its end."""
+    """The matrix as printed at the end of a session."""
 
     agreement: Agreement
 

@@ -47,7 +47,7 @@ class Agreement:
 
     @cached_property
     def extent(self) -> list[str]:
-        """The number of comparisons, the worst of them, and the number of what was left out."""
+        """The number of comparisons, the worst one, and the number of omissions."""
         cells = self.matrix.cells.values()
         backends = len({column.backend for column in self.matrix.columns})
         comparisons = sum(cell.comparisons for cell in cells)
@@ -126,7 +126,7 @@ def shown_cell(matrix: Matrix, cell: Cell | None, most_cases: int) -> ShownCell:
 
 
 def _fewer_cases(matrix: Matrix) -> list[str]:
-    """One line for each number of cases that columns have of a claim, if another column has more."""
+    """One line for each case count below the largest of a claim's columns."""
     fewer = (
         ((len(cell.cases), most, claim), str(column))
         for (claim, column), cell in matrix.cells.items()

@@ -100,7 +100,7 @@ class Audit:
         return [name for name, worst in found.items() if worst == outcome]
 
     def _told(self, outcome: Outcome) -> list[str]:
-        """The names of the fields with an outcome; of a field that is not obeyed, with what the port did."""
+        """The names of the fields with an outcome; a field that is not obeyed includes the port's behaviour."""
         does = {each.name: each.says for each in reversed(self.fields) if each.outcome == outcome and outcome in CAUSES}
         return [f"{name} ({does[name]})" if does.get(name) else name for name in self.fields_with(outcome)]
 
@@ -124,7 +124,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
-        """For fields and for tensors: the file, the noun, their number, the names by outcome, and the rest."""
+        """For fields and tensors: the file, the noun, the count, the names by outcome, and the rest."""
         fields = {says: self._told(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

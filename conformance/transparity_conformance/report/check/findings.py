@@ -48,9 +48,9 @@ class Finding:
 
     @property
     def left(self) -> float | None:
-        """The difference that remains with all the causes in the reference; None where nothing was computed with them.
+        """The difference that remains with all causes in the reference; None if it was not computed.
 
-        A cause that is a fact, such as dropout, leaves nothing to compute.
+        It is not computed for a cause that is a fact, such as dropout.
         """
         # each cause is put in on top of those before it
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def lines(self) -> tuple[PortLine, ...]:
-        """The lines of the port in which the first wrong numbers are made; none if they are not known."""
+        """The lines of the port that compute the first wrong numbers; none if unknown."""
         return lines_of(self.faults)
 
     @property
@@ -102,8 +102,8 @@ class Finding:
 def findings(report: Report) -> list[Finding]:
     """The divergences of a report in the order of the forward pass, grouped by the line of the port and the cause.
 
-    Without a line, a cause that says something else, and a tap of another kind, are findings of their own. Lines that
-    do the same in different layers, as in a graph, are one.
+    Without a line, another cause or another kind of tap is a separate finding. Equivalent lines of different layers, as
+    in a graph, are merged.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
@@ -122,7 +122,7 @@ def findings(report: Report) -> list[Finding]:
 def sentence(report: Report) -> str:
     """Return the verdict: the cause and its place, or the share of the tolerance that the worst rounding uses.
 
-    Before it stands a comparison of one rank with many, or of three implementations.
+    A comparison of one rank with many, or of three implementations, precedes it.
     """
     return "".join([*beginnings(report), _verdict(report)])
 
@@ -234,7 +234,7 @@ def worst(report: Report) -> tuple[float, str]:
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:
-    """`["all 8 rows", "positions 1–6 of 7", "head 2 of 3"]`: where an error is more than rounding."""
+    """`["all 8 rows", "positions 1–6 of 7", "head 2 of 3"]`: where an error exceeds rounding."""
     return [_spread(axis, profile[axis], budget) for axis in profile if len(profile[axis]) > 1]
 
 
@@ -257,7 +257,7 @@ def _ordinal(number: int) -> str:
 
 
 def _spans(numbers: Iterable[int]) -> list[str]:
-    """`1–3` of 1, 2, 3."""
+    """Return `1–3` for 1, 2, 3."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
 

@@ -1,4 +1,4 @@
-"""Lines of a port in which wrong numbers are made, with the part of the line that makes them."""
+"""Lines of a port that compute wrong numbers, with the part of the line that computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check as Markdown, for a pull request: the answer, and everything that is needed to run it again."""
+"""A check as Markdown, for a pull request: the answer, and everything needed to repeat it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
 
 
 def digest(files: Iterable[Path]) -> str:
-    """The sha256 of the contents of files, one after the other."""
+    """The sha256 of the concatenated contents of files."""
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -54,5 +54,5 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without what Markdown or a table would take for markup."""
+    """Text with the markup of Markdown and tables escaped."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -1,4 +1,4 @@
-"""A check as one HTML page: what is wrong and why, a heat map of taps × probes, and how errors are spread."""
+"""A check as an HTML page: the faults and causes, a heat map of taps × probes, and the spread of errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:
-    """The worst verdict, and the number of reports that share it."""
+    """The worst verdict, and the number of reports with it."""
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in SINGULAR if verdict in verdicts), "inconclusive")
     if len(reports) == 1:

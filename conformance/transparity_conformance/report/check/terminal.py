@@ -71,7 +71,7 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """`✗ my.py:load differs from the reference          llama, float32`, unbroken however long the path is."""
+    """`✗ my.py:load differs from the reference llama, float32`, without a line break in a long path."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -145,7 +145,7 @@ def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """A block for each line of the port and cause."""
+    """A block for each pair of a wrong line and its cause."""
     most = len(view.findings) if verbose else MOST_FINDINGS
     if len(view.findings) > 1:
         yield Text("Fix the first one first: later ones may follow from it.")
@@ -175,7 +175,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Each line with its place, carets below the part that is wrong, and its neighbours if nothing else explains it."""
+    """Each line with its place and carets below the wrong part, and its neighbours if there is no cause."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -212,7 +212,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """The effect of fixing what was found, and of leaving it."""
+    """The effect of fixing the finding, and of not fixing it."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -238,7 +238,7 @@ def _strength(view: CheckView) -> RenderableType:
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and texts in two columns; a name that is repeated is written once."""
+    """Names and texts in two columns; a repeated name is written once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
@@ -294,7 +294,7 @@ def _times(timing: Mapping[str, Timing]) -> Table:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose rows end with a verdict, the colour of their numbers."""
+    """A table whose rows end with a verdict, which also colours their numbers."""
     table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in columns:
         is_number = name in ("share, end to end", "end to end", "this step")
@@ -305,7 +305,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """The spread of an unexplained error as bars, where some are within the tolerance and they are few enough."""
+    """The spread of an unexplained error as bars, if they are few and some are within the tolerance."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:
@@ -313,7 +313,7 @@ def _profile(finding: Finding) -> Iterator[Text]:
 
 
 def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """The ways on: the cause's page, everything that is known, and a page to look at; in columns if they fit."""
+    """Next steps: the page of the cause, the verbose report, and the HTML page; in columns if they fit."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     is_wrong = view.report.verdict == "diverges"
     rows = [(f"transparity explain {cause}", "what it is, and how to fix it") for cause in [*causes][: int(is_wrong)]]

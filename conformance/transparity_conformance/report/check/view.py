@@ -111,7 +111,7 @@ def _system(report: Report) -> str:
 
 
 def _compared(report: Report) -> str:
-    """The activations, the sizes of the inputs, and the capabilities."""
+    """The compared activations, input sizes and capabilities."""
     taps = dict.fromkeys(item.tap for item in report.measured)
     forward = "the logits" if list(taps) == ["logits"] else count(len(taps), "activation")
     where = f" at {report.coverage.inputs}" if report.coverage.inputs else ""
@@ -121,7 +121,7 @@ def _compared(report: Report) -> str:
 
 
 def _audit(report: Report) -> list[str]:
-    """The audit; where the forward pass is wrong, only tensors that the loader never read, which may be the reason."""
+    """The audit; for a wrong forward pass, only unread tensors, which may be the reason."""
     if report.audit is None:
         return []
     is_asked = any(claim.id.startswith("loader.") for claim in report.claims)

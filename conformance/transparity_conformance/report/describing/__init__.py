@@ -1,1 +1,1 @@
-"""Configurations for people and machines."""
+"""Configurations as text and as JSON."""

@@ -193,7 +193,7 @@ def _recurrence(config: TransformerConfig) -> str:
 
 
 def _self_attention_only(config: TransformerConfig) -> str:
-    """The parts that only self-attention has: positions, and a window."""
+    """Features of only self-attention: positions and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
     known += ["relative positions"] if config.relative_bias else []
@@ -216,7 +216,7 @@ def _mask(config: TransformerConfig, stack: str) -> str:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Names with their shapes and numbers of layers, the layers of a stack folded into one."""
+    """Names with shapes and layer counts; the layers of a stack share one line."""
     layers: dict[str, set[int]] = {}
     folded: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():

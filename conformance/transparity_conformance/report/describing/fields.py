@@ -1,4 +1,4 @@
-"""The fields of a configuration for people and machines: their values, their defaults and their meaning."""
+"""The fields of a configuration, as text and as JSON: values, defaults and meaning."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Model:
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
-        """Save the tensors of the previous model that shares this memory, for its later calls."""
+        """Save the tensors of the previous model that shares this memory, because it may be called again."""
         if self.memory is None:
             return
         before = _OWNERS.get(id(self.memory))
@@ -88,7 +88,7 @@ class Model:
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Switch to float64; return whether that succeeded, which needs a PyTorch module."""
+        """Switch to float64, which needs a PyTorch module; return whether that succeeded."""
         if self.module is not None:
             self._narrow = widened(self.module)
             self._tensors = tensors_of(self.module)

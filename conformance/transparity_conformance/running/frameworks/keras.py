@@ -61,7 +61,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _parameters(model: Any) -> list[str]:
-    """Return the names of the arguments of `call`, without Keras's own."""
+    """Return the argument names of `call`, without Keras's own."""
     signature = signature_of(model.call)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
     names = [] if signature is None else [each.name for each in signature.parameters.values() if each.kind in plain]
@@ -69,7 +69,7 @@ def _parameters(model: Any) -> list[str]:
 
 
 def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
-    """Return the inputs of a functional model: its only one, or all by name."""
+    """Return the inputs of a functional model: the only one, or all by name."""
     if len(names) == 1:
         return next(iter(given.values()))
     known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}

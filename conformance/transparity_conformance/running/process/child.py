@@ -110,7 +110,7 @@ class PortProcess:
             pass
 
     def received(self, what: str, deadline: float | None = None) -> Any:
-        """Return the answer to a request, by the time `deadline`; None for the timeout from here on."""
+        """Return the answer to a request before `deadline`; None starts the timeout at this call."""
         try:
             deadline = deadline or time.monotonic() + self.timeout
             kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
@@ -214,7 +214,7 @@ def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: f
 def run_together(
     command: str, bundle: str | Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
 ) -> list[Completed]:
-    """Run a program several times at once, each with its own output file and environment; otherwise as `run_command`.
+    """Run a program several times in parallel, each with its own output file and environment, as `run_command`.
 
     If one fails, the others are stopped, because they may wait for it.
     """
@@ -264,7 +264,7 @@ class _Program:
         return bool(self.process.poll())
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """Return the end of the program; if it waited for the `first` that failed, return that one's."""
+        """Return how the program ended; if it waited for the `first` failure, return how that one ended."""
         code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
         if code == 0:
             return Completed(self.actual, None)

@@ -249,7 +249,7 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Make a port's process forget the objects of an answer when the checker does."""
+    """Make a port's process release the objects of an answer when the checker does."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)

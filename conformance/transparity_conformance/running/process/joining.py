@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Replicas:
-    """Replicas of a value that differ, in the call where the difference is largest."""
+    """Differing replicas of a value, in the call with the largest difference."""
 
     name: str
     relative: float
@@ -71,7 +71,7 @@ def joined(
         shapes: the expected shapes, by name.
         differing: receives the replicas that differ.
 
-    Raises `PortError` for answers that do not fit together.
+    Raises `PortError` for inconsistent answers.
     """
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
@@ -119,7 +119,7 @@ Names = tuple[str, ...]
 class Whole:
     """The operations of built ports with equal values on all ranks.
 
-    The first call decides, because shards of short inputs may be equal by chance.
+    The first call decides, because later, shorter inputs may have shards that are equal by chance.
     """
 
     def __init__(self) -> None:

@@ -173,7 +173,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Make the processes forget an object when the checker does."""
+        """Make the processes release an object when the checker does."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -225,7 +225,7 @@ LOCAL = {
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return the variables of each rank: the ones of `torchrun`, and the coordinator of
+    """Return the environment of each rank: `torchrun`'s variables, and the coordinator of
     `jax.distributed.initialize`."""
     with socket.socket() as one, socket.socket() as other:  # two ports that nothing listens on
         for each in (one, other):
@@ -259,7 +259,7 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Wait for every rank, or until the remaining ones wait for one that failed; return these."""
+        """Wait for every rank, or until the remaining ones wait for a failed one; return the waiting ones."""
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
         while waiting and time.monotonic() < deserted_at:
@@ -297,7 +297,7 @@ class SharedCall:
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """Return the sentence for ranks that gave no answer in time."""
+        """Return the message about ranks that gave no answer in time."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (

@@ -61,7 +61,7 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return what a port is built from: copies of the parameters.
+    """Return copies of the parameters, from which a port is built.
 
     A loader gets the checkpoint's own folder if a float32 copy does not fit. An artefact has its own weights and gets
     nothing.
@@ -144,7 +144,7 @@ def run_listening(
 
     A port in its own process is recorded in all frameworks imported there. Operations whose values exceed half of the
     largest answer are left out. The taps may round differently from `run` if recording disables a compiler (`jit`,
-    `torch.compile`). Buffers are cut to the sequence.
+    `torch.compile`). Buffers are truncated to the sequence length.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)

@@ -146,7 +146,7 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the most bytes of arrays in one answer: an eighth of the memory, because float64 doubles float32."""
+    """Return the largest total of array bytes in one answer: an eighth of memory, because float64 doubles float32."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 

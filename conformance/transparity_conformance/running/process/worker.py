@@ -80,7 +80,7 @@ class Worker:
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
-        """Call an object, or its method `attribute`; the item `stays` of a returned sequence stays here."""
+        """Call an object, or its method `attribute`; item `stays` of a returned sequence stays in this process."""
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
@@ -102,9 +102,9 @@ class Worker:
         return has_method(self.objects[number], name)
 
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
-        """Call an object or its method as `call` does; return its result and its operations.
+        """Call an object or its method, as `call` does; return the result and the recorded operations.
 
-        `whole_numbers` includes integers and bools. An artefact reports its own operations, without these.
+        `whole_numbers` includes integers and bools. An artefact reports its own operations, and no integers or bools.
         """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):
@@ -157,7 +157,7 @@ class Worker:
         return self.keep(forward), described_signature(forward), is_filled
 
     def release(self, numbers: list[int]) -> None:
-        """Forget objects that the checker has released."""
+        """Release objects that the checker has released."""
         for number in numbers:
             self.objects.pop(number, None)
             self.configs.pop(number, None)
@@ -221,7 +221,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process once the checker has ended, whatever the port is doing; no signal reports a killed parent."""
+    """End this process once the checker has ended, even during a call; no signal reports a killed parent."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -70,8 +70,8 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
     causal = np.tile(np.tri(LONG, dtype=bool), (2, 1, 1, 1))
     masks = {
         "the future hidden": causal[:1],
-        "and what lies far behind": causal & ~np.tri(LONG, k=-20, dtype=bool),
-        "and the first three of a row, which see nothing": causal & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),
+        "and distant keys": causal & ~np.tri(LONG, k=-20, dtype=bool),
+        "and the first three keys, so that early queries see nothing": causal & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),
         "some of everything": random.random(causal.shape) < 0.7,
         "nothing hidden": np.ones((2, 1, 1, LONG), bool),
     }
@@ -80,7 +80,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
     sinks = {"sinks": random.normal(size=2).astype(np.float32)}
     given["the future hidden, and a bias"] = masks["the future hidden"], arrays | bias
     given["the future hidden, and sinks"] = masks["the future hidden"], arrays | sinks
-    given["some of everything, a bias and sinks"] = masks["some of everything"], arrays | bias | sinks
+    given["mixed rows, a bias and sinks"] = masks["some of everything"], arrays | bias | sinks
     return {
         name: (mask, arrays, Oracle(functools.partial(_explicitly, mask), arrays))
         for name, (mask, arrays) in given.items()

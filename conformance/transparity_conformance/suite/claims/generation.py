@@ -146,8 +146,8 @@ SAMPLINGS = {
 
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
-    """Return a row with only the drawable logits: tokens by probability, cut after `top_k`, then where `top_p` is
-    reached."""
+    """Return a row with only the logits that can be drawn: the `top_k` likeliest, then the fewest that reach
+    `top_p`."""
     row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]

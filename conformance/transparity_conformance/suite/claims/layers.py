@@ -113,7 +113,7 @@ NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return two rows of three heads: unit keys and queries, and decays that keep much or little of the state."""
+    """Return two rows of three heads: unit keys and queries, and decays that keep most or little of the state."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
@@ -132,7 +132,7 @@ def _run(arrays: Arrays, tap: Tap) -> None:
 
 @claim(topic="recurrence", dtypes=("float32", "float64"), harness=True)
 def steps(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The rules of states agree with single steps over more positions than a chunk, also continued in a second call."""
+    """State updates over more positions than a chunk agree with single steps, also across two calls."""
     arrays = _drawn()
     oracle, record = Oracle(_run, arrays), bench.evidence(f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
@@ -161,7 +161,7 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on activations relative to which eps is negligible, comparable, and dominant."""
+    """Compare `function` on activations for which eps is negligible, comparable and dominant."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 

@@ -83,7 +83,7 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
     """Yield each case, the name of its model, and the bench over its mesh.
 
-    With `few`, where every model is compiled, each model has one mesh.
+    With `few`, for modes that compile every model, each model has one mesh.
     """
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
@@ -144,7 +144,7 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
     """Ten steps of an optimizer, in which each rank has only its shards, end where the reference's steps end.
 
-    A forward pass may precede them, and the model itself does not change.
+    A forward pass may precede the steps, and the model itself does not change.
     """
     for case, name, over in _benches(bench, cases):
         (config, how), oracle = training.TRAINED[name], training.oracle_of(name)

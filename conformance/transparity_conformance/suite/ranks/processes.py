@@ -38,11 +38,11 @@ class State:
 
 
 class RanksError(RuntimeError):
-    """Ranks have died, do not answer, or disagree with each other."""
+    """Ranks have exited, do not answer, or disagree with each other."""
 
 
 class Ranks:
-    """The processes of one launch, on the CPU; each does every task.
+    """The processes of one launch, on the CPU; each runs every task.
 
     Args:
         module: The module of the backend over ranks.
@@ -127,7 +127,7 @@ def _free_port() -> int:
 
 
 def _serve(connection: Connection, state: State, variables: dict[str, str]) -> None:
-    """Do one task after another until the connection is closed."""
+    """Run tasks until the connection is closed."""
     os.environ.update(variables)
     while True:
         try:
@@ -142,7 +142,7 @@ def _serve(connection: Connection, state: State, variables: dict[str, str]) -> N
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an error that can be pickled, and read where its class is known."""
+    """Return a picklable error; it keeps its class if the receiver knows it."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - for any error of a framework

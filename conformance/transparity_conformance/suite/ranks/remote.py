@@ -25,7 +25,7 @@ LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a column; launch them if none are alive."""
+    """Return the ranks of a column; launch them if none are running."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
@@ -90,7 +90,7 @@ def _make(
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:
-    """Return the backend over a mesh; all ranks build it, including those that take no part."""
+    """Return the backend over a mesh; all ranks build it, also ranks outside the mesh."""
     if mesh not in state.objects:
         state.objects[mesh] = importlib.import_module(state.module).ShardedBackend(*mesh)
     return state.objects[mesh]
@@ -99,9 +99,9 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Return the digest of a result and, from the first rank, the result; None from ranks that take no part.
+    """Return the digest of a result and, from the first rank, the result; None for ranks outside the mesh.
 
-    A cache among the results is kept under the number `kept`.
+    Store a cache among the results under the number `kept`.
     """
     if handle not in state.objects:
         return None

@@ -33,7 +33,7 @@ def operation_of(
 ) -> int:
     """Find the first operation that leads to the wrong tap `where` and to nothing right.
 
-    If an operation is missing, no number is wrong; then return the operation that uses the value in its place. If the
+    If an operation is missing, no number is wrong; return the operation that uses the value instead. If the
     operation has no line, return the operation of the tap. A number is right if the reference also computes it on the
     way from the port's activations to this tap.
 
@@ -121,7 +121,7 @@ def behind_taps(
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation only selects a part of its input, or a growing part each turn, as a cache is read."""
+    """Return whether an operation only selects a part of its input, or a growing part in a loop, as from a cache."""
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):

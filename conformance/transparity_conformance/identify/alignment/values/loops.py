@@ -16,8 +16,8 @@ from transparity_conformance.oracle.probes import Probe
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
     """Return the operations of a call with loops stacked: over heads on a heads axis, over tokens on a tokens axis.
 
-    Only code that repeats as often as there are heads, rows or tokens counts as a loop. A turn may read results of
-    earlier turns, as from a cache.
+    Only code that repeats as often as there are heads, rows or tokens counts as a loop. An iteration may read results
+    of earlier ones, as from a cache.
     """
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
@@ -114,7 +114,7 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return the length of the body and the turns of the loop that starts here, with the shortest body; (1, 1) if none.
+    """Return the body length and the iterations of the loop that starts here, for the shortest body; (1, 1) if none.
 
     A body of one operation does not count: splitting an array records one operation for each part.
     """
@@ -131,7 +131,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether the turns are alike, and each reads only earlier places of the body, of any turn."""
+    """Return whether the iterations have the same operations, and each reads only earlier ones of the body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:

@@ -85,7 +85,7 @@ def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
 
 
 def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of padding of a model without attention, from the outputs of all calls."""
+    """Add the padding fields of a model without attention, from the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
     options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []

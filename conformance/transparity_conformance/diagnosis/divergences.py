@@ -20,7 +20,7 @@ from transparity_conformance.diagnosis.probe_result import (
     still_wrong,
 )
 from transparity_conformance.diagnosis.search.answer import Answer
-from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.clock import STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import departures
 from transparity_conformance.diagnosis.search.joined import joined, layer_of, scope_of
 from transparity_conformance.diagnosis.search.search import BEAM, PAIR
@@ -255,7 +255,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
-    clock.begin()
+    clock.begin(STAGES)
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
     if left > NO_EXPLANATION:
         return []

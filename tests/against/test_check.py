@@ -290,3 +290,28 @@ def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
     says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
     assert "0.25 for 0.5" in says
     assert "ReLU" in says
+
+
+IN_ORDER = THEIRS.replace(
+    "    def attention(self, x):",
+    """    def scaled(self, x):
+        return nn.functional.normalize(x, dim=-1) * 2.0
+
+    def turned(self, x):
+        return x + 0.5 * x.cumsum(2)
+
+    def attention(self, x):""",
+).replace(
+    "        scores = q @",
+    """        q = self.turned(self.scaled(q))
+        k = self.turned(self.scaled(k))
+        scores = q @""",
+)
+
+
+@pytest.mark.parametrize(("old", "new"), [("* 2.0", "* 3.0"), ("0.5 * x.cumsum", "0.25 * x.cumsum")])
+def test_another_order_is_told_with_another_number_in_the_same_operations(old: str, new: str, tmp_path: Path) -> None:
+    port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))").replace(old, new)
+    first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER).faults
+    assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 for 0.5"))
+    assert "theirs is the other way round" in second.causes[0].says

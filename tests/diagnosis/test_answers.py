@@ -11,6 +11,8 @@ from transparity_conformance.diagnosis.divergences import explain_all
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.joined import joined
+from transparity_conformance.diagnosis.segment import segment_of
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
@@ -61,7 +63,7 @@ def test_the_fewest_faults_that_give_the_answer_are_found_among_false_ones(probe
 def test_one_fault_more_is_looked_for_in_the_logits(probes: dict[str, Probe]) -> None:
     first = next(iter(probes.values()))
     found = everywhere(first, *WRONG[0])[-1:]
-    fewest = answer_of(probes, computed(probes, *WRONG)).fewest_of(tuple(found), tuple(found))
+    fewest = answer_of(probes, computed(probes, *WRONG)).with_one_more(tuple(found), tuple(found))
     assert {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}
 
 
@@ -95,3 +97,29 @@ def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: di
     answer.single()
     told = explain_all(results_of(probes, actual), scores, "float32", lambda *_: None, Clock(), answer=answer)
     assert [cause.mistake for each in told for cause in each.causes] == ["attention-scale"]
+
+
+ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapped")
+
+
+def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
+    every = probes_of(MODELS["qwen"], "qwen")
+    probes = {name: every[name] for name in list(every)[:3]}
+    actual = computed(probes, ORDER, WRONG[0], GATE)
+    answer = answer_of(probes, actual)
+    for taps in actual.values():  # a port that rotates first has no normalized queries that are not rotated
+        for tap in [tap for tap in taps if tap.endswith("_rotated")]:
+            name = tap.removesuffix("_rotated")
+            taps[f"{name}_norm"] = taps[name]
+            del taps[tap]
+    results = results_of(probes, actual)
+    order = next(iter(results.values())).order
+    faulty = [tap for tap in order if any(tap in each.wrong for each in results.values())]
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    end, joint = joined(results, faulty[0], faulty, answer.found, "float32")
+    assert end.endswith(".scores") and not any(tap.endswith("query_norm") for tap in joint["one"].wrong)
+    made = tuple(everywhere(next(iter(probes.values())), *fault)[0] for fault in (ORDER, WRONG[0]))
+    assert segment_of(joint, end, "float32").vanishes(made)
+    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0], WRONG[0][0], GATE[0]}
+    assert answer.contradicts  # the values taken for norms

@@ -6,12 +6,13 @@ import contextlib
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from transparity_conformance.against.edits.edit import At, Edit
-from transparity_conformance.against.flow import DataFlow
+from transparity_conformance.against.flow import DataFlow, OfSegment
 from transparity_conformance.against.rounding import shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
@@ -58,13 +59,13 @@ class Comparer:
         made = program.answer in program.maker  # a model may return what it was given
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
-    def at(self, number: int) -> At:
-        """Return a step as a place for edits."""
-        return At(self.program, self.flow, self.program.steps[number])
+    def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
+        """Return a step as a place for edits, besides earlier changes."""
+        return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
         """Return the changes of an edit at some steps, together with earlier changes."""
-        return {**before, **changes_at(edit, numbers, self.program, self.flow)}
+        return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
         """Run the reference with changes, and match its values with the port's."""
@@ -166,5 +167,5 @@ def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: Dat
     for number in numbers:
         with contextlib.suppress(Exception):  # a step of another form, such as one without the argument
             if (change := edit.make(At(program, flow, program.steps[number]))) is not None:
-                changes[number] = change
+                changes[number] = OfSegment(change) if edit.behind else change
     return changes

@@ -56,7 +56,7 @@ class Call:
         changes: dict[int, Change] = {}
         for each in found:
             if each.edit is not None:
-                changes |= changes_at(each.edit, each.steps_in(program), program, flow)
+                changes |= changes_at(each.edit, each.steps_in(program), program, flow.within({**changes}))
         try:
             given = program.run(changes)[program.answer]
             within = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)

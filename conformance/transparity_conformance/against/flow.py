@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
-from transparity_conformance.listening.program import Program, Step, Values
+from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
 """The input, through which everything passes."""
+
+
+@dataclass(frozen=True)
+class OfSegment:
+    """A change of a segment; if the segment is run again on another value, its steps are unchanged."""
+
+    change: Change
+
+    def __call__(self, values: Values) -> Any:
+        """Return the result of the segment's last step."""
+        return self.change(values)
 
 
 class DataFlow:
@@ -25,6 +38,8 @@ class DataFlow:
     ) -> None:
         self.program, self.rounded = program, rounded or {}
         """`rounded` are values of the port that a shorter dtype can hold, by its name."""
+        self.changes: Mapping[int, Change] = {}
+        """The changes of the steps that are run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
         """The last value through which all of the input passes on its way to a value (its immediate dominator)."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
@@ -35,6 +50,12 @@ class DataFlow:
                 for index in step.outputs:
                     self.passes[index] = passed
                     self._depth[index] = self._depth[passed] + 1
+
+    def within(self, changes: Mapping[int, Change]) -> Self:
+        """Return the same flow, in which steps that are run again have these changes."""
+        flow = copy.copy(self)
+        flow.changes = {number: each for number, each in changes.items() if not isinstance(each, OfSegment)}
+        return flow
 
     def _common(self, given: list[int]) -> int:
         """Return the last value through which all of these pass."""
@@ -73,5 +94,5 @@ class DataFlow:
             if "view" in step.name and given.numel() != self.program.values[step.output].numel():
                 now[step.output] = given
             else:
-                step.run(now, None)
+                self.program.run_one(step, now, self.changes, None)
         return now[end]

@@ -206,7 +206,7 @@ class EditSearch:
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
         """Return the result of an edit at a step; None if it fails."""
         try:
-            change = edit.make(self.comparer.at(number))
+            change = edit.make(self.comparer.at(number, now.changes))
             return None if change is None else change(now.values)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -161,13 +162,18 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     if "as_kind" in settings:
         kind, fields = settings["as_kind"]
         other = state.config.layer_kinds[kind]
-        own = dataclasses.replace(own, **{name: getattr(other, name) for name in fields})
+        own = _with_fields(own, **{name: getattr(other, name) for name in fields})
     name = site.removesuffix("_rotated")
     if "before_norm" in settings:
         return query_key_norm(
             state.config, parameters_of(state, f"{name}_norm"), rotated(settings, own, state.taps[name])
         )
     return rotated(settings, own, _before_rotation(state, site))
+
+
+@functools.lru_cache(maxsize=2**8)  # validation takes longer than the rotation
+def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
+    return dataclasses.replace(config, **fields)
 
 
 ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind", "before_norm")
@@ -177,7 +183,7 @@ ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     """Return queries or keys rotated as `config` requires, except for `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
-    config = dataclasses.replace(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
+    config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
         config = config.with_sizes(rotary_dim=settings["rotary_dim"](config))
     fields = {
@@ -185,10 +191,10 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
         for name, value in settings.items()
         if name not in (*ROTATION, "rotary_dim")
     }
-    config = dataclasses.replace(config, **fields)
+    config = _with_fields(config, **fields)
     kind, part = settings.get("in_half", ("", ""))
     if x.shape[2] > config.rotary_original_length:
-        config = dataclasses.replace(config, rotary_short_factors=config.rotary_long_factors)
+        config = _with_fields(config, rotary_short_factors=config.rotary_long_factors)
     frequencies = settings.get("frequencies", rotary_frequencies)(config)
     if part in ("frequencies", "angles", "everything"):
         frequencies = rounded_to(frequencies, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -20,9 +20,10 @@ from transparity_conformance.diagnosis.probe_result import (
     still_wrong,
 )
 from transparity_conformance.diagnosis.search.answer import Answer
-from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.clock import STAGES, Clock
 from transparity_conformance.diagnosis.search.fields import departures
-from transparity_conformance.diagnosis.search.search import BEAM
+from transparity_conformance.diagnosis.search.joined import joined, layer_of, scope_of
+from transparity_conformance.diagnosis.search.search import BEAM, PAIR
 from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
 from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.diagnosis.walk import walk
@@ -56,13 +57,14 @@ def explain_all(
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
-    divergences, explanations, fewest = _by_segment(results, faulty, dtype, progress, clock, ranks, answer)
+    segments = _BySegment(results, dtype, clock, ranks, answer)
+    fewest, divergences = segments.run(faulty, progress), segments.divergences
     if answer and answer.is_wrong:
         every = [fewest] if fewest else answer.pairs()
-        if told := _by_answer(answer, results, faulty, every, explanations):
+        if told := _by_answer(answer, results, faulty, every, segments.explanations):
             return told
-        divergences = _consistent(answer, results, divergences, explanations)
-    return _named(divergences, explanations)
+        divergences = _consistent(answer, results, divergences, segments.explanations)
+    return _named(divergences, segments.explanations)
 
 
 def _consistent(
@@ -118,12 +120,14 @@ def _by_answer(
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
         return ()
     told, ranked = wrong[0][1], [each for _, each in wrong]
+    answer.told, answer.contradicts = told, wrong[0][0]
     probes = {result.probe.name: result.probe for result in results.values()}
     elsewhere = [each for each in told if not {*each.sites} & {*faulty}]
     divergences, explanations = list[Divergence](), dict[str, Explanation]()
     for tap in faulty:
         segment = segment_of(results, tap, answer.dtype, answer.ranks)
-        best = next((each for each in [*((one,) for one in told), told] if segment.vanishes(each)), ())
+        there = tuple(each for each in told if tap in each.sites)
+        best = next((each for each in [*((one,) for one in told), there, told] if segment.vanishes(each)), ())
         if any(tap in each.sites or each in elsewhere for each in best):
             elsewhere = [each for each in elsewhere if each not in best]
             rivals = [each for each in ranked[1:] if len(each) == len(best) == 1 and segment.vanishes(each)]
@@ -145,43 +149,78 @@ def _ids(chosen: Combination) -> set[str]:
     return {each.fault.id for each in chosen}
 
 
-def _by_segment(
-    results: Results,
-    faulty: list[str],
-    dtype: str,
-    progress: Progress,
-    clock: Clock,
-    ranks: int,
-    answer: Answer | None,
-) -> tuple[list[Divergence], dict[str, Explanation], Combination]:
-    """Explain every segment separately, from the port's own activations before it, until the answer follows.
+class _BySegment:
+    """Explains every segment separately, from the port's own activations before it, until the answer follows.
 
-    Returns: The divergences and explanations so far, and the fewest faults that give the answer.
+    A sublayer in which a segment has no cause is also explained as a whole.
     """
-    known = _whole_model_fault(results, faulty, dtype)
-    divergences: list[Divergence] = []
-    if known:
-        divergences.append(_whole_model_divergence(results, faulty[0], known))
-        faulty = still_wrong(results, known, dtype)
-    others = {result.probe.name: result.probe for result in results.values()}
-    explanations: dict[str, Explanation] = {}
-    for done, tap in enumerate(faulty):
-        progress("looking for causes", done, len(faulty))
-        worst = _worst(results, tap)
-        if tap in worst.misshapen or done >= MOST_EXPLAINED:
-            divergences.append(_divergence(results, tap, Explanation()))
-            continue
-        segment = segment_of(results, tap, dtype, ranks)
-        if known and segment.vanishes(known):
-            continue
-        explanations[tap] = explain(segment, candidate_sites(worst, tap), known, others, explanations, clock)
-        known = (*known, *explanations[tap].chosen)
-        divergences.append(_divergence(results, tap, explanations[tap], dtype))
-        if explanations[tap].remains:
-            divergences.append(_remaining(segment, known))
-        elif answer and (new := explanations[tap].chosen) and (fewest := answer.fewest_of(known, new)):
-            return divergences, explanations, fewest
-    return divergences, explanations, ()
+
+    def __init__(self, results: Results, dtype: str, clock: Clock, ranks: int, answer: Answer | None) -> None:
+        self.results, self.dtype, self.clock, self.ranks, self.answer = results, dtype, clock, ranks, answer
+        self.others = {result.probe.name: result.probe for result in results.values()}
+        self.divergences: list[Divergence] = []
+        self.explanations: dict[str, Explanation] = {}
+        self.joint: dict[str, Explanation] = {}
+        """The explanations of whole sublayers."""
+        self.known: Combination = ()
+
+    def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
+        """Explain the segments; return the fewest faults that give the answer, if they were found."""
+        self.known = _whole_model_fault(self.results, [*faulty], self.dtype)
+        if self.known:
+            self.divergences.append(_whole_model_divergence(self.results, faulty[0], self.known))
+            faulty = still_wrong(self.results, self.known, self.dtype)
+        answer, new = self.answer, Combination()
+        for done, tap in enumerate(faulty):
+            progress("looking for causes", done, len(faulty))
+            before = self.known
+            if tap in _worst(self.results, tap).misshapen or done >= MOST_EXPLAINED:
+                self.divergences.append(_divergence(self.results, tap, Explanation()))
+            elif not self._is_known(tap):
+                self._explain(tap, faulty)
+            last = tuple(each for each in self.known if each not in before)
+            if answer and last and (fewest := answer.fewest_of(self.known, last)):
+                return fewest
+            new = (*new, *last)
+            if answer and new and layer_of(tap) not in map(layer_of, faulty[done + 1 : done + 2]):
+                if fewest := answer.with_one_more(self.known, new):
+                    return fewest
+                new = ()
+        return ()
+
+    def _is_known(self, tap: str) -> bool:
+        """Return whether a segment is explained by the faults so far."""
+        is_joint = self.joint.get(scope_of(tap), Explanation()).chosen
+        return bool(
+            is_joint or (self.known and segment_of(self.results, tap, self.dtype, self.ranks).vanishes(self.known))
+        )
+
+    def _explain(self, tap: str, faulty: Sequence[str]) -> None:
+        segment, scope = segment_of(self.results, tap, self.dtype, self.ranks), scope_of(tap)
+        sites = candidate_sites(_worst(self.results, tap), tap)
+        found = explain(segment, sites, self.known, self.others, self.explanations, self.clock)
+        if self.answer and not found.chosen and scope not in self.joint:
+            joint = self.joint[scope] = self._explain_jointly(tap, faulty, self.answer.found)
+            if joint.chosen:
+                found, self.known = joint, self._outside(scope)
+                self.divergences = [each for each in self.divergences if scope_of(each.where) != scope]
+                self.explanations = {at: each for at, each in self.explanations.items() if scope_of(at) != scope}
+        self.explanations[tap], self.known = found, (*self.known, *found.chosen)
+        self.divergences.append(_divergence(self.results, tap, found, self.dtype))
+        if found.remains:
+            self.divergences.append(_remaining(segment, self.known))
+
+    def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
+        """Explain the sublayer of a tap as one segment, without the earlier faults in it."""
+        end, results = joined(self.results, tap, faulty, found, self.dtype)
+        if not end:
+            return Explanation()
+        segment, sites = segment_of(results, end, self.dtype, self.ranks), candidate_sites(_worst(results, end), end)
+        return explain(segment, sites, self._outside(scope_of(tap)), self.others, self.joint, self.clock, PAIR)
+
+    def _outside(self, scope: str) -> Combination:
+        """Return the known faults outside a sublayer."""
+        return tuple(each for each in self.known if scope not in map(scope_of, each.sites))
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
@@ -216,7 +255,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
     if probe.is_large:  # hundreds of walks, each of which takes long
         return []
-    clock.begin()
+    clock.begin(STAGES)
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
     if left > NO_EXPLANATION:
         return []

@@ -46,6 +46,7 @@ def explain(
     others: Mapping[str, Probe],
     earlier: Mapping[str, Explanation],
     clock: Clock,
+    deepest: int = DEEPEST,
 ) -> Explanation:
     """Find the cause of the difference at `segment`.
 
@@ -55,13 +56,14 @@ def explain(
         others: All probes, one of which may distinguish equally good causes.
         earlier: Explanations of other segments; a fault in one layer is likely in the next.
         clock: The time left for the search; when it runs out, nothing is explained.
+        deepest: The largest number of faults.
     """
     search = Search.at(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same
     likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
-    deepest = 1 if _in_vain(segment, earlier) else PAIR if segment.is_whole_model else DEEPEST
+    deepest = 1 if _in_vain(segment, earlier) else PAIR if segment.is_whole_model else deepest
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
         found, remains = search.run(likely, deepest)

@@ -172,7 +172,7 @@ class Program:
             values = _in(values, precision)
         with float64_defaults() if precision is None else contextlib.nullcontext():
             for step in self.steps:
-                self._run_one(step, values, changes or {}, precision)
+                self.run_one(step, values, changes or {}, precision)
         return values
 
     def again(
@@ -192,7 +192,7 @@ class Program:
         with float64_defaults():
             for step in self.steps[min(numbers, default=len(self.steps)) :]:
                 if step.number in numbers or not again.isdisjoint(step.inputs):
-                    self._run_one(step, now, changes, None)
+                    self.run_one(step, now, changes, None)
                     again.update(step.outputs)
         return now, again
 
@@ -216,12 +216,13 @@ class Program:
         waiting = sorted(self.readers_of(number))
         while waiting:
             step = self.steps[heapq.heappop(waiting)]
-            self._run_one(step, now, changes, None)
+            self.run_one(step, now, changes, None)
             for reader in self.readers_of(step.number).difference(waiting):
                 heapq.heappush(waiting, reader)
             yield step, now
 
-    def _run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
+    def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
+        """Add the results of a step, with its change if it has one, to the values."""
         if step.number not in changes:
             step.run(values, precision)
             return

@@ -76,7 +76,7 @@ class Oracle:
     def identity(self) -> str | None:
         """Return a hash of everything that determines the results.
 
-        It is None for a large model, parameters in files, or another computation.
+        A large model, parameters in files, and other computations have no hash.
         """
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.call is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:

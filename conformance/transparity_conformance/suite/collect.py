@@ -49,7 +49,7 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
 
 
 def make(claim: Claim, bench: Bench) -> list[ClaimEvidence]:
-    """Return the evidence of a claim; raise if there is none."""
+    """Return the evidence of a claim; raise an error without evidence."""
     with bench.pinned():
         evidence = list(claim.check(bench.about(claim.name, harness=claim.harness)))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"

@@ -125,10 +125,19 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the answers with the oracle, and find causes and lines."""
-    ran = evidence.ran
-    further = evidence.clock, evidence.answer, evidence.repeated
+    """Judge the answers with the oracle, and find causes and lines.
+
+    If the causes show that other activations were taken for some taps, taps are found again with the causes known.
+    """
+    ran, answer = evidence.ran, evidence.answer
+    further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
+    if answer is not None and answer.contradicts:
+        answer.singles, clock, dtype = [answer.told], evidence.clock.part(), evidence.arguments.dtype
+        again = hear(ran.forwards, ran.probes, ran.actual, dtype, clock, evidence.progress, known=answer.told)
+        if again.calls:
+            evidence.recorded = again
+            evidence.report = _judged(evidence, ran.probes, ran.actual, again, *further)
 
 
 def _judged(

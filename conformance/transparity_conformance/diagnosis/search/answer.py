@@ -43,6 +43,12 @@ class Answer:
     singles: Sequence[Combination] = ()
     """The single faults that give the answer, as far as they were searched."""
 
+    told: Combination = ()
+    """The faults that give the answer and are reported."""
+
+    contradicts: Sequence[str] = ()
+    """The taps that are wrong even with these faults: other activations were taken for them."""
+
     def __init__(self, alone: Results, dtype: str, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.dtype, self.clock, self.ranks = alone, dtype, clock, ranks
         self.tried: set[frozenset[str]] = set()
@@ -99,13 +105,11 @@ class Answer:
         return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults that give the answer, with one of the `last` place among them.
+        """Return the fewest faults that give the answer, with one of the `last` among them; empty if none do.
 
-        Faults are made where they were found, or at any group of taps that includes these. If all of them together do
-        not suffice, one more fault is added; if that fails too, the result is empty.
+        Faults are made where they were found, or at any group of taps that includes these.
         """
-        kinds = {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}
-        new = {each.fault.id for each in last}
+        kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
         with contextlib.suppress(OutOfTime):
@@ -115,11 +119,22 @@ class Answer:
                         break
                     if self.segment.vanishes(chosen):
                         return chosen
-            for these in {frozenset(new), frozenset(kinds)} - self.tried:
+        return ()
+
+    def with_one_more(self, told: Combination, last: Combination) -> Combination:
+        """Return the `last` faults, or all that are `told`, with one more fault that together give the answer.
+
+        Faults are made wherever possible, or as wide as leaves least: one more fault may hide that they are everywhere.
+        """
+        kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
+        with contextlib.suppress(OutOfTime):
+            for these in {new, frozenset(kinds)} - self.tried:
                 self.tried.add(these)
-                known = self._widened([kinds[each] for each in kinds if each in these])[0]
-                if found := self._beside(known):
-                    return (*known, *found[0])
+                made = self._widened([kinds[each] for each in kinds if each in these])
+                widest = max(made, key=lambda chosen: sum(len(each.sites) for each in chosen))
+                for known in [widest, made[0]] if made[0] is not widest else [widest]:
+                    if found := self._beside(known):
+                        return (*known, *found[0])
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
@@ -164,3 +179,8 @@ class Answer:
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
         return bool(having) and segment.vanishes(chosen)
+
+
+def _by_id(told: Combination) -> dict[str, Combination]:
+    """Return the faults of each id."""
+    return {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}

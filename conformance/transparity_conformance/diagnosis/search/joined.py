@@ -1,0 +1,71 @@
+"""Several activations of a sublayer as one segment, if one by one they explain nothing.
+
+Activations found by value may be other activations than they seem, and operations in another order change several at
+once. The segment starts from the sublayer's right activations, and ends where all wrong ones have joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from transparity.limits.stored import chosen
+from transparity_conformance.diagnosis.probe_result import ProbeResult, Results
+from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.oracle.undetermined import judged_gap
+
+
+def scope_of(tap: str) -> str:
+    """Return the sublayer of a tap inside one; empty for other taps."""
+    parts = tap.split(".")
+    return ".".join(parts[:-1]) if len(parts) > 4 else ""
+
+
+def layer_of(tap: str) -> str:
+    """Return the layer of a tap; for other taps, the name itself."""
+    return ".".join(tap.split(".")[:3])
+
+
+def joined(
+    results: Results, tap: str, faulty: Sequence[str], found: Collection[str], dtype: str
+) -> tuple[str, Results]:
+    """Return the tap where the wrong activations of a sublayer have joined, and the results without those before it.
+
+    The name is empty if the port itself returns one of the wrong activations, or if only one is wrong.
+    """
+    inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
+    having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
+    if not having or not inside <= {*found}:
+        return "", {}
+    wrong = set[str]().union(*(_wrong(result, scope_of(tap), dtype) for result in having.values()))
+    end = _end(next(iter(having.values())), wrong, inside)
+    kept = {key: _without(result, wrong - {end}) for key, result in having.items() if end in result.recorded}
+    return (end, kept) if wrong - {end} else ("", {})
+
+
+def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
+    """Return the activations inside a sublayer that differ from the reference's, computed from its input."""
+    inside = {tap for tap in result.recorded if scope_of(tap) == scope}
+    outer = chosen(result.recorded, [tap for tap in result.recorded if tap not in inside])
+    ours, within = walk(result.probe, outer), REMEASURED_WITHIN[dtype]
+    errors = {tap: judged_gap(result.probe, tap, result.recorded[tap], ours[tap], dtype, outer) for tap in inside}
+    return {tap for tap, error in errors.items() if error > within * result.budgets[tap]}
+
+
+def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
+    """Return the first wrong tap that all taps `inside` a sublayer feed; empty without one."""
+    given = _without(result, wrong).recorded
+    ours, common = walk(result.probe, given), {*wrong}
+    for tap in {*inside} & result.recorded.keys():
+        other = walk(result.probe, {**given, tap: 2 * result.recorded[tap] + 1})
+        common &= {tap, *(each for each in wrong if not np.array_equal(ours[each], other[each], equal_nan=True))}
+    return min(common, key=result.order.index, default="")
+
+
+def _without(result: ProbeResult, wrong: Collection[str]) -> ProbeResult:
+    recorded = chosen(result.recorded, [tap for tap in result.recorded if tap not in wrong])
+    errors = {tap: error for tap, error in result.errors.items() if tap not in wrong}
+    return dataclasses.replace(result, recorded=recorded, errors=errors)

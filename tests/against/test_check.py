@@ -314,4 +314,4 @@ def test_another_order_is_told_with_another_number_in_the_same_operations(old: s
     port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))").replace(old, new)
     first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER).faults
     assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 for 0.5"))
-    assert "theirs is the other way round" in second.causes[0].says
+    assert "theirs does the opposite" in second.causes[0].says

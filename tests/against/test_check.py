@@ -92,9 +92,9 @@ def written(folder: Path, name: str, text: str) -> str:
     return f"{folder / name}.py:Model"
 
 
-def against_theirs(folder: Path, text: str, name: str = "port", reference: str = THEIRS) -> Report:
+def against_theirs(folder: Path, text: str, name: str = "port", reference: str = THEIRS, budget: float = 5.0) -> Report:
     port, theirs = written(folder, name, text), written(folder, "theirs", reference)
-    return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS, budget=5)
+    return check(load_port(port)(), against=load_port(theirs)(), inputs=INPUTS, budget=budget)
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
@@ -312,6 +312,6 @@ IN_ORDER = THEIRS.replace(
 @pytest.mark.parametrize(("old", "new"), [("* 2.0", "* 3.0"), ("0.5 * x.cumsum", "0.25 * x.cumsum")])
 def test_another_order_is_told_with_another_number_in_the_same_operations(old: str, new: str, tmp_path: Path) -> None:
     port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))").replace(old, new)
-    first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER).faults
+    first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER, budget=60.0).faults
     assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 for 0.5"))
     assert "theirs does the opposite" in second.causes[0].says

@@ -111,7 +111,7 @@ def _by_answer(
 ) -> tuple[Divergence, ...]:
     """Return the divergences of the combination that gives the answer and contradicts the fewest activations.
 
-    Returns an empty tuple if there is none, or if it contradicts activations that the port itself returns. Activations
+    Returns an empty tuple without one, or if it contradicts activations that the port itself returns. Activations
     that stay wrong do not affect the answer or were matched wrongly. An explanation by the same faults is kept.
     """
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]

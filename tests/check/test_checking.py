@@ -112,7 +112,7 @@ def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
     misshapen = check(with_taps(lambda taps: taps.update({SCORES: taps[SCORES][:1]})), preset="notes-lm", budget=0)
     assert "its shape is wrong (see the notes)" in sentence(misshapen)
     lost = check(with_taps(lambda taps: taps.update(logits=taps["logits"] * np.nan)), preset="notes-lm", budget=0)
-    assert "logits: holds numbers that are not finite" in sentence(lost)
+    assert "logits: has numbers that are not finite" in sentence(lost)
 
 
 def test_a_form_of_answers_is_in_the_headline() -> None:

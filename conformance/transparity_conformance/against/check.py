@@ -48,7 +48,8 @@ class Request:
     """The arguments of `check` with another implementation as the reference."""
 
     port: Any
-    """`file.py:load`, `file.py:Model`, or what these name: a loader, a class, a module, or a function of the inputs."""
+    """`file.py:load`, `file.py:Model`, or the object itself: a loader, a class, a module, or a function of the
+    inputs."""
     against: Any
     """The same, or `transformers`; a list of two for a third implementation."""
     config: Any = None

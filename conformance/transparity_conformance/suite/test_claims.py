@@ -45,7 +45,7 @@ def test_claim(
 
 @pytest.mark.parametrize("name", [name for name in named() if name != REFERENCE])
 def test_a_gpu_is_at_hand(name: str, ledger: Ledger) -> None:
-    why = f"{name}: {absent()[name]}" if name in absent() else f"{name} on a GPU: none is at hand"
+    why = f"{name}: {absent()[name]}" if name in absent() else f"{name} on a GPU: there is no GPU"
     if name in absent() or len(backend(name).devices()) == 1:
         ledger.skipped.append(why)
         pytest.skip(why)

@@ -16,7 +16,7 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Report
 
-BEFORE = "what was compared before does not agree"
+BEFORE = "an earlier comparison does not agree"
 
 NOT_DRAWN = "the given inputs are the only ones"
 

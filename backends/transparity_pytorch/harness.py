@@ -115,7 +115,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "layers.DecoderLayer": _decoder_layer,
     "mixers.attention.attention": _attention,
 }
-"""Parts under other names, or with other arguments, than the column's."""
+"""Parts whose names or arguments differ from the column's."""
 
 
 def _named(name: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ def main() -> None:
     try:
         from transparity_conformance.cli import main as command
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted before there was a verdict.\n")
+        sys.stderr.write("Interrupted before a verdict was reached.\n")
         sys.exit(2)
     command()
 

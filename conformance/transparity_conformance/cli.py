@@ -118,7 +118,7 @@ PortArgument = Annotated[str | None, _argument("PORT", PORT_HELP)]
 Presets = Annotated[
     list[str] | None, _option("--preset", "NAME", "Preset, small. Repeat it for several. Default: all.")
 ]
-Config = Annotated[Path | None, _option("--config", "FILE", "Configuration of your own, as JSON.")]
+Config = Annotated[Path | None, _option("--config", "FILE", "Your own configuration, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
 Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
 Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
@@ -246,7 +246,7 @@ def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[s
 
 
 ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")
-"""Options that do not go with --against."""
+"""Options that exclude --against."""
 
 
 def _check_against(given: dict[str, Any]) -> NoReturn:
@@ -339,7 +339,7 @@ def explain(
 @app.command()
 def adapt(
     port: Annotated[
-        str, typer.Argument(metavar="PORT", help="file.py:Model, with Model() or Model(config): what makes a module.")
+        str, typer.Argument(metavar="PORT", help="file.py:Model, where Model() or Model(config) makes a module.")
     ],
     preset: Annotated[str | None, _option("--preset", "NAME", "At its probe size.")] = None,
     config: Config = None,
@@ -404,11 +404,11 @@ def fit(
         str,
         typer.Argument(
             metavar="PORT",
-            help="path/to/file.py:Model or package.module:make, which takes nothing and makes a model, as for adapt.",
+            help="path/to/file.py:Model or package.module:make, a function without arguments that makes a model.",
         ),
     ],
     json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the configuration there; - for nothing else.")
+        Path | None, _option("--json", "FILE", "Write the configuration to a file; - prints only that.")
     ] = None,
     timeout: Timeout = None,
 ) -> None:
@@ -438,7 +438,9 @@ def fit(
 
 @app.command("import")
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="config.json and safetensors, as a hub keeps them.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder: config.json and safetensors.")
+    ],
     into: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
     head: HeadChoice = None,
 ) -> None:
@@ -486,7 +488,7 @@ def main() -> None:
             raise KeyboardInterrupt  # typer's own code for it is 130
         code = ended
     except (KeyboardInterrupt, typer.Abort):
-        _complain("Interrupted before there was a verdict.")
+        _complain("Interrupted before a verdict was reached.")
     except (BrokenPipeError, SystemExit):  # whoever read our output has gone, for which rich exits
         pass
     except OSError as error:
@@ -514,7 +516,7 @@ def _complain_of_ours(error: BaseException) -> None:
         number, file = tempfile.mkstemp(prefix="transparity-", suffix=".txt")
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
             report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
-    enclosed = f" and enclose {file}, which says where" if file else ""
+    enclosed = f" and attach {file}, which has the traceback" if file else ""
     _complain(f"transparity itself failed, which is no verdict ({failed}): please report it{enclosed}.")
 
 

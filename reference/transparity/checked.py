@@ -108,7 +108,7 @@ class CheckedForward(ABC):
         try:
             return self._cached_lengths(cache)
         except Exception:  # noqa: BLE001 - what is no cache may raise anything
-            raise InputError(f"cache is {shown(cache)}; expected what the step before it returned.") from None
+            raise InputError(f"cache is {shown(cache)}; expected the cache that the previous step returned.") from None
 
     @abstractmethod
     def ready(self, result: Any) -> None: ...

@@ -151,9 +151,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
     checked = {}
     for name, value in dict(masks or {}).items():
         if name not in shapes:
-            raise InputError(
-                f"masks has {shown(name)}; dropout_at is {', '.join(config.dropout_at)}, at taps there are."
-            )
+            raise InputError(f"masks has {shown(name)}; expected taps of dropout_at: {', '.join(config.dropout_at)}.")
         mask = as_array(f"the mask of {name}", value, InputError)
         if mask.shape != shapes[name] or mask.dtype != bool:
             given = f"the shape {mask.shape} and dtype {mask.dtype}"
@@ -213,7 +211,7 @@ def check_step(
         others = "cache" if source is None else "source"
         raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected as many.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
-    check_length(config, longest, "a row with what is in its cache")
+    check_length(config, longest, "a row with its cached tokens")
     if attention_mask is not None:
         if config.padding != "attention-mask" or (config.has_encoder and source is None):
             raise InputError(
@@ -232,7 +230,7 @@ def check_step(
 def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -> None:
     """Raise `InputError` if the model cannot decode with a cache, or a step has a `source` in the wrong place."""
     if not config.has_decoder:
-        raise InputError("A lone encoder has no decoder to cache anything for.")
+        raise InputError("A lone encoder has no decoder, so there is nothing to cache.")
     if not config.mask_is_exact:
         raise InputError(
             f"mask_value is {config.mask_value:g}, which hides nothing wholly: what was cached would change with every "
@@ -270,7 +268,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
     inputs = {} if source is None else {"source": _checked_input(config, "source", source)}
     if prompt is None:
         if config.bos_id is None or source is None:
-            raise InputError("Generation was given no prompt, and there is no source and bos_id to start one from.")
+            raise InputError("Generation was given no prompt, and there is no source and bos_id to start from.")
         prompt = np.full((len(inputs["source"]), 1), config.bos_id)
     inputs["prompt"] = _checked_tokens(config, config.input_names[-1], prompt, called="prompt")
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
@@ -284,7 +282,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
         says = "angles depend on the length of the longest row (longrope)"
         if not config.mask_is_exact:
             says = f"mask_value is {config.mask_value:g}, which hides nothing wholly: rows would see what fills them up"
-        raise InputError(f"lengths differ, but {says}; give them one by one.")
+        raise InputError(f"lengths differ, but {says}; pass the prompts one at a time.")
     return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}
 
 

@@ -28,7 +28,7 @@ from transparity.text import VALUE, reason, safe
 Parameters = Mapping[str, np.ndarray]
 
 RENAMED = {"router_correction": "router_score_bias", "log_rate": "A_log", "time_step_bias": "dt_bias", "skip": "D"}
-"""Last parts of names in files of earlier versions, and what they are now."""
+"""Last parts of names in files of earlier versions, with the current names."""
 
 FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
 

@@ -175,7 +175,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (
         lambda c: any(own.query_temperature for own in c.layer_kinds.values()),
-        "queries are multiplied by more the further they are, from {c.query_temperature_length} positions on",
+        "the query temperature grows with position, from {c.query_temperature_length} positions on",
     ),
     (lambda c: c.norm_position == "pre", "norms come before the sublayers (paper: after the residual, §3.1)"),
     (

@@ -18,10 +18,10 @@ VALUE = 60
 """The longest value within a sentence."""
 
 MESSAGE = 140
-"""The longest message of a stranger's exception, so that our own sentence around it fits."""
+"""The longest message of a foreign exception, so that our own sentence around it fits."""
 
 DEEPEST = 4
-"""Containers within containers whose items are shown; beyond `VALUE` characters they would be cut anyway."""
+"""The depth of nested containers whose items are shown; `VALUE` limits the characters anyway."""
 
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}", dict: "{}"}
 

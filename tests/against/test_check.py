@@ -75,7 +75,7 @@ MISTAKES = {
     "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 for 0.5"),
     "left out": ("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
     "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
-    "operand": ("weights @ v", "weights @ k", "where theirs gives it"),
+    "operand": ("weights @ v", "weights @ k", "where theirs passes"),
     "function": ("functional.silu", "functional.relu", "applies ReLU"),
     "mask": (".tril()", ".tril(1)", "shows one later key"),
     "axis": ("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", ""),

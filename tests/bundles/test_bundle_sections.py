@@ -376,11 +376,11 @@ def test_a_wrong_forward_pass_has_no_gradients_and_no_steps(
     report = judged(bundle, tensors | {"one/logits": tensors["one/logits"] + 1})
     assert report.verdict == "diverges"
     assert report.not_compared[:5] == (
-        "gradients: the forward pass diverges, so its gradients are another function's",
-        "generate: the forward pass diverges, and its tokens with it",
-        "beam_search: the forward pass diverges, and its tokens with it",
-        "step: the forward pass diverges, and what is cached with it",
-        "train: the forward pass diverges, and its gradients with it",
+        "gradients: the forward pass diverges, so its gradients belong to another function",
+        "generate: the forward pass diverges, and so do its tokens",
+        "beam_search: the forward pass diverges, and so do its tokens",
+        "step: the forward pass diverges, and so does its cache",
+        "train: the forward pass diverges, and so do its gradients",
     )
 
 

@@ -109,7 +109,7 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
     assert report["verdict"] == "agrees"
     assert {item["tap"] for item in report["taps"]} == brought
     bundle = bundle_of(written)
-    listed = {line for line in report["not_compared"] if line.startswith("not brought back")}
+    listed = {line for line in report["not_compared"] if line.startswith("missing for")}
     assert listed == set(not_brought(bundle, {key: dict.fromkeys(brought, np.zeros(1)) for key in bundle.probes}))
     everything = {tap for probe in bundle.probes for tap in taps_in(listed, probe)}
     assert everything | brought == {name.partition("/")[2] for name in bundle.shapes}
@@ -119,7 +119,7 @@ def taps_in(lines: set[str], probe: str) -> list[str]:
     """The taps of a probe that lines list, without ranges."""
     found: list[str] = []
     for line in lines:
-        of, _, rest = line.removeprefix("not brought back of ").partition(": ")
+        of, _, rest = line.removeprefix("missing for ").partition(": ")
         if probe in of.split(", "):
             match = re.match(r"(\w+\.layers\.)(\d+)(?: to (\d+))?: (.*)", rest)
             layers = range(int(match[2]), int(match[3] or match[2]) + 1) if match else ()

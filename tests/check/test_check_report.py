@@ -204,7 +204,7 @@ def test_it_is_readable_at_80_columns() -> None:
 
 def test_numbers_that_are_not_finite_are_described() -> None:
     lost = report(fault(error=math.inf), measured=(Measured("logits", "mixed", math.nan, 1e-6, math.inf, 1e-6),))
-    assert "holds numbers that are not finite" in as_text([lost])
+    assert "has numbers that are not finite" in as_text([lost])
     assert "∞" in as_html([lost])
     assert bars([math.inf, 1.0, 0.0, math.nan], 1e-6) == "█▁·█"
     assert bars([math.nan, 1.0], 1e-6) == "█▁"

@@ -104,7 +104,8 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
         lambda config, parameters: pytorch.build(config, parameters, dtype="bfloat16"), preset="notes-attention"
     )
     assert report.verdict == "diverges"
-    says = "the port's forward pass is off by rounding of bfloat16 arithmetic, and all that it offers with it"
+    says = "the port's forward pass has a known fault, and so has everything computed from it: "
+    says += "rounding of bfloat16 arithmetic"
     assert {f"{name}: {says}" for name in ("loss", "generate", "step", "train")} <= set(report.not_compared)
 
 
@@ -112,7 +113,7 @@ def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
     misshapen = check(with_taps(lambda taps: taps.update({SCORES: taps[SCORES][:1]})), preset="notes-lm", budget=0)
     assert "its shape is wrong (see the notes)" in sentence(misshapen)
     lost = check(with_taps(lambda taps: taps.update(logits=taps["logits"] * np.nan)), preset="notes-lm", budget=0)
-    assert "logits: holds numbers that are not finite" in sentence(lost)
+    assert "logits: has numbers that are not finite" in sentence(lost)
 
 
 def test_a_form_of_answers_is_in_the_headline() -> None:

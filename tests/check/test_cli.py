@@ -258,7 +258,7 @@ def test_an_error_of_ours_is_one_sentence_with_a_file(monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr().err
-    file = Path(said.partition(" and enclose ")[2].partition(",")[0])
+    file = Path(said.partition(" and attach ")[2].partition(",")[0])
     assert (ended.value.code, said.count("\n")) == (2, 1)
     assert "ZeroDivisionError: by us" in file.read_text(encoding="utf-8")
     file.unlink()

@@ -51,7 +51,7 @@ def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.S
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert said == "Interrupted before there was a verdict.\n"
+    assert said == "Interrupted before a verdict was reached.\n"
 
 
 def test_check_isolates_a_function_that_can_be_imported(tmp_path: Path) -> None:

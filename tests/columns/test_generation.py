@@ -104,7 +104,7 @@ def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
         ("lengths has the shape (3,)", lambda: forward.generate(prompt, 2, lengths=[1, 1, 1])),
         ("beams is 0; expected a whole number", lambda: forward.beam_search(prompt, 2, 0)),
         ("length_penalty is nan", lambda: forward.beam_search(prompt, 2, 2, length_penalty=float("nan"))),
-        ("a row with what is in its cache has 7 tokens; expected at most 6", lambda: beyond(forward)),
+        ("a row with its cached tokens has 7 tokens; expected at most 6", lambda: beyond(forward)),
         ("tokens[0, 0] is 9, outside the vocabulary", lambda: forward.step(np.array([[9]]))),
         ("tokens has 1 rows and the cache 2", lambda: forward.step(np.array([[1]]), forward.step(prompt)[1])),
         ("valid_lengths go from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, valid_lengths=[3, 3])),

@@ -43,7 +43,7 @@ def test_a_difference_at_padding_alone_is_said_to_be_one() -> None:
     impact = report.faults[0].impact
     assert impact is not None and report.verdict == "diverges"
     assert (impact.positions["changed"], impact.argmax_changes, impact.at_padding_only) == (0, 0, True)
-    assert "Effect: logits change at padding only." in as_text([report])
+    assert "Effect: logits change only at padding." in as_text([report])
 
 
 def test_real_tokens_and_predictions_are_counted() -> None:

@@ -105,7 +105,7 @@ def test_a_pair_is_refused_with_the_names_of_its_towers(pair: Path, refused: Ref
     expected = f"expected one of them: {pair / 'text_config'} or {pair / 'vision_config'}."
     with refused(CheckpointError, f"{pair / 'config.json'} is of two towers side by side; {expected}"):
         import_checkpoint(pair)
-    with refused(CheckpointError, "The family clip has two towers side by side; expected one of them: clip_text_model"):
+    with refused(CheckpointError, "The family clip has two towers; expected one of them: clip_text_model"):
         family_called("clip")
 
 

@@ -88,7 +88,9 @@ def test_an_odd_vocabulary_is_sharded_unevenly_or_by_features() -> None:
     assert sharded(flax, config, 2)["head.weight"] == 1
     assert "head.weight: sharded by features, since 2 ranks do not divide 31" in flax.report(flax.plan(config, 2))
     few = dataclasses.replace(config, target_vocab_size=6)
-    assert "head.weight: replicated, since 6 leave one of 4 ranks without any" in pytorch.report(pytorch.plan(few, 4))
+    assert "head.weight: replicated, since 6 are too few: one of 4 ranks would have none" in pytorch.report(
+        pytorch.plan(few, 4)
+    )
 
 
 def test_ranks_have_whole_heads_of_keys_of_a_recurrence_and_what_shares_them(plans: Any) -> None:

@@ -30,7 +30,7 @@ class ModelStructure:
 
 
 _structure = functools.cache(ModelStructure)
-"""One structure of all equal graphs, so that models of one configuration share compiled programs."""
+"""One structure for all equal graphs, so that models with the same configuration share compiled programs."""
 
 SplitModel = tuple[TransformerConfig, ModelStructure, Weights]
 """A model split once instead of at every token, with its configuration."""

@@ -15,7 +15,7 @@ from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 REPLICATED = PartitionSpec()
 ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
-"""The features that a map writes, and those that it reads: weights are (out, in), as the specification has them."""
+"""The output and the input features of a map: weights are (out, in), as in the specification."""
 
 
 class Placed(NamedTuple):

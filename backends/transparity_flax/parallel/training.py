@@ -25,7 +25,7 @@ from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
 Batch = Mapping[str, Any]
-"""`targets` of the rows that count, and tokens, of which there may be more rows."""
+"""The `targets` of the rows that count, and the tokens, which may have more rows."""
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -46,7 +46,7 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
         value = np.asarray(parameters[name])
         value = value.T if path[-1] == "kernel" else value
         if value.shape != own:
-            raise ParameterError(f"{name}: {value.shape} cannot take the place of the model's own {own}")
+            raise ParameterError(f"{name}: {value.shape} does not fit the model's own shape {own}")
         variable.set_value(jax.device_put(rounded(value, dtype)))
 
 

@@ -46,5 +46,5 @@ def _placed(config: TransformerConfig, name: str, shape: tuple[int, ...], ranks:
         return Placed(Replicate())
     size = shape[axis]
     if (ranks - 1) * -(-size // ranks) >= size:
-        return Placed(Replicate(), f"{size} leave one of {ranks} ranks without any")
+        return Placed(Replicate(), f"{size} are too few: one of {ranks} ranks would have none")
     return Placed(Shard(axis))

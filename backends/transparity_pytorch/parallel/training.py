@@ -19,7 +19,7 @@ from transparity_pytorch.training.optimization import _optimizer, clip_by_global
 from transparity_pytorch.transformer import Transformer
 
 IGNORED = -100
-"""No token: what stands in place of targets that do not count."""
+"""No token: the replacement of targets that do not count."""
 
 
 def loss_and_gradients(

@@ -53,7 +53,8 @@ class Request:
     """The arguments of `check` with another implementation as the reference."""
 
     port: Any
-    """`file.py:load`, `file.py:Model`, or what these name: a loader, a class, a module, or a function of the inputs."""
+    """`file.py:load`, `file.py:Model`, or the object itself: a loader, a class, a module, or a function of the
+    inputs."""
     against: Any
     """The same, or `transformers`; a list of two for a third implementation."""
     config: Any = None
@@ -299,7 +300,7 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
     return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers
 
 
-BEFORE = "what was compared before does not agree"
+BEFORE = "an earlier comparison does not agree"
 
 NOT_DRAWN = "the given inputs are the only ones"
 

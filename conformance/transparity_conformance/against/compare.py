@@ -84,7 +84,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
     for experts in reference.experts:
-        progress(f"looking for what explains {chosen.probe}", 0, 1)
+        progress(f"looking for edits that explain {chosen.probe}", 0, 1)
         departures = call.departures(experts, clock)
         tried = _outcome(Confirming(departures, others, experts, clock), outcome)
         found = max(found, tried, key=lambda each: (each.is_explained, -each.lost))

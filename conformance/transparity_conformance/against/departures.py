@@ -38,7 +38,7 @@ class Departure:
     matched: Collection[int] = frozenset()
     """The port's operations that had counterparts before."""
     made: Any = None
-    """The port's value from which the reference continued, without an edit."""
+    """The port's value from which the reference continued, if there is no edit."""
 
     @property
     def port_line(self) -> Source | None:
@@ -80,7 +80,7 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """`has_others`: whether the call was recorded in other ways, too, which may run with more edits."""
+        """`has_others`: whether the call was also recorded in other ways, which may run with more edits."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
         """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained.

@@ -28,7 +28,7 @@ from transparity_conformance.running.inputs import answer_in, arrays, arrays_in
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Parts of the names of inputs that say nothing by themselves."""
+"""Parts of input names that are uninformative by themselves."""
 
 
 class Reference:
@@ -37,7 +37,7 @@ class Reference:
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
-        """Further arrays in what the last call returned."""
+        """The number of further arrays in the last result."""
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -94,7 +94,7 @@ class Reference:
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
                 f"The reference {self.name} answers {_shapes(inputs)} differently at the second call; expected the "
-                "same answer. Fix what it draws at random, or keeps between calls."
+                "same answer. Seed its random draws, or reset its state between calls."
             )
 
     @functools.cached_property

@@ -65,10 +65,10 @@ class EditSearch:
         self.comparer, self.numbers, self.clock = comparer, numbers, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether the program did not run to its end with an edit that gives numbers of the port."""
+        """Whether an edit that gives numbers of the port made a later step fail."""
         self._refused: dict[Any, set[str]] = {}
         self._reserved = 0.0
-        """Seconds that are left to the departures after this one."""
+        """Seconds reserved for later departures."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
         """Exclude an edit from the search."""

@@ -61,7 +61,7 @@ def compare_capability(
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
     """Return the reason why one way is not compared, whatever the port accepts; empty if it is."""
     if way.requires and verdicts.get(way.requires) != "agrees":
-        return "greedy generation is wrong, on which this depends"
+        return "this depends on greedy generation, which is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
 
 

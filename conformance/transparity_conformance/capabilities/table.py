@@ -43,7 +43,7 @@ FAULTS = {
     "sampling": SAMPLING_FAULTS,
     "sharding": OF_TWO_RANKS,
 }
-"""The known faults by subject; sharding faults are made for two ranks."""
+"""The known faults by subject; sharding faults assume two ranks."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 

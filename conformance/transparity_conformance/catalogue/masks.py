@@ -224,7 +224,7 @@ def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     yield _hidden_row("zero", "has weights of zero", partial(_unseeing, 0.0))
     if site.startswith("decoder") and sublayer == "self_attention":
-        yield _hidden_row("past", "weighs the keys up to its own position alike", _unseeing_past)
+        yield _hidden_row("past", "gives equal weights to the keys up to its own position", _unseeing_past)
     if config.mask_is_exact:
         yield _hidden_row("by scores", "weighs its keys by their scores, as if none were masked", _unseeing_scores)
 

@@ -221,9 +221,9 @@ RIGHT: dict[Pooling, str] = {
 
 POOLINGS: dict[str, tuple[Patch, str]] = {
     **{name: (partial(_by, name), says) for name, says in RIGHT.items()},
-    "mean of all": (partial(_all, "mean"), "the mean of all positions, padding among them,"),
-    "last of all": (partial(_all, "last"), "the last position, be it padding,"),
-    "last by count": (_before_padding, "the position that the number of visible tokens names"),
+    "mean of all": (partial(_all, "mean"), "the mean of all positions, including padding,"),
+    "last of all": (partial(_all, "last"), "the last position, even if it is padding,"),
+    "last by count": (_before_padding, "the position whose index is the number of visible tokens"),
     "first visible": (_first_visible, "the first visible position"),
     "before eos": (_before_eos, "the position before the first end token"),
     "last eos": (_last_eos, "the position of the last end token, or the last position,"),

@@ -90,7 +90,7 @@ def _skipped(state: WalkState, site: str, value: Value) -> Value:
     return layer_input(state, site.removesuffix(".output"))
 
 
-PARALLEL = "the feed-forward layer is parallel to the attention: it is given the layer's input"
+PARALLEL = "the feed-forward layer is parallel to the attention: it reads the layer's input"
 
 SEQUENTIAL = "the feed-forward layer gets the stream after the attention, not the layer's input"
 

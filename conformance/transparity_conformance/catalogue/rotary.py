@@ -101,7 +101,7 @@ SHORTEST_TABLE = 7
 BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     "the last row": (
         lambda size, positions: np.minimum(positions, size - 1),
-        "are the last of a table, which is too short",
+        "use the last row of a table that is too short",
     ),
     "begun again": (lambda size, positions: positions % size, "begin at 0 again"),
 }
@@ -273,7 +273,7 @@ SCALINGS = (
     _scaling("linear", BY_PARTS, rotary_scaling="linear"),
     _scaling("multiplied", _scaled("linear", "llama3", "yarn"), rotary_factor=lambda c: 1 / c.rotary_factor),
     _scaling("llama3", LINEAR, rotary_scaling="llama3"),
-    _scaling("llama3", YARN, says="angles are scaled as Llama 3.1's, not as YaRN's", rotary_scaling="llama3"),
+    _scaling("llama3", YARN, says="angles are scaled as in Llama 3.1, not as in YaRN", rotary_scaling="llama3"),
     _scaling("max_length", BY_PARTS, rotary_original_length=lambda c: c.max_length),
     _scaling("usual limits", YARN, rotary_fast_turns=32.0, rotary_slow_turns=1.0),
     _factor("left out", lambda c: 1.0),

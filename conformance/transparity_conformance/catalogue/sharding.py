@@ -89,7 +89,7 @@ def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
             continue
         names = [f"{scope}.{sublayer}.{role}.weight" for role in roles]
         if all(each in shapes and shapes[each][0] % ranks == 0 for each in names):
-            says = f"the rows of the fused {name} are cut into {ranks} across the three, not each of them"
+            says = f"the rows of the fused {name} are cut into {ranks} across the three matrices, not each separately"
             says = says.replace("across the three", "across both") if len(roles) == 2 else says
             yield _fault("fused-cut-across", name, says=says, alter=partial(_cut_across, roles, ranks))
 
@@ -119,12 +119,12 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return
     local = np.arange(config.num_heads) % (config.num_heads // ranks)
-    says = f"heads are counted from 0 on each of {ranks} ranks: every rank has the bias of the first heads"
+    says = f"heads are counted from 0 on each of {ranks} ranks, so every rank uses the bias of the first heads"
     if config.has_relative_bias:
         yield _fault("heads-by-rank", "relative", says=says, patch=partial(_local_relative, local))
     if config.positions == "alibi":
         yield _fault("heads-by-rank", "alibi", says=says, patch=partial(_local_slopes, config.num_heads, local))
-        says = f"slopes belong to a model with only one rank's heads, of {ranks} ranks"
+        says = f"slopes are computed for one rank's heads only, not for all heads of {ranks} ranks"
         few = config.num_heads // ranks
         yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(_local_slopes, few, local))
 
@@ -150,12 +150,12 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         local = layer % (layers // stages)
         if local == layer:
             continue
-        says = f"layers are counted from 0 in each of {stages} stages: this one has the weights of another"
+        says = f"layers are counted from 0 in each of {stages} stages, so this layer has the weights of another"
         alter = partial(_of_local_layer, layers // stages)
         yield _fault("layers-by-stage", f"weights, {stages} stages", says=says, alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
         if parts[4:] == ["weights"] and own != others:
-            says = f"layers are counted from 0 in each of {stages} stages: this one has the window of another"
+            says = f"layers are counted from 0 in each of {stages} stages, so this layer has the window of another"
             window = partial(_window_of, layers // stages)
             yield _fault("layers-by-stage", f"windows, {stages} stages", says=says, formula=weighed, window=window)
 

@@ -101,10 +101,10 @@ def summary(result: Adapted) -> tuple[list[str], int]:
         seen = dict.fromkeys(each.fault.description for each in found.faults)
         lines.append(f"matched as a port with faults, which `check` will judge: {listed(seen)}")
     if absent:
-        lines.append(f"the port has no {listed(absent)}: choose a configuration without, or name the tensor")
+        lines.append(f"the port has no {listed(absent)}: choose a configuration without it, or name the tensor")
     if asked:
         why = f"{found.lost_at} was not found under any hypothesis" if found.lost_at else "no activation tells them"
-        lines.append(f"not settled, because {why}: {listed(asked)}")
+        lines.append(f"undetermined, because {why}: {listed(asked)}")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES

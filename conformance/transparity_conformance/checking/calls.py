@@ -64,11 +64,11 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether the first wrong call is right when a new object makes it."""
+    """Whether a new object answers the first wrong call correctly."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the identity of their parameters."""
     notes: list[str] = field(default_factory=list)
-    """Facts about wrong calls other than their sizes."""
+    """Further facts about wrong calls, besides their sizes."""
 
     @property
     def probes(self) -> list[ReachProbe]:

@@ -126,7 +126,7 @@ def one_sentence(error: BaseException) -> str:
     """Return how a check ended early (Ctrl-C, an error, too little memory), and what is known of the port."""
     known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, KeyboardInterrupt):
-        return f"Interrupted before there was a verdict.{known}"
+        return f"Interrupted before a verdict was reached.{known}"
     if isinstance(error, TransparityError):
         return f"{error}{known}"
     return f"There is not enough memory ({reason(error)}); choose smaller sizes, or a machine with more."

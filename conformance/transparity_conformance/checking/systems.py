@@ -123,10 +123,10 @@ def label(name: str) -> str:
 SEED = 5
 
 LEAST_OF_A_HEAD = 4
-"""Features of a head: two pairs that rotate by different angles."""
+"""Features per head: two pairs with different rotation angles."""
 
 LEAST_OF_A_RANK = 2
-"""Heads of a rank: with a single head, their order would not show."""
+"""Heads per rank; with a single head, a wrong order would not show."""
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
@@ -224,7 +224,11 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
     types, tokens = f"{stack}.token_type_embedding.weight", f"{stack}.token_embedding.weight"
     kept = {name: value for name, value in parameters.items() if name != types}
     kept[tokens] = parameters[tokens] + parameters[types][0]
-    return dataclasses.replace(config, num_token_types=0), kept, "token types: it takes none, so all are the first"
+    return (
+        dataclasses.replace(config, num_token_types=0),
+        kept,
+        "token types: it takes none, so every token has the first type",
+    )
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:

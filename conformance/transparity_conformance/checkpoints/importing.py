@@ -252,10 +252,10 @@ def family_of(folder: Path, given: Fields) -> Family:
     """Return the family of the `model_type` in config.json."""
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
-        raise CheckpointError(f"{folder / CONFIG} is a configuration of ours, imported already; check it by --config.")
+        raise CheckpointError(f"{folder / CONFIG} is an imported configuration in our format; check it by --config.")
     if str(kind) in TOWERS:
         towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
-        raise CheckpointError(f"{folder / CONFIG} is of two towers side by side; expected one of them: {towers}.")
+        raise CheckpointError(f"{folder / CONFIG} has two towers; expected one of them: {towers}.")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise _unknown(f"{folder / CONFIG} has the model_type {as_json(kind)}", kind)
     return family_called(kind)
@@ -265,7 +265,7 @@ def family_called(model_type: str) -> Family:
     """Return the family of a `model_type`; raise `CheckpointError` for an unknown one."""
     if model_type in TOWERS:
         towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
-        raise CheckpointError(f"The family {model_type} has two towers side by side; expected one of them: {towers}.")
+        raise CheckpointError(f"The family {model_type} has two towers; expected one of them: {towers}.")
     if model_type not in FAMILIES:
         raise _unknown(f"There is no family {shown(model_type)}", model_type)
     return FAMILIES[model_type]

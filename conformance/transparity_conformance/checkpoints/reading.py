@@ -74,7 +74,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is no folder; expected one with {CONFIG} and {WEIGHTS}.")
     path = folder / CONFIG
     if not is_file(path):
-        raise CheckpointError(f"{folder} has no {CONFIG}; expected a checkpoint as a hub keeps it.")
+        raise CheckpointError(f"{folder} has no {CONFIG}; expected a Hugging Face folder.")
     fields = parse_json(path, read_bytes(path, LARGEST_JSON), _infinite)
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path} is {shown(fields)}; expected an object of fields.")

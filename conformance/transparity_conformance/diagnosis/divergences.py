@@ -305,7 +305,7 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
         return divergence
     name, says = fault.exchange.id, fault.exchange.description
     if len(ring) > 2:  # query, key and value
-        name, says = "packed-order", "queries, keys and values are taken for each other in turn"
+        name, says = "packed-order", "queries, keys and values are permuted cyclically"
     cause = dataclasses.replace(divergence.causes[0], mistake=name, says=says)
     return dataclasses.replace(divergence, causes=(cause,))
 

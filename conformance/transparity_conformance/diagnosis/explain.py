@@ -204,7 +204,7 @@ def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) ->
     numbers = [number for number in dict.fromkeys(found) if number != f"{fault.value:g}"]
     if not numbers:
         return cause
-    return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(numbers)}, the same to within rounding)")
+    return dataclasses.replace(cause, says=f"{cause.says} (or {', '.join(numbers)}, equal within rounding)")
 
 
 def _location(sites: tuple[str, ...]) -> str:

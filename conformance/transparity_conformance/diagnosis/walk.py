@@ -220,7 +220,7 @@ def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:
         if fault.formula is not None:
             settings = formulas.setdefault(fault.formula, {})
             if twice := settings.keys() & fault.settings.keys():
-                raise Impossible(f"{min(twice)} cannot have two values at once")
+                raise Impossible(f"{min(twice)} cannot have two values")
             settings |= fault.settings
     return formulas
 

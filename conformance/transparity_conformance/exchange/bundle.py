@@ -78,7 +78,7 @@ def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
     """Return the probes of `config` that share its ordinary parameters."""
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
-        raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, for rows to differ.")
+        raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, so that rows differ.")
     made = probes_of(config, name)
     ordinary = made["mixed"].parameters
     return {

@@ -62,7 +62,7 @@ def compare(
         if is_file(file):
             yield from compare(folder / inside, file, None, progress, logits_only=logits_only)
         else:
-            yield Report(name, "inconclusive", None, not_compared=(f"{inside}: there is no {file}",), port=str(file))
+            yield Report(name, "inconclusive", None, not_compared=(f"{inside}: {file} is missing",), port=str(file))
 
 
 def judge_bundle(
@@ -131,7 +131,7 @@ def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
         taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
         alike.setdefault(tuple(tap for tap in taps if tap not in outputs.get(key, {})), []).append(key)
     for lacking, of in alike.items():
-        yield from (f"not brought back of {', '.join(of)}: {line}" for line in in_ranges(lacking))
+        yield from (f"missing for {', '.join(of)}: {line}" for line in in_ranges(lacking))
 
 
 def in_ranges(names: Collection[str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ class Backward:
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
-    """None where no gradient arrived."""
+    """None if no gradient arrived."""
     passes: list[bool] = field(default_factory=list)
     """Whether the result may receive a gradient."""
 

@@ -234,7 +234,7 @@ class CalibratedConstant:
     constant: float
     median: float
     most: float
-    """99 % are below it."""
+    """The value below which 99 % are."""
 
     @property
     def covers(self) -> bool:

@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""Rows that others are `like`, and that are not cases themselves."""
+"""Rows that other rows refer to with `like`, and that are not cases themselves."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
 """Encoders of images and of audio, and CLIP's decoder of texts, which pools the first end token."""

@@ -169,7 +169,7 @@ class Call(Protocol):
 
 
 Mask = np.ndarray
-"""True where a query (batch, 1, queries, keys) sees a key."""
+"""True where a query sees a key: (batch, 1, queries, keys)."""
 
 
 def split(site: str) -> tuple[str, str, str]:
@@ -228,7 +228,7 @@ class MaskParts:
         causal = is_causal(site)
         self.length, self.config = length_at(state, site), state.config
         self.padding = padding_at(state, site)
-        """(batch, 1, 1, keys), whether or not padding is masked here."""
+        """True for tokens other than padding, (batch, 1, 1, keys), even if padding is not masked."""
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"

@@ -19,13 +19,13 @@ class RanksComparison:
     count: int
     """The number of ranks."""
     one_rank: Literal["agrees", "diverges", "inconclusive"]
-    """Whether one rank of the same code gives the same; `inconclusive` if it could not be run."""
+    """Whether one rank of the same code gives the same answers; `inconclusive` if it could not be run."""
     error: float = 0.0
     """The largest difference."""
     budget: float = 0.0
-    """The largest that rounding explains: a budget for each side."""
+    """The largest difference that rounding explains: one budget per side."""
     where: str = ""
-    """The tap where it is the largest share of its budget."""
+    """The tap with the largest share of its budget."""
     probe: str = ""
     reason: str = ""
     """The reason why one rank could not be run."""

@@ -76,7 +76,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """All that was found by then."""
+        """Everything found before the interruption."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Impact:
     def sentence(self) -> str:
         """`Effect: 31 of 56 tokens change; the predicted token changes for 4.`"""
         if self.at_padding_only:
-            return "Effect: logits change at padding only."
+            return "Effect: logits change only at padding."
         if not self.positions["changed"]:
             return "Effect: no logit changes."
         changed = f"Effect: {self.positions['changed']:,} of {count(self.positions['of'], 'token')} change"

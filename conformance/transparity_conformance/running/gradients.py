@@ -197,7 +197,7 @@ class Located:
 
     names: tuple[str, ...]
     take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
-    """Takes it from such tensors."""
+    """Takes the tensor from tensors like the given ones."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,11 +130,11 @@ def _of_kind(config: Any, kind: str, fields: Mapping[str, Any]) -> Any:
     try:
         own = dataclasses.replace(config, layer_types=(), layer_overrides={}, **fields)
     except ConfigError as error:
-        raise ConfigError(f"layer_overrides of the kind {shown(kind)} cannot be: {error}") from None
+        raise ConfigError(f"layer_overrides of the kind {shown(kind)} is impossible: {error}") from None
     if own.positions != config.positions and (config.positions, own.positions) != ("rotary", "none"):
         raise ConfigError(
             f"layer_overrides has positions {own.positions!r} for layers of the kind {shown(kind)}, in place of "
-            f"{config.positions!r}; only 'none' in place of 'rotary' would be right."
+            f"{config.positions!r}; expected only 'none' in place of 'rotary'."
         )
     if own.sliding_window is not None and config.sliding_window is None:
         raise ConfigError(

@@ -119,7 +119,7 @@ def _check_pixels(config: Any) -> None:
     """Check an image input, which has no vocabulary and no padding."""
     if not config.reads_pixels:
         if config.class_token:
-            raise ConfigError("class_token is true, which precedes patches: with a patch_size it would be right.")
+            raise ConfigError("class_token is true, but there are no patches; set patch_size, too.")
         return
     patches = config.max_length - config.class_token
     if math.isqrt(patches) ** 2 != patches or not patches:
@@ -145,9 +145,7 @@ def _check_pooling(config: Any) -> None:
     if config.reads_pixels:
         raise ConfigError(f"pooling is {config.pooling!r}, but an image has no tokens: 'first' would be right.")
     if config.pooling == "eos" and config.eos_id is None:
-        raise ConfigError(
-            "pooling is 'eos', but there is no eos_id: with one, or with pooling 'last', it would be right."
-        )
+        raise ConfigError("pooling is 'eos', but there is no eos_id: set it, or use pooling 'last'.")
 
 
 def _check_frames(config: Any) -> None:
@@ -341,14 +339,14 @@ def _check_ends(config: Any) -> None:
     if config.shared_embedding and not both:
         raise ConfigError(
             f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
-            f"{config.target_vocab_size}; an encoder-decoder with as many tokens on both sides would be right."
+            f"{config.target_vocab_size}; only an encoder-decoder with equal vocabulary sizes can share it."
         )
     if config.is_pooled and config.architecture == "encoder-decoder":
         raise ConfigError(f"head is {config.head!r}, which pools a lone stack, and architecture is 'encoder-decoder'.")
     for name, given in (("num_token_types", config.num_token_types), ("head", config.head == "hidden")):
         if given and config.architecture != "encoder":
             raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which only a lone encoder has a place for, and architecture is "
+                f"{name} is {getattr(config, name)!r}, which only a lone encoder uses, but architecture is "
                 f"{config.architecture!r}."
             )
     if config.head_transform and (config.head not in ("logits", "classes") or config.norm == "batch"):

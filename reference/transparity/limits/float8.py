@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""The names that `ml_dtypes` has for them."""
+"""Their names in `ml_dtypes`."""
 
 
 @dataclass(frozen=True, eq=False)

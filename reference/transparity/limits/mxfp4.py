@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""The number of each four bits: the highest is the sign."""
+"""The number for each four-bit code; the highest bit is the sign."""
 
 BYTES = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=-1)
 """The two numbers of each byte: the lower half is the first."""
@@ -21,7 +21,7 @@ BIAS = 127
 """The bias of a scale's exponent: its byte 127 is 2⁰."""
 
 BLOCK = 32
-"""Columns that have one scale."""
+"""The number of columns that share a scale."""
 
 
 @dataclass(frozen=True)

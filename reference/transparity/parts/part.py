@@ -22,7 +22,7 @@ class Cut(NamedTuple):
     of: str = "heads"
     """The noun for the heads in messages."""
     why_whole: str | None = None
-    """The reason if this configuration does not allow what the part allows."""
+    """The reason why this configuration forbids a cut that the part allows."""
 
     def bias(self) -> Cut:
         """Return the cut of a linear map's bias, given the cut of its weight (out, in)."""

@@ -12,7 +12,7 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 FEW = 64
-"""With up to this many rows, reading the weight takes longest; as the left factor it is read in order."""
+"""The number of rows up to which reading the weight takes longest; as the left factor, it is read in order."""
 
 
 def applies(x: Inexact[Array, "*batch features_in"]) -> bool:

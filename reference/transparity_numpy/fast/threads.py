@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 _ALONE = Lock()
-"""Keeps a second caller from restoring the first caller's limit as if it were the default."""
+"""A lock, so that a second caller does not restore the first caller's limit as the default."""
 
 
 def can_split(tokens: Mapping[str, Array]) -> bool:

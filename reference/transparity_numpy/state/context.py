@@ -33,4 +33,4 @@ class LayerContext(NamedTuple):
     memory_mask: Bool[Array, "#batch 1 1 memory"] | None = None
     """True where cross-attention may attend; None without cross-attention."""
     training: bool = False
-    """True in training: a batch norm normalizes by the batch."""
+    """Whether the model is in training, where a batch norm normalizes by the batch."""

@@ -75,7 +75,7 @@ class At:
         """Return a tensor with the axes of the value that it replaces; raise `ValueError` for another shape."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
-            raise ValueError("another shape or kind than the step makes")
+            raise ValueError("another shape or kind than the step's result")
         return made
 
 

@@ -42,7 +42,7 @@ def _rounded(at: At, dtype: str) -> Change:
                 theirs = theirs.reshape(exact.shape) if theirs.ndim != exact.ndim else as_shaped(theirs, exact)
                 if theirs.shape == exact.shape and bool(((theirs - exact).abs() <= allowed).all()):
                     return theirs.to(exact.dtype)
-        raise ValueError("the port rounds nothing like it")
+        raise ValueError("the port's rounding differs")
 
     return changed
 

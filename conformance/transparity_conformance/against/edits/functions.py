@@ -41,7 +41,7 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
                 says = f"applies `{other}`, where theirs applies `{name}`"
                 yield Edit("function", says, functools.partial(_called, other=other), rank=1)
     if name in INVERSE and len(at.step.args) > 1 and all(isinstance(item, Ref) for item in at.step.args[:2]):
-        says = f"applies `{INVERSE[name]}` to the operands in the other order, where theirs applies `{name}`"
+        says = f"applies `{INVERSE[name]}` to the swapped operands, where theirs applies `{name}`"
         yield Edit("function", says, functools.partial(_called, other=INVERSE[name], is_turned=True), rank=1)
     if name in ACTIVATIONS:
         for label, function in activations().items():

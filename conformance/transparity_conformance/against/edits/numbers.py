@@ -35,7 +35,7 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _says(at: At, value: Any, old: Any) -> str:
-    return f"uses {_in_words(value)} for {_in_words(old)} in {part_of(at.program, [at.step])}"
+    return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
 
 
 def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
@@ -112,7 +112,7 @@ def _sizes(at: At) -> Iterator[Edit]:
             for first in range(len(sizes) - 1):
                 other = [*sizes[:first], sizes[first + 1], sizes[first], *sizes[first + 2 :]]
                 if other != list(sizes):
-                    says = f"has the shape {tuple(other)} for {tuple(sizes)} in `{at.line}`"
+                    says = f"has the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
                     yield Edit("shape", says, functools.partial(_reshaped, place=place, first=first), rank=2)
 
 

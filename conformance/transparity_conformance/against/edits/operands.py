@@ -24,11 +24,11 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
         theirs = origin(program, _root(program, item.index))
         for other in itertools.islice(_others(program, step, item.index), MOST):
             yours = origin(program, _root(program, other.index()))
-            says = f"gives `{short(step)}` {yours}, where theirs gives it {theirs}"
+            says = f"passes {yours} to `{short(step)}`, where theirs passes {theirs}"
             yield Edit("operand", says, functools.partial(_taking, place=place, site=step.site, other=other), rank=3)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
-            says = f"has the parts in the other order in `{at.line}`"
+            says = f"has the parts in reverse order in `{at.line}`"
             yield Edit("operands", says, functools.partial(_reversed, place=place), rank=1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
         says = f"swaps the two operands of `{short(step)}` in `{at.line}`"

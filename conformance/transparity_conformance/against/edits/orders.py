@@ -17,7 +17,7 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
     if value is None or not (value.is_floating_point() or value.is_complex()):
         return
     where = result_of(at.step)
-    yield _edit(f"has {where} with the other sign", _negated, "sign", 1)
+    yield _edit(f"has {where} with the opposite sign", _negated, "sign", 1)
     for axis in range(-1, -value.ndim - 1, -1):
         yield from _along(axis, value.shape[axis], where)
     for a, b in itertools.combinations(range(-1, -value.ndim - 1, -1), 2):

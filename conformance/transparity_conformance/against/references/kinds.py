@@ -78,8 +78,8 @@ class TracedReference(Reference):
         own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > budget:
             raise TransparityError(
-                f"{self.name} cannot be followed: its recorded operations give another answer than it gives itself. "
-                "Return a function of its inputs that draws nothing at random and keeps nothing between calls."
+                f"{self.name} cannot be followed: its recorded operations give another answer than the original. "
+                "Return a deterministic function of its inputs that keeps no state between calls."
             )
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:

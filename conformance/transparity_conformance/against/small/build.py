@@ -31,7 +31,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""Ways to shrink a configuration: the kinds of sizes that are kept, or ratios of widths."""
+"""Ways to shrink a configuration: the kinds of sizes that stay unchanged, or ratios of widths."""
 
 AUTO = (
     "CAUSAL_LM",

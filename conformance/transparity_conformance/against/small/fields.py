@@ -52,7 +52,7 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest small number, where it depends on nothing else."""
+"""The largest value of a shrunk size that depends on no other."""
 
 Fields = dict[str, tuple[str, Any]]
 """The kind and value of each field."""

@@ -23,7 +23,7 @@ FEATURES = {
 """Inputs besides text, the method that extracts their features, and the fields with a placeholder's id."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
-"""Samples of raw audio; token ids are from FIRST to LAST, which are no special ids."""
+"""Samples of raw audio; token ids run from FIRST to LAST, without special ids."""
 
 MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
 

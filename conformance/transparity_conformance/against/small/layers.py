@@ -19,10 +19,10 @@ from transparity_conformance.against.small.fields import (
 )
 
 PREFIX, LONGEST = 6, 16
-"""Up to how many layers the first ones are kept, and how many layers are kept at most."""
+"""The number of layers up to which the first ones are kept, and the largest number of kept layers."""
 
 KINDS = ("layers", "depths", "first", "last", "place", "places")
-"""Kinds of fields that are about layers; `depths` may be numbers of layers in stages, which are all kept."""
+"""Kinds of fields about layers; `depths` may list the layers per stage, all of which are kept."""
 
 
 class Layers:

@@ -156,5 +156,5 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         source=source,
         reference_source=theirs,
     )
-    says = f"gradients: {len(wrong)} of {len(shares)} depart; {first} is the first of them on the way back"
+    says = f"gradients: {len(wrong)} of {len(shares)} differ; {first} is the first one in the backward pass"
     return CapabilityResult((claim,), (fault,), notes=(says,))

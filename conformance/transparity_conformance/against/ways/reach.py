@@ -84,7 +84,7 @@ def _result(sides: Sides, outcome: Outcome, left_out: list[int]) -> CapabilityRe
     if outcome.wrong:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
     if left_out:
-        found += not_compared(f"lengths {', '.join(map(str, left_out))}: both take too long for all of them")
+        found += not_compared(f"lengths {', '.join(map(str, left_out))}: the comparison takes too long for all of them")
     return found
 
 

@@ -36,7 +36,7 @@ def compare_steps(sides: Sides) -> CapabilityResult:
         if found.faults:
             break
         if time.thread_time() > ends:
-            return found + not_compared(f"{CLAIM}, {way.says}, and beyond: it would take too long")
+            return found + not_compared(f"{CLAIM}, {way.says}, and longer ones: it would take too long")
         found += _compared(way, sides, probes)
     return found
 
@@ -84,4 +84,4 @@ def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
         return f"the reference raises {describe_error(error)}"
     errors = apart(steps, whole, reference.kept(inputs, whole.shape))
-    return "the reference's own steps depart from its forward pass" if errors.max() > budget + own else ""
+    return "the reference's own steps differ from its forward pass" if errors.max() > budget + own else ""

@@ -45,7 +45,7 @@ from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.report import Cause
 
-DIVERGES = "the forward pass diverges, and its tokens with it"
+DIVERGES = "the forward pass diverges, and so do its tokens"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
@@ -69,7 +69,7 @@ def _why_not_coarse(probe: Probe, dtype: str) -> str:
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
     if probe.config.angles_depend_on_length:
-        return "rotary angles depend on the length, so rows would be rotated as the longest is"
+        return "rotary angles depend on the length, so all rows would have the angles of the longest"
     exact = probe.config.mask_is_exact
     return "" if exact else "this mask hides nothing, so rows would see their padding"
 
@@ -172,7 +172,7 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
     answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError("a result that is no pair, expected (tokens, scores)")
+        raise TypeError("a result that is not a pair, expected (tokens, scores)")
     scores = as_numbers(answer[1])
     if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
         raise TypeError(f"scores of the shape {scores.shape} and dtype {scores.dtype}, expected (batch,) of floats")

@@ -106,9 +106,9 @@ def _across(probe: ReachProbe) -> tuple[int, ...]:
 
 def _why_no_steps(probe: Probe, dtype: str) -> str:
     if not probe.config.mask_is_exact:
-        return "this mask hides nothing, so what is cached is never right"
+        return "this mask hides nothing, so a cache is never right"
     if probe.config.angles_depend_on_length:
-        return "rotary angles depend on the length, so what is cached becomes wrong"
+        return "rotary angles depend on the length, so a cache becomes wrong"
     return why_no_decoder(probe, dtype)
 
 
@@ -236,7 +236,7 @@ STEPS = Capability(
     judge=judge_steps,
     why_not=_why_no_steps,
     stays=1,
-    if_forward_diverges="the forward pass diverges, and what is cached with it",
+    if_forward_diverges="the forward pass diverges, and so does its cache",
     describe=lambda request: {"sizes": list(request.sizes)},
     sizes=lambda request: (len(request.rows), sum(request.sizes)),
 )

@@ -106,7 +106,7 @@ def judge_gradients(
     # Gradients flow backwards: the wrong one that is last in the forward pass went wrong first.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
-    says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first of them on the way back"
+    says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
     return CapabilityResult(
         claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
         faults=(Divergence(f"gradient.{first}", errors[first], budgets[first], causes, probe=probe.name),),
@@ -319,7 +319,7 @@ GRADIENTS = Capability(
     why_not=_why_no_gradients,
     dtypes=WIDE,
     not_in="gradients are compared in float32 and float64, not in {}",
-    if_forward_diverges="the forward pass diverges, so its gradients are another function's",
+    if_forward_diverges="the forward pass diverges, so its gradients belong to another function",
     needs=("loss",),
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     missing_is_wrong=True,

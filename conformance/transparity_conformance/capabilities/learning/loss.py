@@ -77,7 +77,7 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
         The findings, and the loss function that the port computes, or None if it is unknown.
     """
     if not losses:
-        return not_compared(f"{name}: no probe has logits and a target that counts"), None
+        return not_compared(f"{name}: no probe has logits and a target other than padding"), None
     probes, logits = forward.probes, forward.logits
     given = {key: np.float64(loss) for key, loss in losses.items()}
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}

@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
 """The ids of the two claims."""
 
-AFTER = "field by field: the forward pass has to agree first"
+AFTER = "field by field: the forward pass must agree first"
 
 NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 

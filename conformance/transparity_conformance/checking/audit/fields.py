@@ -89,7 +89,7 @@ def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
     source, target = (min(length, config.max_length) for length in LENGTHS)
     inputs = {name: value[ROWS] for name, value in mixed_inputs(config, 3, source, target).items()}
     parameters = probe_parameters(config, 12, 1e-3) if tiny else probe_parameters(config, 11)
-    return AuditProbe("audit", "audit", "a field or a tensor that counts", config, parameters, inputs)
+    return AuditProbe("audit", "audit", "a field or a tensor that has an effect", config, parameters, inputs)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,9 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> A
         if (left := probe.left(logits, dtype, config, probe.parameters)) is not None:
             says = f"{given} as if our {name} were {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    return dataclasses.replace(result, outcome="wrong", says=f"{given} neither as the reference does nor as before")
+    return dataclasses.replace(
+        result, outcome="wrong", says=f"{given} unlike the reference, before and after the change"
+    )
 
 
 def reason_of(error: PortError) -> str:

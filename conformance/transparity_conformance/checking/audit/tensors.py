@@ -155,7 +155,7 @@ def audited_tensors(
             yield unread[name]
         elif name in file.needed and name not in ends and time.monotonic() - began > SECONDS:
             yield AuditedTensor(
-                name, "not tried", "the port takes too long to load, and needs this tensor in other layers"
+                name, "not tried", "loading the port takes too long; it needs this tensor in other layers"
             )
         elif (found := _without(port, file, name) if name in file.needed else None) is not None:
             yield found
@@ -193,7 +193,7 @@ def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
             continue
         plain = port.logits(Edit(), file.probe, file.dtype)
         if not isinstance(plain, PortError) and not file.probe.is_off(plain, file.dtype):
-            says = "no model of the family reads it, and with it in the file the port answers otherwise"
+            says = "no model of the family reads it, but the port's answer changes if the file has it"
             error, budget = file.probe.error(answer), file.probe.budget(file.dtype)
             yield AuditedTensor(name, "not ignored", says, error, budget)
 

@@ -34,7 +34,7 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
-NOT_RUN = "llama.cpp itself: the file is compared to its checkpoint, and not run"
+NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, not run"
 
 Model = tuple[TransformerConfig, Arrays]
 
@@ -61,7 +61,7 @@ class GgufCheck:
         faults = [*metadata, *named, *compared.faults, *head_faults(self.file, hub)]
         report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
-            why = "the logits: the file has not all the weights of the checkpoint, in its shapes"
+            why = "the logits: the file lacks weights of the checkpoint, or has other shapes"
             return report.adding(not_compared=[why])
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)
@@ -103,7 +103,7 @@ class GgufCheck:
         try:
             wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
-            return report.adding(notes=[f"its metadata gives no model: {error}"])
+            return report.adding(notes=[f"its metadata does not define a model: {error}"])
         report = report.adding(notes=_effect("what is wrong", right, wrong))
         if all(fault.causes for fault in report.faults):
             return report

@@ -32,7 +32,7 @@ class Key:
     name: str
     field: str
     default: Default = REQUIRED
-    """The value that llama.cpp uses without it."""
+    """The value that llama.cpp uses if it is missing."""
 
 
 SIZES = (
@@ -84,7 +84,7 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
-            how = said if given is not None else f"missing, for which llama.cpp takes {said}"
+            how = said if given is not None else f"missing; llama.cpp then uses {said}"
             faults.append(known_fault(name, f"it is {how}; the checkpoint has {right}"))
             fields[CONFIG_NAMES.get(key.field, key.field)] = value
     scaling, scaled = _scaling(file, config)
@@ -121,7 +121,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     right = _factors(config) if config.rotary_scaling == "llama3" else np.ones(config.rotated_dim // 2)
     factors = np.ones(len(right)) if tensor is None else tensor.numbers().astype(np.float64).ravel()
     if factors.shape != right.shape or np.abs(factors / right - 1).max() > HALF_OF_THE_DIGITS:
-        how = "missing, so that no angle is slowed" if tensor is None else f"up to {factors.max():.4g}"
+        how = "missing, so no angle is scaled" if tensor is None else f"up to {factors.max():.4g}"
         says = f"the factors of the rotary angles are {how}; by the checkpoint they are up to {right.max():.4g}"
         faults.append(known_fault("rope_freqs.weight", says, "gguf-rope-factors"))
         slowed = {"rotary_scaling": "llama3", "rotary_factor": float(factors.max())}
@@ -142,12 +142,10 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
         says = f"llama.cpp runs its feed-forward with {activation}; the checkpoint has {config.activation}"
         yield known_fault(name, says, "gguf-not-expressed")
     if config.sliding_window is not None and name != "gemma2":
-        says = f"llama.cpp has no sliding window in it; the checkpoint has one of {config.sliding_window}"
+        says = f"llama.cpp applies no sliding window; the checkpoint has one of {config.sliding_window}"
         yield known_fault(name, says, "gguf-not-expressed")
     if config.query_temperature:
-        yield known_fault(
-            name, "llama.cpp has no temperature of queries in it; the checkpoint has", "gguf-not-expressed"
-        )
+        yield known_fault(name, "llama.cpp applies no query temperature; the checkpoint does", "gguf-not-expressed")
     scale = config.head_dim**-0.5
     if not _is_same(config.score_scale, scale):
         says = f"llama.cpp scales its scores by {scale:.4g}; the checkpoint by {config.score_scale:.4g}"

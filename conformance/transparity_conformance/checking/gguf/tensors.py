@@ -122,7 +122,7 @@ def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
-            also = ": llama.cpp then takes the embeddings for it" if theirs == OUTPUT else ""
+            also = ": llama.cpp then uses the embeddings instead" if theirs == OUTPUT else ""
             yield known_fault(theirs, f"it is missing{also}; the checkpoint has {name}", "gguf-tensor-missing")
         elif file.tensors[theirs].shape != expected:
             found = shown(file.tensors[theirs].shape)
@@ -140,7 +140,7 @@ def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
     if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
         yield known_fault(OUTPUT, "its shape differs from the embeddings, which are the head", "gguf-shape")
         return
-    says = "it is not the embeddings, which are the head of the checkpoint"
+    says = "it differs from the embeddings, which are the checkpoint's head"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
         yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
 

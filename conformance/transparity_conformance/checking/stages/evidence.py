@@ -96,7 +96,7 @@ class Arguments:
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
     """Return the probes of a preset, a configuration, or a configuration with given parameters."""
     if config is None and (preset is None or parameters is not None):
-        needs = "parameters and no config of theirs" if parameters is not None else "neither a preset nor a config"
+        needs = "parameters without their config" if parameters is not None else "neither a preset nor a config"
         raise PortError(f"check() was given {needs}; name one.")
     if config is None:
         assert preset is not None

@@ -47,7 +47,7 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
-FORM_ALONE = "all that is computed before the answer, and all that a port may offer: answers are in another form"
+FORM_ALONE = "activations and capabilities: the answers have another form"
 
 SECOND_SEED = 1
 

@@ -29,15 +29,15 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
-OF_A_CHECKPOINT = "of what load(folder) returns, gradients are compared with a checkpoint's weights, by --checkpoint"
+OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with a checkpoint's weights: give --checkpoint"
 
-NOT_OF_GIVEN = "{}: of given parameters it is not compared; with drawn ones it is, by --config"
+NOT_OF_GIVEN = "{}: not compared with given parameters; --config compares it with drawn ones"
 
 CALLS = 120
 """Forward passes of a history: if all are right, at most one call in 40 is wrong, at 95 % (1 − 0.05^(1/n) is 2.5 %)."""
 
 CALLS_OF_LARGE = 2
-"""The same for a model whose forward passes are slow."""
+"""The same for a model with slow forward passes."""
 
 CLAIM = "histories"
 
@@ -75,7 +75,7 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
     """Compare all capabilities; none if the forward pass is in another precision, which affects them too."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
-        says = f"the port's forward pass is off by {causes[0].says}, and all that it offers with it"
+        says = f"the port's forward pass has a known fault, and so has everything computed from it: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
     left_out = {"gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
     return compare_capabilities(port, forward, is_right=report.verdict == "agrees", left_out=left_out)
@@ -138,7 +138,7 @@ def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | Non
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
         used = _error_and_budget(built, probe, probe.oracle.expected["logits"], forward)
         if share(*used) > 1:
-            return _diverges(used, probe.name, probe, "a model that was trained or has generated differs")
+            return _diverges(used, probe.name, probe, "a model differs after training or generation")
     return None
 
 
@@ -184,13 +184,13 @@ def _error_and_budget(
 
 
 def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) -> CapabilityResult:
-    cause = Cause("history", f"{says}: something is kept between calls", None, 0.0, 1.0)
+    cause = Cause("history", f"{says}: the port keeps state between calls", None, 0.0, 1.0)
     return _wrong(Divergence("logits", *used, (cause,), probe=probe.name), where)
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """Return the result of asking the same object again, if its answer is wrong."""
-    says = "right at first, and wrong when the same object is called again: something is kept between calls"
+    says = "right at first, but wrong when the same object is called again: the port keeps state between calls"
     cause = Cause("history", says, None, 0.0, 1.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():

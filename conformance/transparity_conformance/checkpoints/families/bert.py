@@ -101,7 +101,7 @@ def _counted(fields: Fields) -> dict[str, Any]:
     """Return positions that count tokens other than padding, from pad_token_id + 1."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
-        raise wrong("pad_token_id", pad, "a token: positions are counted from it")
+        raise wrong("pad_token_id", pad, "a token, from which positions are counted")
     length = as_whole(fields, "max_position_embeddings") - pad - 1
     return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
 
@@ -180,7 +180,7 @@ PAD, BUCKETS, DISTANCE = 1, 32, 128
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:
     if fields["pad_token_id"] is None:
-        raise wrong("pad_token_id", None, f"{PAD}, for which no position is counted whatever the file says")
+        raise wrong("pad_token_id", None, f"{PAD}; the file's value has no effect on positions")
     return _counted({**fields, "pad_token_id": PAD})
 
 

@@ -135,7 +135,9 @@ def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise wrong("rope_parameters", given, "an object")
     if missing := [name for name in (BETA, ORIGINAL) if name not in given]:
-        raise CheckpointError(f"rope_parameters has no {missing[0]}; expected it, for queries are multiplied by it.")
+        raise CheckpointError(
+            f"rope_parameters has no {missing[0]}; expected it, because queries are multiplied by it."
+        )
     if not is_number(given[BETA]) or not given[BETA] >= 0:
         raise wrong(f"rope_parameters.{BETA}", given[BETA], "a number, at least 0")
     plain = {name: value for name, value in given.items() if name not in (BETA, "max_position_embeddings")}

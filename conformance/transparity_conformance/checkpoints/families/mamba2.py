@@ -67,7 +67,7 @@ def _write_widths(config: TransformerConfig) -> dict[str, Any]:
     if rest:
         raise CheckpointError(
             f"The family mamba2 cannot express {config.recurrent_heads} heads of {config.recurrent_value_dim} features "
-            f"with embed_dim {config.embed_dim}; expected as many features as a multiple of it."
+            f"with embed_dim {config.embed_dim}; expected heads × features to be a multiple of it."
         )
     return {"expand": expand}
 

@@ -101,7 +101,7 @@ class Classifier:
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
-"""The head of decoders: the last token other than padding decides."""
+"""The head of decoders, which pools the last token other than padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class Family:
         found = dict(self.always)
         for row in sorted(self.rows, key=lambda row: not row.ours):
             if row.ours and row.name not in fields:
-                raise CheckpointError(f"{row.name} is missing; expected it, for {row.ours[0]} is read from it.")
+                raise CheckpointError(f"{row.name} is missing; expected it, because {row.ours[0]} is read from it.")
             found |= row.read(fields, names)
         return found | (self.classifier.read(fields) if self.classifier else {})
 

@@ -31,7 +31,7 @@ MOST_LAYERS = 10_000
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
     """Return the error for a value that is not supported."""
-    return CheckpointError(f"{name} is {as_json(found)}; expected {expected}: nothing else can be imported.")
+    return CheckpointError(f"{name} is {as_json(found)}; expected {expected}: other values cannot be imported.")
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:

@@ -74,7 +74,7 @@ def _named(results: Results) -> str:
         fault = next(iter(by_site.values()))
         if _explains(results, Hypothesis(fault, tuple(by_site))):
             return f"in the port {fault.description}"
-    return "in the port a row with every key masked returns something else"
+    return "in the port, a row with every key masked has another result"
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:

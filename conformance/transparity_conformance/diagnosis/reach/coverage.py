@@ -74,7 +74,7 @@ This is 20 times what PyTorch needs for all calls, so a busy machine omits none.
 may need more.
 """
 
-HISTORY = "an object that is built only for this call is right: something is kept between calls"
+HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
 """The cause of a wrong call that is right in a new object."""
 
 

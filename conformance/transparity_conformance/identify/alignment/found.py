@@ -32,7 +32,7 @@ class Found:
     """The remaining time."""
     matches: Matches
     known: Combination = ()
-    """Faults of the port that the reference applies too."""
+    """Faults of the port that are also put into the reference."""
 
     def adding(self, matches: Matches) -> Found:
         """Return a copy with more taps, or with other matches for them."""

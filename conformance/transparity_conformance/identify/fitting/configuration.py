@@ -30,7 +30,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import HEADS
 
 FEW = 3
-"""Digits up to which another multiplier is equally plausible."""
+"""The number of digits up to which another multiplier is equally plausible."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:

@@ -14,7 +14,7 @@ LONGEST = 1025
 """The longest sequence, unless a threshold is beyond it."""
 
 LARGEST_POWER = 9
-"""Powers of two up to this one are tried with both neighbours; near 2¹⁰, only the longest length is."""
+"""Powers of two up to this one are tried with both neighbours; near 2¹⁰, only the longest length is tried."""
 
 LONGEST_THRESHOLD = 4097
 """A sequence up to this length is tried if a threshold needs it; its scores take 0.13 GB per head."""

@@ -13,7 +13,7 @@ from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, the subject (or its text) that it was not compared for, and the reason."""
+"""A claim, the subject (or its text) for which it was not compared, and the reason."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -119,7 +119,7 @@ class Footnote:
         printed = f"document {preset.document.partition(',')[0]} prints it" if preset else "it is printed"
         note = f": {self.note}" if self.note else ""
         held = [f"{group.worst.claim} ({group.worst.subject})" for group in self.groups if not group.agrees]
-        but = f"; FAILS, for it did not break: {', '.join(held)}" if held else ""
+        but = f"; FAILS, because it did not break: {', '.join(held)}" if held else ""
         return f"breaks for {self.case}, as {printed}{note}{but}"
 
 

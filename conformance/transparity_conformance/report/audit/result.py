@@ -13,7 +13,7 @@ from transparity_conformance.report.formatting import count
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "followed", "refused", "not exercised")
-"""The outcome of a field is the first of these that one of its values has."""
+"""Outcomes by priority; the first one among the values of a field is the field's outcome."""
 
 MOST_NAMED = 8
 """Names in a line for people; JSON lists all."""
@@ -27,13 +27,13 @@ class AuditedField:
     value: str
     """The other value as JSON, `absent`, or the form of the file."""
     outcome: Outcome
-    """`ignored`: the port answers as before the change; `wrong`: as neither does; `refused`: it raises."""
+    """`ignored`: the port answers as before the change; `wrong`: it gives a third answer; `refused`: it raises."""
     says: str = ""
     """The port's behaviour, or its reason to refuse."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference that is left from the reference with the same fault; None: it is unexplained."""
+    """The remaining difference from the reference with the same fault; None if unexplained."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
@@ -45,9 +45,9 @@ class AuditedTensor:
 
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing`: without it the port answers, and says nothing; `not ignored`: no model reads it."""
+    """`may be missing`: without it, the port answers without a warning; `not ignored`: no model reads it."""
     says: str = ""
-    """What stands in its place."""
+    """What the port uses instead."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None

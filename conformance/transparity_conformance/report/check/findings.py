@@ -17,7 +17,7 @@ from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
 
 PRACTICALLY_ALL = 0.99
-"""A cause that explains less of a disagreement than this leaves something to be found."""
+"""If a cause explains a smaller share of a disagreement, something else remains to be found."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -142,7 +142,7 @@ def _verdict(report: Report) -> str:
     if not found:
         return unlocated(report)
     if report.audit and all(finding.causes and finding.causes[0].mistake in CAUSES.values() for finding in found):
-        return f"With the settings that were written the forward pass agrees, but {report.audit.faults}."
+        return f"With the written settings, the forward pass agrees, but {report.audit.faults}."
     parts = [_finding_sentence(finding) for finding in found[:3]]
     if found[1:]:
         parts[0] = f"Fix this first: {parts[0]}"
@@ -153,7 +153,7 @@ def _verdict(report: Report) -> str:
 
 def unlocated(report: Report) -> str:
     """The verdict on a port without separately compared segments."""
-    return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared by itself."
+    return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared separately."
 
 
 def another_model(report: Report) -> str:
@@ -213,7 +213,7 @@ def _with_its_line(cause: Cause) -> str:
 
 def immeasurable(fault: Divergence) -> str:
     """The reason for an infinite error."""
-    return "its shape is wrong (see the notes)" if fault.is_misshapen else "holds numbers that are not finite"
+    return "its shape is wrong (see the notes)" if fault.is_misshapen else "has numbers that are not finite"
 
 
 def worst_share(report: Report) -> str:
@@ -288,6 +288,6 @@ def _tie(fault: Divergence) -> str:
     if not fault.indistinguishable:
         return ""
     also = ", ".join(fault.indistinguishable)
-    splits = f"the probe {fault.split_by} would tell" if fault.split_by else "no probe tells them apart"
+    splits = f"the probe {fault.split_by} would tell them apart" if fault.split_by else "no probe tells them apart"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
     return f"{named} is as well explained by {also}; {splits}."

@@ -14,7 +14,7 @@ from transparity_conformance.report.formatting import format_share, height, scie
 from transparity_conformance.report.report import Measured, Report
 
 MOST_BARS = 128
-"""More positions than this are drawn as this many bars, each the largest of its neighbours."""
+"""The largest number of bars; of more positions, each bar shows the largest error of a few neighbours."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 

@@ -33,7 +33,7 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verbs of an answer, with the reference and with another implementation, which may be the wrong one."""
+"""The verbs of an answer, relative to the reference and to another implementation, which may itself be wrong."""
 
 
 class ShownClaim(NamedTuple):
@@ -59,7 +59,7 @@ class CheckView:
     ties: str
     findings: list[Finding]
     layers: dict[str, list[float]]
-    """The share of its budget that a tap uses in each layer by itself, by its pattern."""
+    """For each tap pattern, the share of its budget that each layer's segment uses."""
     worst: str
     """The largest share of a tolerance, as a clause."""
     first_divergence: str

@@ -19,13 +19,13 @@ class Meaning:
     """A cause in words."""
 
     title: str
-    """The fault as a sentence, of one of its variants."""
+    """A sentence about the fault, in one of its variants."""
     right: str
     """The reference's rule."""
     look: str
     """The place of the fault, and how to fix it."""
     hidden: str = ""
-    """When it does not show."""
+    """Conditions under which it does not show."""
     seen: tuple[str, ...] = ()
     """Threads about it in real ports: owner/name#number."""
 

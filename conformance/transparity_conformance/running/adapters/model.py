@@ -120,7 +120,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
     write = f"write a function that returns the model, def model({'' if config is None else 'config'}): return Model(…)"
     is_build = count == 2 and parameters is not None and config is not None
     if count not in ((0, None) if config is None else (0, 1, None)) and not is_build:
-        expected = "none" if config is None else "none, or one, the configuration"
+        expected = "none" if config is None else "none, or the configuration"
         raise PortError(f"{name} takes {counted(count or 0, 'argument')}; expected {expected}: {write}.")
     given = (config, parameters) if is_build else () if count == 0 or config is None else (config,)
     try:

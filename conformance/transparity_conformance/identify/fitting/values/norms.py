@@ -33,7 +33,7 @@ class Norm:
     """`rms`, `batch`, or `centred` for both kinds of layer norm."""
     x: np.ndarray
     factors: np.ndarray
-    """r of every row; of every feature for a batch norm."""
+    """r of every row, or of every feature for a batch norm."""
     variance: np.ndarray | None = None
     """The running variance of a batch norm."""
 

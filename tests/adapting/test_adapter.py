@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_made_says_what_to_write() -> None:
 
     with pytest.raises(PortError, match=r"raised AttributeError: .*write a function that returns the model"):
         made_by(needs_sizes, GPT2)
-    with pytest.raises(PortError, match="takes 2 arguments; expected none, or one"):
+    with pytest.raises(PortError, match="takes 2 arguments; expected none, or the configuration"):
         made_by(lambda one, other: one, GPT2)
     with pytest.raises(PortError, match="in which no tensor was found"):
         made_by(lambda: len, GPT2)

@@ -72,7 +72,7 @@ INPUTS = [
 ]
 
 MISTAKES = {
-    "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 for 0.5"),
+    "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 instead of 0.5"),
     "left out": ("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
     "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
     "operand": ("weights @ v", "weights @ k", "where theirs passes"),
@@ -130,7 +130,7 @@ def test_a_mistake_that_only_longer_calls_show_is_told_beside_one_that_all_show(
     report = against_theirs(tmp_path, text, reference=theirs)
     says = [cause.says for fault in report.faults for cause in fault.causes]
     assert len(report.faults) == len(says) == 2
-    assert "0.25 for 0.5" in says[0]
+    assert "0.25 instead of 0.5" in says[0]
     assert "one more key" in says[1] or "-9 for -8" in says[1]
 
 
@@ -152,7 +152,7 @@ def test_a_mistake_in_one_layer_names_the_layer(says: str, tmp_path: Path) -> No
 def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: Path) -> None:
     text = THEIRS.replace("k.mT * 0.5", "k.mT * 0.25").replace("self.norm(x) @", "self.norm(x).cumsum(1).sin() @")
     first, *others = against_theirs(tmp_path, text).faults
-    assert "0.25 for 0.5" in first.causes[0].says
+    assert "0.25 instead of 0.5" in first.causes[0].says
     assert any(not fault.causes for fault in others)
 
 
@@ -288,7 +288,7 @@ def test_two_mistakes_are_told_in_one_run(tmp_path: Path) -> None:
     report = against_theirs(tmp_path, text)
     assert len(report.faults) == 2
     says = " ".join(cause.says for fault in report.faults for cause in fault.causes)
-    assert "0.25 for 0.5" in says
+    assert "0.25 instead of 0.5" in says
     assert "ReLU" in says
 
 
@@ -313,5 +313,5 @@ IN_ORDER = THEIRS.replace(
 def test_another_order_is_told_with_another_number_in_the_same_operations(old: str, new: str, tmp_path: Path) -> None:
     port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))").replace(old, new)
     first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER, budget=60.0).faults
-    assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 for 0.5"))
+    assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 instead of 0.5"))
     assert "theirs does the opposite" in second.causes[0].says

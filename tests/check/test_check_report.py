@@ -106,7 +106,10 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
         notes=("a note",),
     )
     text = flat(as_text([tied], 80, verbose=True))
-    assert f"{SCALE.mistake} is as well explained by weight-transpose, mask-order; the probe square would tell." in text
+    assert (
+        f"{SCALE.mistake} is as well explained by weight-transpose, mask-order; the probe square would tell them apart."
+        in text
+    )
     assert "two_runs_are_the_same exact logits" in text
     assert "x 2.0× y" in text
     assert "Not compared loss: the port does not offer it Note a note" in text

@@ -95,8 +95,8 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
         ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance 128;"),
         ({"positions": "relative", "relative_max_distance": 8}, "relative_buckets is 32 and relative_max_distance 8;"),
         ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),
-        ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder has a place for"),
-        ({"head": "hidden"}, "head is 'hidden', which only a lone encoder has a place for"),
+        ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder uses"),
+        ({"head": "hidden"}, "head is 'hidden', which only a lone encoder uses"),
         ({"head": "classes"}, "head is 'classes', which pools a lone stack, and architecture is 'encoder-decoder'"),
         (
             {"attention_norm": False, "norm_position": "post-branch"},
@@ -187,7 +187,7 @@ def test_a_lone_stack_shares_no_embedding() -> None:
             {"other": {"rope_theta": 5.0}},
             "layer_overrides has the kind 'other', which layer_types does not; it has: full",
         ),
-        ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' cannot be: rope_theta is -1"),
+        ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' is impossible: rope_theta is -1"),
         (
             {"full": {"positions": "alibi"}},
             "layer_overrides has positions 'alibi' for layers of the kind 'full'",

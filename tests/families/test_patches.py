@@ -106,7 +106,7 @@ def test_a_module_of_images_agrees() -> None:
         ({"max_length": 11}, "max_length is 11, but the patches of a square image are a square number"),
         ({"pad_id": 0}, "pad_id is 0, but patches of an image"),
         ({"head": "logits"}, "head is 'logits', but an image has no vocabulary"),
-        ({"patch_size": None, "source_vocab_size": 9}, "class_token is true, which precedes patches"),
+        ({"patch_size": None, "source_vocab_size": 9}, "class_token is true, but there are no patches"),
     ],
 )
 def test_an_impossible_image_is_refused(fields: dict[str, Any], says: str) -> None:

@@ -103,7 +103,7 @@ def test_the_older_name_of_a_section_overrules_it(pair: Path, tmp_path: Path) ->
 
 def test_a_pair_is_refused_with_the_names_of_its_towers(pair: Path, refused: Refusal) -> None:
     expected = f"expected one of them: {pair / 'text_config'} or {pair / 'vision_config'}."
-    with refused(CheckpointError, f"{pair / 'config.json'} is of two towers side by side; {expected}"):
+    with refused(CheckpointError, f"{pair / 'config.json'} has two towers; {expected}"):
         import_checkpoint(pair)
     with refused(CheckpointError, "The family clip has two towers; expected one of them: clip_text_model"):
         family_called("clip")

@@ -124,7 +124,7 @@ def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> No
 
 FAR = {
     "positions in bfloat16": ({"positions": "in_bfloat16"}, 258, "rotary-precision", "positions are rounded"),
-    "a short table": ({"positions": "in_a_table_of_512"}, 513, "rotary-position", "the last of a table"),
+    "a short table": ({"positions": "in_a_table_of_512"}, 513, "rotary-position", "the last row of a table"),
     "positions begun again": ({"positions": "begun_again_at_256"}, 257, "rotary-position", "begin at 0 again"),
 }
 """The functions that are wrong, the first wrong length, and its cause."""

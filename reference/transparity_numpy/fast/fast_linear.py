@@ -1,4 +1,4 @@
-"""A faster `functional.linear` for float32: one product for the whole batch, and in-place biases.
+"""A faster `functional.linear` for float32 and float16: one product for the whole batch, and in-place biases.
 
 The specification is evaluated in float64, and in complex128 for derivatives: there, `linear` is its formula.
 """

@@ -119,7 +119,7 @@ Names = tuple[str, ...]
 class Whole:
     """The operations of built ports with equal values on all ranks.
 
-    The first call decides, because later, shorter inputs may have shards that are equal by chance.
+    The first call decides, because shards of short inputs may be equal by chance.
     """
 
     def __init__(self) -> None:

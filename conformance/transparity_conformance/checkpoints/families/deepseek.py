@@ -12,7 +12,7 @@ from transparity_conformance.checkpoints.naming import GATED, Table, by_group, l
 from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import SIZES
 from transparity_conformance.checkpoints.tables.kinds import by_kind, own_layers
-from transparity_conformance.checkpoints.tables.rotary import mscale_of, rope, rotary, rotary_fields
+from transparity_conformance.checkpoints.tables.rotary import mscale_of, rope, rotary, rotary_fields, yarn_scale
 from transparity_conformance.checkpoints.tables.rows import derived, flag, number, tokens, whole
 from transparity_conformance.checkpoints.tables.values import (
     Fields,
@@ -49,7 +49,7 @@ def _multiplier(fields: Fields) -> float:
 
 
 def _squared(share: float, factor: float) -> float:
-    scale = 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+    scale = yarn_scale(factor, share)
     return scale * scale
 
 

@@ -132,7 +132,7 @@ def _yarn(given: Fields) -> dict[str, Any]:
     given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
     factor = as_number(given, "factor")
     scales = [as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
-    by_formula = attention_factor(factor, *(scales if len(scales) == 2 else (1.0, 0.0)))
+    by_formula = _ratio(factor, *(scales if len(scales) == 2 else (1.0, 0.0)))
     return {
         "rotary_scaling": "yarn",
         "rotary_factor": factor,
@@ -144,20 +144,21 @@ def _yarn(given: Fields) -> dict[str, Any]:
     }
 
 
-def attention_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return YaRN's attention factor: the ratio of 0.1 · scale · ln(factor) + 1 at two scales."""
-    return _scale(mscale, factor) / _scale(mscale_all_dim, factor)
+def yarn_scale(factor: float, mscale: float) -> float:
+    """Return 0.1 · mscale · ln(factor) + 1; it is 1 for a factor below 1."""
+    return 0.1 * mscale * math.log(max(factor, 1)) + 1
 
 
-def _scale(share: float, factor: float) -> float:
-    return 0.1 * share * math.log(max(factor, 1)) + 1
+def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """Return YaRN's attention factor for two scales."""
+    return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
     """Return the `mscale` that, with `mscale_all_dim`, gives exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
-    found = (right * _scale(mscale_all_dim, factor) - 1) / (0.1 * math.log(factor))
-    return nearest(round(found, 6), found, right=lambda each: attention_factor(factor, each, mscale_all_dim) == right)
+    found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
+    return nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
 
 
 def _longrope(given: Fields) -> dict[str, Any]:

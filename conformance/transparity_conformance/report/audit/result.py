@@ -47,7 +47,7 @@ class AuditedTensor:
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
     """`may be missing`: without it, the port answers without a warning; `not ignored`: no model reads it."""
     says: str = ""
-    """What the port uses instead."""
+    """The value that the port uses in its place."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None

@@ -315,3 +315,9 @@ def test_another_order_is_told_with_another_number_in_the_same_operations(old: s
     first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER, budget=60.0).faults
     assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 instead of 0.5"))
     assert "theirs does the opposite" in second.causes[0].says
+
+
+def test_another_order_is_the_only_fault_where_the_rest_is_unchanged(tmp_path: Path) -> None:
+    port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))")
+    (fault,) = against_theirs(tmp_path, port, reference=IN_ORDER, budget=60.0).faults
+    assert "theirs does the opposite" in fault.causes[0].says

@@ -160,9 +160,18 @@ class Departures:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
-                if after is not None and after.agrees and not after.lost and now.matched.keys() <= after.matched.keys():
+                if after is None or not after.agrees or after.lost:
+                    continue
+                hidden, unmatched = self._hidden_by(tried), now.matched.keys() - after.matched.keys()
+                if all(hidden.intersection(now.matched[operation]) for operation in unmatched):
                     return self._fewest(tried, after)
         return found
+
+    def _hidden_by(self, found: Sequence[Departure]) -> set[int]:
+        """Return the values inside of edited segments, which a run with the edits does not record."""
+        edits = [(each.edit, number) for each in found if each.edit and each.edit.behind for number in each.steps]
+        steps = (edit.all_steps(self.comparer.at(number)) for edit, number in edits)
+        return {index for replaced in steps for step in replaced for index in step.outputs}
 
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:
         """Return the changes of all departures together."""

@@ -42,20 +42,22 @@ class Explanation:
     extent: int
     """The number of computing steps in its segment."""
     after: Comparison
+    is_denied: bool = False
+    """Whether the port computes what the edit replaces, and does not use it."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Return a sort key for explanations.
 
-        First come those that explain the answer, lose few operations, and are simple and short. Edits of a value
-        precede edits of its views, and edits in many places precede others.
+        First come those that explain the answer, lose few operations, are not denied, and are simple and short. Edits
+        of a value precede edits of its views, and edits in many places precede others.
         """
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property
-    def worth(self) -> tuple[bool, int]:
-        """Return whether the answer is explained, and how many operations are."""
-        return not self.after.agrees, len(self.after.lost)
+    def worth(self) -> tuple[bool, int, bool]:
+        """Return whether the answer is unexplained, the number of unexplained operations, and whether it is denied."""
+        return not self.after.agrees, len(self.after.lost), self.is_denied
 
 
 class EditSearch:
@@ -67,6 +69,9 @@ class EditSearch:
         self.failed = False
         """Whether an edit that gives numbers of the port made a later step fail."""
         self._refused: dict[Any, set[str]] = {}
+        self._unused = Known(
+            {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
+        )
         self._reserved = 0.0
         """Seconds reserved for later departures."""
 
@@ -89,9 +94,10 @@ class EditSearch:
                 for steps_of, makers in ((ring, SIMPLE), (passed.popleft(), LATER)):
                     for edit, number in self._shown(now, lost, context, steps_of, makers):
                         best += self._explaining(edit, number, now, port)
-                further += bool(best)
+                further += not all(each.is_denied for each in best)
                 first = min(best, key=lambda each: each.key, default=None)
-                if further > LAG or (first and first.after.agrees and first.edit.rank < RANK_OF_FITTED):
+                is_found = first and first.after.agrees and not first.is_denied and first.edit.rank < RANK_OF_FITTED
+                if further > LAG or is_found:
                     break
         return self._ranked(best)
 
@@ -119,7 +125,11 @@ class EditSearch:
             is_less = len(lost) < len(now.lost) and not lost.issuperset(port) and lost <= set(now.lost)
             if after.agrees or is_less:
                 extent = len(edit.steps(self.comparer.at(number))) if len(edit.behind) == 1 else 1
-                yield Explanation(edit, self.program.steps[number], numbers, extent, after)
+                step = self.program.steps[number]
+                is_denied = short(step) not in VIEWS and any(
+                    self._unused.equal_to(now.values[i], now.shares.get(i, 0.0)) for i in step.outputs
+                )
+                yield Explanation(edit, step, numbers, extent, after, is_denied)
 
     def _scopes(self, edit: Edit, number: int, now: Comparison) -> list[list[int]]:
         program, step, scopes = self.program, self.program.steps[number], list[list[int]]()

@@ -111,6 +111,11 @@ class Edit:
         ends = [at.step.output, *found]
         return computing(at.flow.between(ends[-1], ends[-2])) or [at.step]
 
+    def all_steps(self, at: At) -> Sequence[Step]:
+        """Return the steps of all its segments."""
+        found = at.behind(*self.behind)
+        return at.flow.between(found[-1], at.step.output) if found else [at.step]
+
 
 @dataclass(frozen=True)
 class Context:

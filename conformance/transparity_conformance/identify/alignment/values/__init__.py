@@ -1,1 +1,1 @@
-"""Everything that a port computed, indexed by its numbers."""
+"""Changes to the recorded operations of a port that let their values be compared with the reference."""

@@ -305,7 +305,7 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
     return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers
 
 
-BEFORE = "an earlier comparison does not agree"
+BEFORE = "an earlier comparison differs"
 
 NOT_DRAWN = "inputs were given, so no others are drawn"
 

@@ -1,4 +1,4 @@
-"""The data flow of a program: the values that depend on the input, and the values that all of it passes through."""
+"""The data flow of a program: which values depend on the input, and which values all of the input passes through."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DataFlow:
         self.changes: Mapping[int, Change] = {}
         """The changes that apply to steps when they run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
-        """For each value, the last value through which all of the input passes on its way (the immediate dominator)."""
+        """Each value's immediate dominator: the last value through which all of the input must pass to reach it."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
         for step in program.steps:
             given = [index for index in step.inputs if index in self._depth]
@@ -58,7 +58,7 @@ class DataFlow:
         return flow
 
     def _common(self, given: list[int]) -> int:
-        """Return the last value through which the input of all given values passes."""
+        """Return the immediate dominator of a step with the given inputs."""
         return functools.reduce(self._shared, given)
 
     def _shared(self, one: int, other: int) -> int:
@@ -70,7 +70,7 @@ class DataFlow:
         return one
 
     def behind(self, value: int) -> Iterator[int]:
-        """Yield the values through which all of the input passes on its way to `value`, the last first."""
+        """Yield the dominators of a value, the nearest first. All of the input passes through each of them."""
         value = self.passes.get(value, START)
         while value != START:
             yield value

@@ -126,7 +126,7 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return the given list of dicts of arrays by description, or `inputs` in a Python file.
+    """Return inputs by description, from a list of dicts of arrays or from `inputs` in a Python file.
 
     `inputs` may be a list or a function that returns a list.
     """

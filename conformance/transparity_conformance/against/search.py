@@ -20,7 +20,7 @@ from transparity_conformance.listening.program import Step
 from transparity_conformance.matching.values import Known, agreeing
 
 LAG = 2
-"""Fitted or numerous edits of a step are tried after simple edits of steps that are farther by this distance."""
+"""A step's fitted or numerous edits are tried after the simple edits of steps up to this much farther away."""
 
 RANK_OF_FITTED = 3
 """The lowest rank of fitted or numerous edits. A simpler edit farther away may be preferred to them."""

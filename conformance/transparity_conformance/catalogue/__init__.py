@@ -77,7 +77,7 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return every fault at every group of the taps `sites`, for a model on `ranks` ranks."""
+    """Return every fault, once for each plausible group of `sites`, for a model on `ranks` ranks."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):
@@ -92,7 +92,7 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return each fault once: the hypothesis in `some` that has the most taps."""
+    """Return, for each fault, the hypothesis in `some` with the most taps."""
     found: dict[tuple[str, str], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant

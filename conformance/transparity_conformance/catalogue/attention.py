@@ -99,7 +99,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = kind if kind == "1" else f"{kind} ({right:.4g})"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
-    # If masking comes before scaling, the factor also changes masked scores, which shows if the mask value is small.
+    # If masking precedes scaling, the factor also scales masked scores. The weights show this if the mask value is
+    # small.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)

@@ -134,12 +134,12 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def _exchanged_halves(x: Value) -> Value:
-    """Swap neighboring features, as when the two four-bit weights in each byte are swapped."""
+    """Swap neighboring features, to simulate that the two four-bit weights in each byte are swapped."""
     return _in_blocks(x, 2)[..., ::-1].reshape(x.shape)
 
 
 def _split_halves(x: Value) -> Value:
-    """Reorder features as for weights whose low half-bytes come first within each block of 32."""
+    """Reorder features, to simulate weights of which each block of 32 stores all low half-bytes first."""
     return _in_blocks(x, 32).reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
 
 
@@ -156,7 +156,7 @@ PACKINGS: dict[str, Callable[[Value], Value]] = {
     "scale twice": lambda x: x * 2,
     "scale half": lambda x: x / 2,
 }
-"""Wrong unpacking of four-bit weights, expressed as a change of the features that meet the weights."""
+"""Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply."""
 
 
 BLOCKS = {"high first": 2, "split": 32, "scale twice": 1, "scale half": 1}

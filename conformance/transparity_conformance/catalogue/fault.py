@@ -25,16 +25,16 @@ class WalkState:
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
-"""A function of the configuration, the right parameters and a tap that returns the wrong parameters."""
+"""A function that returns the wrong parameters, given the configuration, the right parameters and a tap."""
 
 Patch = Callable[[WalkState, str, Any], Any]
-"""A function of the forward pass, a tap and its right value that returns the wrong value."""
+"""A function that returns the wrong value, given the forward pass, a tap and its right value."""
 
 Settings = Mapping[str, Any]
-"""The parts of a formula that a fault changes, by name."""
+"""The changed parts of a formula, by name."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
-"""A function of changed settings, the forward pass, a tap and its right value that returns the wrong value."""
+"""A function that returns the wrong value, given changed settings, the forward pass, a tap and its right value."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Fault:
     taken_from: Callable[[str], str] | None = None
     """For a tap, returns the tap whose parameters the fault uses instead."""
     exchange: Fault | None = None
-    """If the fault uses one part's parameters in two parts: the fault that swaps the parameters of both."""
+    """For a fault that uses the same parameters twice: the fault that swaps the parameters of both parts."""
     of_ranks: bool = False
     """Whether the fault exists only in a sharded model on several ranks."""
     reshapes: str = ""
@@ -85,7 +85,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` contains the other side of a mutual fault at `site`; true for all other faults."""
+        """Return whether `sites` includes both sides, if the fault swaps the parameters of two taps."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -110,11 +110,11 @@ def fault(
     """Make a fault.
 
     Args:
-        identity: Its id.
-        variant: Its variant, which may contain `words`.
-        says: Its description; by default the sentence of causes.toml for the id and variant.
-        words: The words in the variant and the sentence, by name.
-        change: Its changes: parts of a `Fault` by name; all others are settings of the formula.
+        identity: The fault's id.
+        variant: The fault's variant, which may contain placeholders.
+        says: The description; by default the sentence of causes.toml for the id and variant.
+        words: The values of placeholders in the variant and the description.
+        change: Fields of `Fault`, by name; other keywords are settings of the formula.
     """
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
@@ -145,7 +145,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 
     Args:
         formula: The formula to which the settings belong.
-        words: Further words of the sentences.
+        words: Further values of placeholders in the descriptions.
     """
     for each in rows:
         if each.when(config):
@@ -156,7 +156,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Yield one fault for each entry of a table: its name is the variant, its value the changed setting."""
+    """Yield one fault for each entry of a table. The key is the variant; the value is the changed setting."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
@@ -239,12 +239,12 @@ def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _keys(site: str) -> str:
-    """Return which tokens the keys at a tap come from; the encoder and cross-attention share theirs."""
+    """Return `source` or `target`: the tokens that the keys at a tap come from."""
     return "source" if site.startswith("encoder") or ".cross_attention." in site else "target"
 
 
 def _part(site: str) -> str:
-    """Return the part within the layer, such as `feed_forward_norm`, without the layer and the stack."""
+    """Return the part of a layer in a tap's name, such as `feed_forward_norm`."""
     return "".join(site.split(".")[3:4])
 
 

@@ -15,7 +15,7 @@ from transparity_numpy.arithmetic.functional import sigmoid
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
 Bound = Callable[[float, Value, Value], tuple[Value, Value]]
-"""A function of the limit, the gate and the up projection that returns both bounded."""
+"""A function that bounds the gate and the up projection, given the limit and both."""
 
 
 def _bound(variant: str, bound: Bound) -> FaultRow:

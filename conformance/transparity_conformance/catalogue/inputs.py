@@ -51,7 +51,7 @@ def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Array
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""A function of the configuration and the right patches (batch, patches, numbers) that returns wrong patches."""
+"""A function that returns wrong patches, given the configuration and the right patches (batch, patches, numbers)."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
@@ -178,7 +178,7 @@ def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
 
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
-"""A function of the right token types and the highest type that returns wrong token types."""
+"""A function that returns wrong token types, given the right types and the highest type."""
 
 TYPES: dict[str, OtherTypes | None] = {
     "none": None,
@@ -227,7 +227,7 @@ def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) 
 
 
 def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
-    """Return the embeddings whose positions and token types follow from the mask `name`."""
+    """Return the embeddings computed with the positions and token types that the mask `name` implies."""
     if not site.endswith(".embedding"):
         return value
     mask = MASKS[name](state, site)

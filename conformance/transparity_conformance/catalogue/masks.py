@@ -73,9 +73,9 @@ def _softmax_over(axis: int, scores: Value) -> Value:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield faults of one wrong mask that may hide all keys of a query.
+    """Yield one wrong mask as several faults, because it may hide all keys of a query.
 
-    Ports differ in the weights of such a query; each fault has another result.
+    Ports compute different weights for such a query. Each fault has one of these results.
     """
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
@@ -222,9 +222,9 @@ def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield the results that ports give for queries without a visible key.
+    """Yield a fault for each result that ports give for queries without a visible key.
 
-    Such a result is a fault only if masked keys have weight in the reference.
+    These results are wrong only if masked keys have weight in the reference.
     """
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):

@@ -172,14 +172,14 @@ def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
 
 
 def _heads_otherwise(right: NormForm) -> Fault:
-    """Return the fault that all heads are normalized together instead of each head, or the reverse."""
+    """Return the fault of normalizing all heads together instead of each head, or the reverse."""
     if right.statistics == "heads":
         return _formed("query-key-norm", "each head", statistics="features")
     return _formed("query-key-norm", "heads together", statistics="heads")
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the names of norms whose parameters may be used instead."""
+    """Return the norms whose parameters a port may use by mistake."""
     if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
         return []  # The two norms have different sizes.
     if is_head_norm(site):

@@ -1,4 +1,4 @@
-"""Faults of the output head: its scale, its softcap, its pooling and its other inputs."""
+"""Faults of the output head: its scale, softcap, pooling and transformation."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
 def _repacked(
     config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> Arrays:
-    """Return the weight and bias that `read` gives to the query, key or value `site`."""
+    """Return the weight and bias of the query, key or value `site`, as `read` cuts them from packed rows."""
     scope, role = site.rpartition(".")[::2]
     changed = {}
     for kind in ("weight", "bias"):

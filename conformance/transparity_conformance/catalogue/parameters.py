@@ -94,7 +94,7 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
 
 
 def site_of(role: str, site: str) -> str:
-    """Return the tap in the same sublayer as `site` that the linear map `role` produces."""
+    """Return the tap that the linear map `role` produces, in the sublayer of `site`."""
     if split(site)[1] == "recurrence":
         return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
@@ -150,7 +150,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """Return the full name of the linear map `role` beside the map that produces `site`."""
+    """Return the full name of the linear map `role`, in the same part as the map that produces `site`."""
     part = _part(site)
     assert part is not None
     return f"{part.rpartition('.')[0]}.{role}".removeprefix(".")

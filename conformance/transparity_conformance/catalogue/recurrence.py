@@ -1,7 +1,7 @@
 """Faults of a recurrence, and of the gate of attention.
 
-A recurrence has convolutions, queries and keys of unit length, decays, update strengths, a rule of the update and a
-gated norm.
+A recurrence has convolutions, queries and keys of unit length, decays, update strengths, an update rule and a gated
+norm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_
 from transparity_numpy.mixers.convolution import causal_convolution
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""A function of the weights (features, width) and the input that returns the convolution before its activation."""
+"""A function that returns the convolution before its activation, given the weights (features, width) and the input."""
 
 
 def _centred(weight: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _rotates_heads(config: TransformerConfig, site: str) -> bool:
-    """Return whether self-attention rotates whole heads, so that values have the size that is rotated."""
+    """Return whether self-attention rotates whole heads. Only then could a port rotate values too."""
     own = own_config(config, site)
     return split(site)[1] == "self_attention" and own.positions == "rotary" and own.kv_lora_rank is None
 
@@ -96,7 +96,7 @@ def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
 
 
 SHORTEST_TABLE = 7
-"""The smallest table of positions that is tried has 2 to this power rows."""
+"""The base-2 logarithm of the smallest number of rows that a table of positions may have."""
 
 BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     "the last row": (

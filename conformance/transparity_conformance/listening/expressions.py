@@ -33,7 +33,7 @@ class Site:
     name: str
     """The NumPy name of the operator, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers of the operands.
+    """The numbers that identify the operands.
 
     The first operand is the called function, or the array of a subscript, attribute or assignment.
     """

@@ -108,7 +108,7 @@ def _region(array: Any) -> Region:
 def _numbers(array: Any, record: Record) -> np.ndarray | None:
     """Return a copy in float64.
 
-    Return None for arrays without numbers on this machine, and for dtypes that are not recorded.
+    Return None for arrays whose numbers are not on this machine, and for dtypes that are not recorded.
     """
     import jax
     import jax.numpy as jnp

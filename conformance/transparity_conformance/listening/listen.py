@@ -23,7 +23,7 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""For each framework: the module that a port imports, and the context that records.
+"""For each framework: the module that a port imports, and the context that records its operations.
 
 Recording NumPy requires a first call of the function, which runs before the other contexts start.
 """

@@ -197,7 +197,7 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Yield a changed step, then each step that depends on it, run again in order, each with the values so far.
+        """Run the steps that depend on a changed step again, in order; yield each step with the values so far.
 
         Args:
             number, made: the changed step, and its new result.
@@ -367,7 +367,7 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """The reported places for each stack of an operation."""
+        """For each stack of an operation, the lines that are reported."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:

@@ -83,7 +83,7 @@ class Record:
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether the record contains exactly this array, unchanged since."""
+        """Return whether the record contains exactly this array, and nothing has written into it since."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 

@@ -49,7 +49,10 @@ class Other:
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the last such value before another step of the same place or, for other places, of the same line."""
+        """Return the index of the last such value before `at`.
+
+        The value comes from the same place in the code or, unless `is_same_site`, from the same line.
+        """
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -57,7 +60,7 @@ class Other:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield the values since the step last ran that may replace an operand, the nearest first."""
+    """Yield the values that may replace an operand, the nearest first, back to the previous run of the step."""
     mine, seen = program.values[index], {index, _root(program, index)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):

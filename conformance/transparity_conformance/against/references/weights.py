@@ -29,7 +29,7 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a tensor in the port that holds a tensor of the reference, or a part of it."""
+    """A tensor of the port, or a part of it, that holds a tensor of the reference."""
 
     name: str
     axis: int = 0
@@ -310,7 +310,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the places; unconfirmed layers take the places of confirmed layers with another number."""
+    """Return the places; unconfirmed tensors are placed as the same tensors of a confirmed layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

@@ -102,7 +102,7 @@ class Expected:
 
     @functools.cached_property
     def near(self) -> dict[str, float]:
-        """Return, for each parameter, the difference that the reference's rounding at this point explains."""
+        """Return, for each parameter, the difference that the rounding of the reference explains."""
         return self._budgets([self.own])
 
     @functools.cached_property

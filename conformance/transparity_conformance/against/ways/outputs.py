@@ -79,7 +79,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     """Return the inputs with labels.
 
-    Ignored are some random labels, the labels of padding, and labels that padding predicts.
+    Labels of padding, labels that padding predicts and some random labels are ignored.
     """
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)

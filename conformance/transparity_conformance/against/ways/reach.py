@@ -1,4 +1,4 @@
-"""Compare other forward passes: lengths and batches that cross all numbers of the configuration, and repeated calls."""
+"""Compare other forward passes: lengths beyond each number of the configuration, other batches, and repeated calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 CLAIM = Way("forward.reach", "", (), "")
 
 SECONDS = 2.0
-"""No further length is compared after this processor time, so that small models get a verdict within seconds."""
+"""After this processor time, further lengths are skipped, so that small models get a verdict within seconds."""
 
 MOST_ROWS = 13
 """The numbers of rows in a batch run from 1 to this number, in turn."""

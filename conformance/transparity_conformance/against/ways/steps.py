@@ -25,7 +25,7 @@ BEYOND = 4
 """The number of positions after a threshold. The prompt ends one position before the threshold."""
 
 SECONDS = 2.0
-"""No longer prompt is started after this processor time, so that small models get a verdict within seconds."""
+"""After this processor time, longer prompts are skipped, so that small models get a verdict within seconds."""
 
 CLAIM = "step"
 

@@ -54,7 +54,7 @@ def turned(text: str, steps: str, name: str) -> str:
 
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
-    """Yield the lines of the same parameters in the first layer, with this layer's number."""
+    """Yield the lines of the first layer's parameters, with the number of this layer."""
     match = LAYER.match(place.tap)
     if match is None or match["layer"] == "0":
         return

@@ -53,7 +53,7 @@ def places_of(config: TransformerConfig) -> Iterator[Place]:
 
 
 def _maps(tap: str, config: TransformerConfig) -> list[Map]:
-    """Return the maps whose first effect after the previous tap is at `tap`."""
+    """Return the maps that act between the previous tap and `tap`."""
     scope, _, last = tap.rpartition(".")
     if last == "embedding" and config.reads_pixels:
         tables = [Map((f"{scope}.{each}_embedding.weight",), tap) for each in ("class", "position")]
@@ -92,7 +92,7 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
 
 
 def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
-    """Return the parameters of a recurrence whose first effect is at the tap `last`."""
+    """Return the parameters of a recurrence that act between the previous tap and the tap `last`."""
     if last.endswith("_convolved"):
         role = last.removesuffix("_convolved")
         return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]

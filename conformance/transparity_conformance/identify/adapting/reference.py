@@ -58,8 +58,8 @@ class Reference:
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
         """Return 0 if the reference with `values` computes a value of the port at `tap`; otherwise `best`.
 
-        For scores, return the index of the first comparison in `SCORES` that succeeds, or `best` if no earlier
-        comparison does.
+        For scores, return the index of the first comparison in `SCORES` that succeeds, or `best` if none before it
+        does.
         """
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best

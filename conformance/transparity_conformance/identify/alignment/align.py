@@ -1,4 +1,4 @@
-"""Find taps by value and rerun the reference in turn.
+"""Alternate between finding taps by value and running the reference.
 
 After a fault, the reference continues from the port's value.
 """
@@ -58,7 +58,7 @@ class _Aligning:
         """Taps that the port does not compute where the reference does."""
 
     def alternate(self) -> None:
-        """Add the taps with the reference's numbers, then the tap after which most other taps match; repeat."""
+        """Repeatedly add the taps with the reference's numbers, then the tap with which the most other taps match."""
         while True:
             while equal := self.found.equal() or reordered(self.found):
                 self.by_value |= set(equal)
@@ -144,7 +144,7 @@ class _Aligning:
     def _fill(self, guessed: Mapping[str, Match | None]) -> None:
         """Add the taps between faults: by the numbers of one fault if possible, otherwise as `guessed`.
 
-        Such a tap may be wrong without changing later values, as scores are that are shifted before a softmax.
+        Such a tap may be wrong without changing later values. Examples are scores that are shifted before a softmax.
         """
         for tap, guess in guessed.items():
             found = self.found
@@ -174,10 +174,7 @@ class _Aligning:
         return astray
 
     def _exchange(self, astray: Collection[str]) -> None:
-        """Match taps whose numbers equal those that other taps should have, such as swapped keys and values.
-
-        Their uses identify them.
-        """
+        """Match taps that have the numbers of other taps, such as swapped keys and values, by their uses."""
         kept = self.found.without(astray)
         for tap in astray:
             if match := _the_only(behind_faults(kept, tap)):

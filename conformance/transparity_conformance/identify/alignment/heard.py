@@ -118,7 +118,7 @@ def hear(
     Args:
         actual: the taps that the port showed on each probe, including the logits.
         clock: the time limit for finding taps after faults.
-        row: one row without padding, on which taps are matched; by default the first probe's. A large model is
+        row: one row without padding, on which taps are matched; by default a row of the first probe. A large model is
             recorded only on this row.
         known: faults with which the reference computes the port's logits.
     """

@@ -92,7 +92,7 @@ def is_reached(found: Found, tap: str) -> bool:
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield every fault that can occur at `tap`, and the reference's value with it."""
+    """Yield every fault that can occur at `tap`, and the reference's value with the fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:

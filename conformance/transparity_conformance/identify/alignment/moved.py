@@ -22,7 +22,7 @@ from transparity_conformance.matching.recorded import Match, Recorded
 def rearranged(found: Found, lost: str) -> Matches:
     """Return taps before the tap `lost` whose numbers the port moves, such as heads merged without moving the axes.
 
-    The reference computed from the moved values must match the port.
+    From the moved values, the reference must compute the port's values.
     """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
@@ -107,7 +107,7 @@ def reordered(found: Found) -> dict[str, Match]:
 
 
 def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
-    """Return values that are a query and a key if their features are reordered alike; empty if there are none."""
+    """Return a query and a key of the port whose features are reordered alike; empty if there are none."""
     for pair in itertools.product(*(_with_numbers_of(each, port) for each in ours)):
         query, key = (port.read(match) for match in pair)
         if features := _order(ours, (query, key), port.tolerance):
@@ -140,7 +140,7 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """Return the numbers of each feature in a query and a key, divided by the largest number of each scale."""
+    """Return the numbers of each feature in a query and a key, each divided by the largest number of its scale."""
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

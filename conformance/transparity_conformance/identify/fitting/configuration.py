@@ -194,7 +194,7 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """Add the fields of the factor of token embeddings, with the simplest multiplier."""
+    """Determine the factor of token embeddings, and write it with the simplest multiplier."""
     options = _scaled(last.scale, last.value.shape[1] ** 0.5)
     (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}

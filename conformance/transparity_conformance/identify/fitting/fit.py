@@ -49,7 +49,7 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which eps is searched if the first calls do not show it."""
+"""The range of the search for eps, if the first calls do not show eps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +168,7 @@ def _unread(failed: Impossible) -> FitError:
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
-    """Return the fields that are known from tables and attention weights only, for any module."""
+    """Determine the fields that depend only on tables and attention weights."""
     lengths, batch = list(heard.lengths.values()), len(next(iter(heard.inputs.values())))
     found = softmaxes(heard.operations, batch, lengths)
     heads = {softmax.weights.shape[1] for softmax in found}

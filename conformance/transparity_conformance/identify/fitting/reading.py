@@ -54,7 +54,7 @@ class Heads:
 
 
 def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    """Add the fields of heads, scale and positions in attention."""
+    """Determine the fields of attention: its heads, its scale and its positions."""
     normed = _normed(found, subject, parts)
     for stack in [each for each in parts.stacks.values() if each.attentions()]:
         heads = _heads(subject, parts, stack, normed)
@@ -124,7 +124,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
 
 
 def read_scale(found: FoundFields, heads: Heads) -> None:
-    """Add the fields of the factor of scores, with the simplest multiplier."""
+    """Determine the factor of scores, and write it with the simplest multiplier."""
     fields, factor = found.fields, heads.scale.factor
     options = []
     bases = (("head_dim", heads.attention.head_dim**-0.5), ("embed_dim", fields["embed_dim"] ** -0.5), ("none", 1.0))

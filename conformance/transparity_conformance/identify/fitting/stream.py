@@ -21,7 +21,7 @@ Values = Sequence[tuple[int, np.ndarray]]
 """Values of the stream's size (rows, width), each with the index of its operation."""
 
 AHEAD = 40
-"""The result of a norm is searched within this number of operations."""
+"""The result of a norm is searched for within this number of operations."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 

@@ -22,9 +22,10 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
 
 SPREAD = 0.3
-"""The standard deviation of random vectors around the mean of their initial values, which is clipped to ±1.
+"""Random vectors have this standard deviation around the mean of their initial values, clipped to ±1.
 
-With its initial values, a recurrence has short time steps and a fast decay, so its states would hardly change.
+The initial values themselves are unsuitable: a recurrence has short time steps and a fast decay, so its states hardly
+change.
 """
 
 

@@ -124,14 +124,14 @@ def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong number that leads to the logits.
 
-    A number is wrong if no operation in `right` computes it. Among the callers, the innermost line is chosen that does
-    not also compute right numbers in this step.
+    A number is wrong if no operation in `right` computes it. The line is the innermost caller that computes no right
+    number elsewhere in this step.
     """
     port, largest = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / largest
     near = (
         math.sqrt(budget * min(error, largest)) / largest
-    )  # With a tolerance between rounding and the error, most numbers are clearly right or wrong.
+    )  # The tolerance lies between rounding and the error, so that numbers are clearly right or wrong.
 
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
         return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)

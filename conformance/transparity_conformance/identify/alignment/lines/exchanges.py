@@ -1,6 +1,6 @@
-"""Find swapped weights that give the same numbers as values that a later operation swaps.
+"""Find swapped weights that have the same effect as values swapped later.
 
-If the taps are found only by their numbers, the two programs cannot be distinguished.
+Both give the same numbers, so only the names of taps distinguish them.
 """
 
 from __future__ import annotations

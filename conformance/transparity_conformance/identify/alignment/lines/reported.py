@@ -33,7 +33,7 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
-    """Describe which part of a right activation the line of a fault changes, if it leaves another part unchanged."""
+    """Describe the part of a right activation that a wrong line changes, if it leaves the rest unchanged."""
     call = heard.calls.get(fault.probe)
     if call is None or fault.source is None or fault.where not in call.numbers:
         return
@@ -100,7 +100,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Give each of several causes its own line: the first wrong number after the other causes are applied."""
+    """Give each of several causes its own line, where a number is wrong even with the other causes applied."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:

@@ -103,7 +103,7 @@ def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _R
 
 
 def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]) -> list[int]:
-    """Return the operations that lead to `end` without passing through a known operation, in order, and `end`."""
+    """Return `end`, and the operations that lead to it without passing through a known operation, in order."""
     return sorted(ancestors([end], lambda index: operations[index].inputs, known))
 
 

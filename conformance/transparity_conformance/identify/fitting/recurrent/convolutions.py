@@ -1,6 +1,6 @@
 """Find causal convolutions over time by value.
 
-An operation must have the value of silu of a convolution, feature by feature.
+A convolution is found if some operation has the value of silu of its result.
 """
 
 from __future__ import annotations

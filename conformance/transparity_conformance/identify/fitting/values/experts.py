@@ -21,7 +21,7 @@ from transparity_numpy.experts import SCORES, highest
 from transparity_numpy.feed_forward import ACTIVATIONS
 
 BEHIND = 12
-"""The highest scores of a router are searched within this number of operations after its linear map."""
+"""The highest scores of a router are searched for within this number of operations after its linear map."""
 
 FEW = 4
 """This number of rows excludes most wrong candidates."""

@@ -10,7 +10,7 @@ import numpy as np
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
-"""Two arrays with a smaller relative difference are equal. This is half of float32's digits."""
+"""The relative difference below which two arrays count as equal: half of float32's digits."""
 
 DIGITS = 12
 """The largest number of digits of a constant that a person may have chosen."""

@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
-"""The masked score is searched among this number of most frequent scores."""
+"""The number that masks scores is searched for among this number of most frequent scores."""
 
 LEAST, MOST = 1e-9, 1e3
 """The range of the relative distance between the largest capped number and the softcap."""

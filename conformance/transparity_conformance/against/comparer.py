@@ -171,7 +171,7 @@ def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: Dat
     """Return the changes of an edit, at each step to which it applies."""
     changes = {}
     for number in numbers:
-        with contextlib.suppress(Exception):  # the step has another form, such as no such argument
+        with contextlib.suppress(Exception):  # the step has another form, for example without the argument
             if (change := edit.make(At(program, flow, program.steps[number]))) is not None:
                 changes[number] = OfSegment(change) if edit.behind else change
     return changes

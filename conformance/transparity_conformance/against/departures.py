@@ -86,7 +86,7 @@ class Departures:
         """Whether the call is also recorded with another implementation of experts, in which more edits may run."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures, and the last comparison. Each departure explains further operations of the port.
+        """Return the departures, and the last comparison. Each departure leaves fewer unexplained operations.
 
         Args:
             before: Departures of another call, whose edits are also applied here.
@@ -186,7 +186,7 @@ class Departures:
         """
         program = self.comparer.program
         fronts = port or now.lost[:1]
-        # A port without the step continues from the step's input. A port with more steps continues later.
+        # A port without the step continues from the step's input; with more steps, from a later value.
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
         nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):

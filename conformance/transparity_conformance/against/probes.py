@@ -139,7 +139,7 @@ def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
 
 
 def named_inputs(found: Any, where: str) -> dict[str, Inputs]:
-    """Return each dict of arrays in a list, by its shapes; raise `TransparityError` for any other value."""
+    """Return the dicts in a list, described by their shapes; raise `TransparityError` for any other value."""
     is_list = isinstance(found, list | tuple) and found and all(isinstance(each, Mapping) and each for each in found)
     if not is_list:
         raise TransparityError(f"The inputs of {where} are {shown(found)}; expected a list of dicts of arrays by name.")

@@ -97,7 +97,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault that token embeddings, patches or frames are multiplied by `factor`.
+    """Return the fault of multiplying token embeddings, patches or frames by `factor`.
 
     A named factor is recomputed for other model sizes.
     """
@@ -113,7 +113,7 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
 
 
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
-    """Return the fault that sinusoidal positions use another base."""
+    """Return the fault of using another base for sinusoidal positions."""
     description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
     return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)

@@ -34,7 +34,7 @@ def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
     Converters of Meta's checkpoints reorder rows in this way.
     """
     for layout in ("neighbours", "halves"):
-        if config.rotated_dim > 2:  # Two features have only one order.
+        if config.rotated_dim > 2:  # With two features, both layouts are the same.
             says = f"the rows of each head's weights are permuted, as for a rotation of {layout}"
             yield fault("rotary-rows", layout, says=says, alter=partial(_with_rows, layout))
 
@@ -65,7 +65,7 @@ ROLES = ("query", "key", "value")
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Return the fault that rows packed as query, key, value are read in another order."""
+    """Return the fault of reading rows, packed as query, key and value, in another order."""
     source = dict(zip(order, ROLES, strict=True))
     says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
     return fault(

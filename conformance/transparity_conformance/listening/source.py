@@ -123,7 +123,10 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line; of a compound statement, such as `for`, only the head."""
+    """Return the statement at a line, joined to one line.
+
+    Only the head of a compound statement, such as `for`, is returned.
+    """
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]

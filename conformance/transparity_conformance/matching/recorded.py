@@ -130,7 +130,7 @@ class Recorded:
         return self._sketches[index]
 
     def read(self, match: Match) -> np.ndarray:
-        """Return the port's value of a match, with the reference's axes."""
+        """Return the port's value that was matched, with its axes in the reference's order."""
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:

@@ -1,4 +1,4 @@
-"""An edit: a change in how one step of a program, or a few consecutive steps, are computed."""
+"""An edit: a change to how one step of a program, or a few consecutive steps, compute their results."""
 
 from __future__ import annotations
 

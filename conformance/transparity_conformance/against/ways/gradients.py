@@ -109,7 +109,7 @@ class Expected:
     def budgets(self) -> dict[str, float]:
         """Return, for each parameter, the difference that rounding explains for slightly different weights.
 
-        The error for the weights themselves may be small by chance.
+        For a single set of weights, the error may be small by chance.
         """
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 

@@ -88,6 +88,6 @@ def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     kept = reference.kept(inputs, answer.shape)
     if kept is not None:
         labels[~kept[..., 0]] = IGNORED
-        if labels.ndim > 1:  # padding predicts the first token after it
+        if labels.ndim > 1:  # the token before this one is padding
             labels[:, 1:][~kept[:, :-1, 0]] = IGNORED
     return {**inputs, LABELS: labels}

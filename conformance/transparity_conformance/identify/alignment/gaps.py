@@ -41,7 +41,7 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
     """Return the last value of this shape that depends on the taps before `tap` and leads to all taps after it.
 
-    A value that leads to each of them directly is preferred.
+    A value that leads to each later tap directly is preferred.
     """
     if not made_from and known.flow.inputs[tap]:
         return None
@@ -75,7 +75,10 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _frontiers(known: Found) -> list[set[int]]:
-    """Return, for each operation, the found taps on which it directly depends. A found tap depends only on itself."""
+    """Return, for each operation, the found taps on which it directly depends.
+
+    A found tap counts as depending only on itself.
+    """
     own = {match.index for match in known.matches.values()}
     flow: list[set[int]] = []
     for index, inputs in enumerate(known.port.inputs):

@@ -105,7 +105,7 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
     except TapReached:
         pass
     found = list(values)
-    values.clear()  # Each value refers to the list through its base. Python does not collect cycles through arrays.
+    values.clear()  # Each array's base refers to the list. Python does not collect cycles through arrays.
     return found
 
 

@@ -148,7 +148,7 @@ class Walk:
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
         """Return the residual plus `y`.
 
-        If a later value is the sum with a multiple of `y`, record the factor and return that sum.
+        If a later value is the residual plus a multiple of `y`, record the factor and return that value.
         """
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):

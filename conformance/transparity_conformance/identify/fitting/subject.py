@@ -83,7 +83,7 @@ class Fitted(Protocol):
         """Run the model."""
 
     def inputs(self) -> dict[str, str]:
-        """Return the model's own names of its inputs, by our names."""
+        """Map our names of the inputs to the model's names."""
 
     def tensors(self) -> dict[str, np.ndarray]: ...
 

@@ -39,7 +39,7 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add to a divergence of a port's steps the line at which the first wrong step differs from the forward pass.
+    """Add a line to a divergence of cached steps: where the first wrong step differs from the forward pass.
 
     Args:
         report, forward: The report on the port, and the port.

@@ -20,7 +20,7 @@ from transparity_conformance.report.report import Divergence, Report
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of weights that explain the same numbers.
+    """Extend each divergence by the swaps of weights that explain the same numbers.
 
     Args:
         actual: the activations that the port showed by name.

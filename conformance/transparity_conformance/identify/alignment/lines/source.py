@@ -34,8 +34,8 @@ def operation_of(
     """Find the first operation that leads to the wrong tap `where` and to no right number.
 
     A number is right if the reference also computes it between the port's known activations and this tap. If the
-    port misses an operation, no number is wrong; the result is then the operation that uses the value. If the
-    operation found has no line, the result is the operation of the tap.
+    port misses an operation, no number is wrong; the result is then the operation that uses the value. If that
+    operation has no line, the result is the operation of the tap.
 
     Args:
         operations: all operations of the port.
@@ -174,7 +174,7 @@ class _Right:
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
         """Return whether masked scores are right.
 
-        They must be masked as in some mask of the reference, and equal its scores elsewhere.
+        Some mask of the reference must hide the same keys. All other scores must equal the reference's scores.
         """
         same_size = self.by_size.get(value.size, [])
         ways = [

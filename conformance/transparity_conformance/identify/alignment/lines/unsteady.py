@@ -20,7 +20,7 @@ from transparity_conformance.running.process.running import run_listening
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """Add to the divergence of a nondeterministic port the line and the tap where two calls diverge."""
+    """Add the line and the tap where two calls diverge to the divergence of a nondeterministic port."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)

@@ -1,1 +1,1 @@
-"""Changes to the recorded operations of a port that let their values be compared with the reference."""
+"""Change the recorded operations of a port, so that their values can be compared with the reference."""

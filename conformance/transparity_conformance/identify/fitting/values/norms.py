@@ -39,7 +39,7 @@ class Norm:
 
     @property
     def leaves(self) -> dict[str, str]:
-        """Return the module's names of the vectors, by the reference's names."""
+        """Map the reference's names of the vectors to the module's names."""
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
@@ -125,7 +125,7 @@ class Norms:
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)
-        if difference(slopes * (x - centre) + target, made) > SAME:  # no linear function of each feature
+        if difference(slopes * (x - centre) + target, made) > SAME:  # not a linear function of each feature
             return None
         unused = [name for name in self.vectors if name not in self.used]
         own = [name for name in unused if RUNNING not in name]
@@ -136,7 +136,7 @@ class Norms:
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
-            # only with the right vectors are all deviations real
+            # all deviations are real only with the right vectors
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None

@@ -15,7 +15,7 @@ LIKELY = 12
 """The number that masks scores is searched for among this number of most frequent scores."""
 
 LEAST, MOST = 1e-9, 1e3
-"""The range of the relative distance between the largest capped number and the softcap."""
+"""The softcap exceeds the largest capped number by a share within this range."""
 
 
 @dataclass(frozen=True, eq=False)

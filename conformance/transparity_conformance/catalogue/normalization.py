@@ -154,12 +154,12 @@ def _of_layer(right: NormForm) -> Iterator[Fault]:
                 **rms,
                 correction=0,
             )
-            description += ", the deviation as in the right norm"
+            description += ", with the deviation of the right norm"
             yield _formed("norm-kind", f"{kind}, same deviation", says=description, **rms)
     description = "it is a BatchNorm over the batch and the positions"
     yield _formed("norm-kind", "BatchNorm", says=description, correction=0, outside=False, statistics="batch")
     if right.outside:
-        description += ", the deviation as in the right norm"
+        description += ", with the deviation of the right norm"
         yield _formed("norm-kind", "BatchNorm, same deviation", says=description, statistics="batch")
 
 

@@ -67,7 +67,7 @@ ROLES = ("query", "key", "value")
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
     """Return the fault of reading rows, packed as query, key and value, in another order."""
     source = dict(zip(order, ROLES, strict=True))
-    says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
+    says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
     return fault(
         "packed-order",
         ", ".join(order),

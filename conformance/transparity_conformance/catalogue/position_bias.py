@@ -54,7 +54,7 @@ def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most:
 def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     way = "one direction: a later key has the distance 0"
     if not site.startswith("encoder"):
-        way = "two directions, although only the past is visible: half of them remain"
+        way = "two directions, although only the past is visible: half of the buckets are unused"
     other = partial(_bucketed, says=f"buckets have {way}")
     yield other("relative-buckets", "other direction", lambda c, d, both: _buckets(c, d, not both))
     yield _bucketed("relative-direction", "turned", lambda c, d, both: _buckets(c, -d, both))

@@ -89,8 +89,7 @@ def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
             continue
         names = [f"{scope}.{sublayer}.{role}.weight" for role in roles]
         if all(each in shapes and shapes[each][0] % ranks == 0 for each in names):
-            says = f"the rows of the fused {name} are cut into {ranks} across the three matrices, not each separately"
-            says = says.replace("across the three", "across both") if len(roles) == 2 else says
+            says = f"the rows of the fused {name} are cut into {ranks} parts as a whole, not matrix by matrix"
             yield _fault("fused-cut-across", name, says=says, alter=partial(_cut_across, roles, ranks))
 
 

@@ -197,7 +197,7 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Run the steps that depend on a changed step again, in order; yield each step with the values so far.
+        """Rerun the steps that depend on a changed step, in order; yield each step with the values so far.
 
         Args:
             number, made: the changed step, and its new result.

@@ -79,7 +79,7 @@ def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
 
 
 def _root(program: Program, index: int) -> int:
-    """Return the value from which a value is only reshaped, so that the numbers keep their order."""
+    """Follow views back to the earliest value that has the same numbers in the same order."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1)):

@@ -85,7 +85,7 @@ def paired(
         forward: The port, with methods that read and write its tensors.
         listen: Returns the port's operations in the same call.
 
-    Raises `PortError` that names a tensor without a counterpart.
+    Raises a `PortError` that names a tensor without a counterpart.
     """
     port = ask(forward, "tensors")
     if not port:

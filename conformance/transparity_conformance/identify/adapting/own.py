@@ -18,8 +18,8 @@ from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lin
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
 """Steps that regroup rows: from rotation in neighboring pairs (Meta's order), and from rotation in halves."""
 
-ORDERS = {"H/2, 2, -1)": "neighbours (as Meta's)", "2, H/2, -1)": "halves"}
-GIVEN = {"halves": "halves", "interleaved": "neighbours (as Meta's)"}
+ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
+GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
 """The order of rotated rows that the port receives, by `rope_layout`."""
 
 

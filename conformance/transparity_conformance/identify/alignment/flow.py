@@ -80,6 +80,6 @@ def dependents(
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return different numbers of about the same size: reversed along every axis, and shifted a little."""
+    """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

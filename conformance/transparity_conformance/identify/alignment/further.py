@@ -1,4 +1,4 @@
-"""Move taps that one row finds too early, because a later operation changes the value without effect on that row.
+"""Move taps to later operations that change their values, but not visibly on the row where taps were found.
 
 For example, a factor before a norm acts only through eps. With ordinary activations, its effect is within rounding.
 Other probes have small activations, which show it.

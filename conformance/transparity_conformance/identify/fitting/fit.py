@@ -92,8 +92,8 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 def fit(module: Any, seed: int = 0) -> Fit:
     """Find the configuration of a module, or of the module that a function without arguments returns.
 
-    The module's weights stay unchanged. Raise `FitError` that names the first part without a field in the
-    configuration.
+    The module's weights stay unchanged. Raise a `FitError` that names the first part that no configuration
+    expresses.
     """
     with kept(module):
         return fitted(FittedModel(made_by(module, None), seed))

@@ -143,7 +143,7 @@ def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
 
 
 def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:
-    """Return the tokens (batch, length) whose keys (axis 1) or queries (axis 2) are masked only as padding."""
+    """Return the tokens whose keys (axis 1) or queries (axis 2) are masked only as padding."""
     seen = np.broadcast_to(~plain.all(0), masked.shape)
 
     def is_hidden(token: int) -> bool:

@@ -71,7 +71,7 @@ class Parts:
 
 
 def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_first: bool = False) -> Parts:
-    """Split a call into parts; raise `FitError` that names the first part that the reference lacks.
+    """Split a call into parts; raise a `FitError` that names the first part that the reference lacks.
 
     Args:
         causal: whether attention masks later tokens, if there is only one stack.

@@ -23,7 +23,7 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return the value of an operation, with each −∞ replaced by the score before masking."""
+    """Return the value of an operation, with each −∞ replaced by the score before masking, scaled alike."""
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():

@@ -97,7 +97,7 @@ class Taken:
 
 
 def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """Return the fields and parameters of a recurrence; raise `ForeignError` that names the first part not found.
+    """Return the fields and parameters of a recurrence; raise a `ForeignError` with the first missing part.
 
     Args:
         found: the known fields, including the eps of norms.
@@ -116,10 +116,10 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         raise ForeignError("The convolutions of a recurrence do not read the linear maps of its input.")
     steps = [(layer, *each) for layer in layers for each in layer.time_steps()]
     if not steps:
-        raise ForeignError(f"{NEITHER}no operation is a time step, softplus of a map's features plus a bias per head.")
+        raise ForeignError(f"{NEITHER}no operation is a time step (softplus of a map's features plus a bias per head).")
     every = [(layer, rates) for layer, features, bias in steps for rates in layer.rates(features, bias)]
     if not every:
-        raise ForeignError(f"{NEITHER}no operation is a decay, the time step times −exp of a vector.")
+        raise ForeignError(f"{NEITHER}no operation is a decay (the time step times −exp of a vector).")
     for layer, rates in every:
         expected = one.output.given.reshape(*rates.step.shape[:2], -1)
         for taken in layer.ways(rates):

@@ -110,7 +110,7 @@ def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Return the inputs without masks that hide no position, because a recurrence may accept no mask with a cache."""
+    """Leave out masks, which must hide no position, because a recurrence may accept no mask with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 

@@ -135,7 +135,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: Site, value: Any) -> None:
-        """Record the value of an expression, if the expression computed it."""
+        """Record the value of an expression, unless the expression only looked it up."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):

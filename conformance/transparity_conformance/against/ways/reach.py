@@ -1,4 +1,4 @@
-"""Compare other forward passes: lengths beyond each number of the configuration, other batches, and repeated calls."""
+"""Compare other forward passes: lengths beyond each size in the configuration, other batches, and repeated calls."""
 
 from __future__ import annotations
 

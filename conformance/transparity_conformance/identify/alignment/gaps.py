@@ -92,7 +92,7 @@ def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the match of the tap `lost` at the same code in another layer; None if layers do not run the same code."""
+    """Return a match for the tap `lost` by the same code in another layer; None if the layers run different code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None

@@ -54,7 +54,6 @@ class Outcome:
 def judged(
     reference: Reference, port: Port, probes: Mapping[str, Inputs], progress: Progress = ignore_progress
 ) -> Outcome:
-    """Compare a port's answers with the reference's answers."""
     answers = []
     for count, (name, inputs) in enumerate(probes.items()):
         progress(f"comparing {name}", count, len(probes))

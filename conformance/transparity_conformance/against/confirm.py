@@ -129,10 +129,7 @@ class Confirming:
         return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether another wrong call differs only on the same lines.
-
-        The most informative call is tried.
-        """
+        """Return whether another wrong call differs only on the same lines. The most informative call is tried."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True

@@ -45,12 +45,10 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        """Return the line of the port."""
         return self.by.port_line(self)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the line of the reference."""
         return self.by.reference_line(self)
 
     @property

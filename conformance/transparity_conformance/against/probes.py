@@ -36,7 +36,6 @@ class Answer:
     error: float
     budget: float
     actual: np.ndarray
-    """The port's answer."""
     changed: int
     """The number of elements that differ by more than the budget."""
     first: int
@@ -50,7 +49,6 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Return the number of elements of the reference's answer."""
         return math.prod(self.shape)
 
     @property
@@ -59,7 +57,6 @@ class Answer:
 
     @property
     def is_padded(self) -> bool:
-        """Return whether a mask hides any position."""
         return is_padded(self.inputs)
 
 

@@ -134,7 +134,6 @@ class Reference:
         return np.asarray(answer.detach().double().numpy())
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
-        """Return the arguments of a call."""
         array, _ = arrays(model, "torch")
         return {name: array(value) for name, value in inputs.items()} | self._settings
 
@@ -176,7 +175,6 @@ class Reference:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """Return every tensor by name."""
         return {name: value.detach().float().numpy() for name, value in self.model.state_dict().items()}
 
     @property

@@ -187,7 +187,6 @@ class Number:
     """The name of the number in the formula's settings, if it differs from the field."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
-        """Return the fault in which the number is `v`."""
         right = getattr(config, self.field)
         instead = ", and should not be" if right is None else f" instead of {right:g}"
         says, made = (

@@ -41,7 +41,6 @@ class Operation:
 
     @property
     def source(self) -> Source | None:
-        """Return the innermost line that ran the operation."""
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:

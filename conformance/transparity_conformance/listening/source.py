@@ -141,10 +141,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """Return the text of a statement.
-
-    `ast.get_source_segment` would split the whole file again for each statement.
-    """
+    """Return the text of a statement. `ast.get_source_segment` would split the whole file again for each statement."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]

@@ -38,7 +38,6 @@ class Recorded:
     heads: int = 1
     """The number of heads into which features may be split."""
     dtype: str = "float32"
-    """The precision of the port."""
 
     @functools.cached_property
     def values(self) -> Sequence[np.ndarray]:

@@ -103,7 +103,6 @@ class Edit:
 
     @functools.cached_property
     def says(self) -> str:
-        """Return the difference in words, to follow "your port"."""
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:

@@ -33,7 +33,6 @@ ACTIVATIONS = frozenset(
 
 
 def functions(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply another function to the same arguments."""
     name = short(at.step)
     for group in ALIKE:
         for other in group if name in group and at.step.args and isinstance(at.step.args[0], Ref) else ():

@@ -12,7 +12,6 @@ from transparity_conformance.listening.program import Change
 
 
 def masks(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that show or hide other keys."""
     for place, item in references(at.step):
         if _is_mask(at.program.values[item.index]):
             for says, change in MASKS.items():

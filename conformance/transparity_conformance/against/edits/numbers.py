@@ -22,7 +22,6 @@ Path = tuple[Any, ...]
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use another number."""
     if short(at.step) in WITH_SIZES:
         yield from _sizes(at)
         return

@@ -12,7 +12,6 @@ from transparity_conformance.listening.program import Change
 
 
 def orders(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that reorder the elements of a result, or change their sign."""
     value = at.value
     if value is None or not (value.is_floating_point() or value.is_complex()):
         return

@@ -26,7 +26,6 @@ class Walk:
         self._undo: list[Callable[[], Any]] = []
 
     def undo(self) -> None:
-        """Restore all arrays."""
         for each in reversed(self._undo):
             each()
         self._undo.clear()

@@ -82,7 +82,6 @@ class TracedReference(Reference):
             )
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64."""
         key = b"".join(name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         if key not in self._programs:
             if len(self._programs) == LARGEST:
@@ -100,7 +99,6 @@ class TracedReference(Reference):
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """Return every tensor by name."""
         return {name: as_numbers(array) for name, array in arrays_of(self.model)}
 
     @property

@@ -262,7 +262,6 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _names(self, step: Step) -> list[str]:
-        """Return the names of the parameters that a step uses."""
         if short(step) in VIEWS:
             return []
         given = {given_of(self.program, item) for _, item in references(step)}

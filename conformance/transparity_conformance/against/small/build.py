@@ -146,7 +146,7 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace parameters by random numbers, and also buffers with statistics or biases; tables of sines stay unchanged."""
+    """Replace parameters by random numbers, and also buffers with statistics or biases; tables of sines stay."""
     generator = torch.Generator().manual_seed(seed)
     modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # these own tied weights
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}

@@ -69,7 +69,6 @@ def fields_of(values: dict[str, Any]) -> Fields:
 
 
 def of_kind(fields: Fields, kind: str) -> dict[str, Any]:
-    """Return the values of the fields of a kind."""
     return {name: value for name, (each, value) in fields.items() if each == kind}
 
 

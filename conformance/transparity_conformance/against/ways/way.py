@@ -42,7 +42,6 @@ class Way:
     """A description in words."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return the reference, called in this way."""
         from transparity_conformance.against.ways.called import InWay
 
         function = WAYS[self.method][0]
@@ -50,7 +49,6 @@ class Way:
 
 
 FORWARD = Way("forward", "", (), "")
-"""The forward pass itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +83,6 @@ class Sides:
         return np.asarray(as_numbers(answer), np.float64), operations
 
     def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Compare the answers of both implementations."""
         if way is FORWARD:
             self.called.extend(probes.values())
         call = functools.partial(self.answered, way.method, way.settings)

@@ -28,8 +28,7 @@ from transparity_conformance.running.process.running import run
 class Tensors(Protocol):
     """A port's model, in this process or another process."""
 
-    def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the model."""
+    def __call__(self, **tokens: np.ndarray) -> Any: ...
 
     def tensors(self) -> dict[str, np.ndarray]: ...
 

@@ -41,8 +41,6 @@ from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lin
 
 @dataclass
 class FoundAdapter:
-    """The result of the search."""
-
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
     """Lines of biases that only the port has, and that must therefore be 0."""

@@ -70,7 +70,6 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _heads(first: Attention) -> dict[str, Any]:
-    """Return the sizes of attention."""
     width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
     key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
     return {

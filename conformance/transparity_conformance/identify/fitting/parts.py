@@ -58,8 +58,6 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts of a call."""
-
     heard: RecordedCall
     stacks: dict[str, Stack]
     head: Head

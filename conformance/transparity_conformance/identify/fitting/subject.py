@@ -79,8 +79,7 @@ class RecordedCall:
 class Fitted(Protocol):
     """A model to fit, in this process or another process."""
 
-    def __call__(self, **inputs: np.ndarray) -> Any:
-        """Run the model."""
+    def __call__(self, **inputs: np.ndarray) -> Any: ...
 
     def inputs(self) -> dict[str, str]:
         """Map our names of the inputs to the model's names."""

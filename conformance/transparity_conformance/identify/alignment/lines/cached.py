@@ -97,10 +97,7 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Record step `number`, counted from 0.
-
-    Decode again up to this step, because steps may modify a cache in place.
-    """
+    """Record step `number`, counted from 0. Decode again up to this step, because steps may modify a cache in place."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)

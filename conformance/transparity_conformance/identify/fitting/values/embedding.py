@@ -60,7 +60,6 @@ class Embedding:
         return dataclasses.replace(self, parameters=parameters, fields=fields, used=used)
 
     def length(self, batch: int) -> int:
-        """Return the number of positions per row."""
         return len(self.value) // batch
 
 

@@ -20,8 +20,6 @@ from transparity_numpy.transformer import transformer
 
 @dataclass
 class FoundFields:
-    """The known fields and parameters."""
-
     fields: dict[str, Any] = field(default_factory=dict)
     parameters: Arrays = field(default_factory=dict)
     untold: dict[str, str] = field(default_factory=dict)

@@ -45,7 +45,6 @@ class Norm:
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
 
     def times(self, factor: float) -> Norm:
-        """Return the same norm with its factors multiplied by `factor`."""
         return dataclasses.replace(self, factors=self.factors * factor)
 
 
@@ -150,7 +149,6 @@ def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
 
 
 def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
-    """Return the common kind and eps of `norms`."""
     kinds = {"centred": ("layer", "layer-unbiased"), "rms": ("rms",), "batch": ("batch",)}[norms[0].kind]
     made = [(kind, _sizes(kind, norms)) for kind in kinds]
     fitted = [(kind, _eps(kind, *sizes), sizes) for kind, sizes in made]

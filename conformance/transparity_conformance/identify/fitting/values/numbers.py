@@ -32,7 +32,6 @@ def is_same(value: np.ndarray, other: np.ndarray) -> bool:
 
 
 def digits(value: float) -> int:
-    """Return the number of significant digits."""
     return len(f"{value:.{DIGITS}e}".partition("e")[0].replace(".", "").rstrip("0")) if value else 1
 
 

@@ -22,8 +22,6 @@ LOW, HIGH = 1.0, 4.0
 
 @dataclass(frozen=True)
 class Rotary:
-    """The fields of rotary positions."""
-
     layout: RopeLayout
     features: int
     theta: float

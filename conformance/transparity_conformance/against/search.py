@@ -68,7 +68,7 @@ class EditSearch:
         """Whether an edit that gives numbers of the port made a later step fail."""
         self._refused: dict[Any, set[str]] = {}
         self._reserved = 0.0
-        """Seconds that are reserved for later differences."""
+        """Seconds of the time limit that are kept for later departures."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
         """Exclude an edit from the search."""

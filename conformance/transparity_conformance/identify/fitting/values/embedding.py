@@ -94,13 +94,13 @@ def embedding(
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""The value of a sum, the factor of the token embeddings in it, and the remaining term."""
+"""A sum, the factor of the token embeddings in the sum, and the rest of the sum."""
 
 
 def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding of the last sum whose remaining term is recognized, or None.
+    """Return the embedding that the last recognized sum describes, or None.
 
-    The term may be zero, sinusoids, or rows of a table in `others`.
+    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`.
     """
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(table, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)

@@ -148,7 +148,7 @@ def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_firs
     [
         ("{", "is no JSON file; expected a config.json"),
         ("[]", "has model_type None"),
-        ('{"model_type": "lama"}', "has model_type 'lama'; expected one of transformers"),
+        ('{"model_type": "lama"}', "has model_type 'lama'; expected a model type of transformers"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "is no configuration of llama"),
     ],
 )

@@ -304,7 +304,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "another activation": (
         small_vision.ReluWhisper,
         FitError,
-        "Expected Whisper's: two convolutions over time of width 3 with bias and GELU",
+        "expected Whisper's: two convolutions of width 3 with strides 1 and 2, bias and GELU",
     ),
     "no patches": (forms.Pixels, FitError, "no parameter maps square patches"),
     "normalised patches": (
@@ -319,7 +319,7 @@ REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
     "no correction": (
         small_recurrent.uncorrected,
         FitError,
-        r"neither a gated delta network .* nor Mamba-2: no such rule",
+        r"neither a gated delta network .* nor Mamba-2: neither rule",
     ),
     "a router": (qwen3_next, FitError, r"gate\.weight is a router of 5 experts that are not recognized"),
 }

@@ -42,10 +42,10 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""Makes the forward pass of a port, from the folder of a loader or the tensors of a module."""
+"""A function that makes the port's forward pass, from the folder of a loader or the tensors of a module."""
 
 TRANSFORMERS = "transformers"
-"""The reference that needs only a config.json."""
+"""The name of the reference that needs only a config.json."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,15 @@ class Request:
     """The arguments of `check` with another implementation as the reference."""
 
     port: Any
-    """`file.py:load`, `file.py:Model`, or the object itself: a loader, a class, a module, or a function of the
-    inputs."""
+    """The port: `file.py:load`, `file.py:Model`, or the object itself.
+
+    The object may be a loader, a class, a module or a function of the inputs.
+    """
     against: Any
-    """The same, or `transformers`; a list of two for a third implementation."""
+    """The reference: like `port`, or `transformers`.
+
+    A list of two implementations adds a third implementation to the comparison.
+    """
     config: Any = None
     checkpoint: Any = None
     inputs: str | Path | Sequence[Inputs] | None = None
@@ -68,9 +73,10 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation; a port given by name runs in a separate process.
+    """Check a port against another implementation. A port given by name runs in a separate process.
 
-    A second reference is called like the port, and the report says which of the three differs from the others.
+    If there is a second reference, it is called like the port. The report then says which of the three differs from the
+    other two.
     """
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
@@ -79,7 +85,7 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         raise UsageError(f"{len(others) + 1} references were given; expected one, or two.")
     asked = dataclasses.replace(asked, against=first)
     with contextlib.ExitStack() as stack:
-        # their processes load while the reference is made
+        # The processes of ports load while the reference is built.
         make = stack.enter_context(_made_by(asked))
         thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
         making = [stack.enter_context(_made_by(third)) for third in thirds]
@@ -122,18 +128,17 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes new forward passes of a port; tensors with other names than the reference's are filled too."""
+    """Makes forward passes of a port that have the reference's tensors, even if the tensors have other names."""
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The locations of the reference's tensors in the port; None before the search."""
+    """The reference's tensors in the port; None before the search."""
 
     @property
     def notes(self) -> list[str]:
-        """Return notes for the report."""
         return self.found.notes if self.found else []
 
     def __call__(self) -> Callable[..., Any]:
@@ -156,7 +161,7 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
         port = call_port(port, *given)
         is_filled = bool(given) or filled_by_name(port, weights)
     elif is_instance(port, "torch.nn", "Module"):
-        with contextlib.suppress(Exception):  # one that cannot be copied is called itself
+        with contextlib.suppress(Exception):  # A module that cannot be copied is called itself.
             port = copy.deepcopy(port)
     made: Any = call_port(called_by_its_names, port)
     made.is_filled = is_filled
@@ -172,7 +177,7 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder for a loader: the user's, or a folder with a saved small model."""
+    """Yield the reference, and the folder for loaders: the user's folder, or a temporary folder with a small model."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -195,7 +200,7 @@ def _configure(model: Any, folder: Path | None) -> None:
         return
     from transparity_conformance.against.small.build import read_config
 
-    with contextlib.suppress(AttributeError):  # of an object with slots; then the inputs have to be given
+    with contextlib.suppress(AttributeError):  # a model with slots; its inputs must be given
         model.config = read_config(folder)
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
 
@@ -224,7 +229,7 @@ def _quiet() -> Iterator[None]:
 
 
 def from_transformers(folder: Path | None) -> Any:
-    """Return the model of a folder, by the class that its config.json names."""
+    """Return the model in a folder, with the class that its config.json names."""
     if folder is None:
         raise UsageError(
             "--against transformers needs a configuration; add --config config.json or --checkpoint FOLDER."
@@ -246,7 +251,7 @@ def from_transformers(folder: Path | None) -> Any:
 
 
 def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[str]:
-    """Return the folder for a loader; nothing for a function that makes a module."""
+    """Return the arguments of a function that makes the model: the folder for a loader, otherwise none."""
     if required_arguments(signature_of(make)) != 1:
         return []
     if folder is None:
@@ -255,7 +260,7 @@ def _given_to(make: Callable[..., Any], spec: str, folder: Path | None) -> list[
 
 
 def _model_of(given: Any, folder: Path | None) -> Any:
-    """Return the given model, or the one that `file.py:load` or `file.py:Model` makes."""
+    """Return the given model, or the model that `file.py:load` or `file.py:Model` makes."""
     import torch
 
     name = _name_of(given)
@@ -268,9 +273,9 @@ def _model_of(given: Any, folder: Path | None) -> Any:
 
 
 def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple[Report, Sequence[Answer]]:
-    """Compare a port with a reference: its forward pass and, if that agrees, the other ways to call it.
+    """Compare a port with a reference; return the report, and the answers of the forward pass.
 
-    Returns: The report, and the answers of the forward pass.
+    If the forward pass agrees, the other ways to call both are compared too.
     """
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))
@@ -279,7 +284,7 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
     outcome = sides.compared(given)
     if reference.others:
         more = f"{reference.others} more array{'s' * (reference.others > 1)}"
-        left_out.append(f"the reference returns {more}: only the first is compared")
+        left_out.append(f"the reference returns {more}, which {'are' if reference.others > 1 else 'is'} not compared")
     measured = [
         Measured("answer", each.probe, each.error, each.budget, each.error, each.budget) for each in outcome.answers
     ]
@@ -300,9 +305,9 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
     return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers
 
 
-BEFORE = "an earlier comparison does not agree"
+BEFORE = "an earlier comparison differs"
 
-NOT_DRAWN = "the given inputs are the only ones"
+NOT_DRAWN = "inputs were given, so no others are drawn"
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "other lengths and batches": lambda sides, _: compare_sizes(sides),
@@ -312,9 +317,9 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": compare_repeats,
 }
-"""The comparisons in order, each on the inputs of the forward passes.
+"""The comparisons in order; each uses the inputs of the forward passes.
 
-Repeated calls come last, because a state changed by an earlier call shows in them.
+Repeated calls come last, because they show a state that an earlier call changed.
 """
 
 DRAWN = ("other lengths and batches", "cached steps")
@@ -322,7 +327,7 @@ DRAWN = ("other lengths and batches", "cached steps")
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_drawn: bool) -> Report:
-    """Add the results of other ways to call both, up to the first that differs."""
+    """Add the results of other ways to call both, up to the first way that differs."""
     for name, compare in COMPARISONS.items():
         reason = NOT_DRAWN if name in DRAWN and not is_drawn else ""
         reason = BEFORE if report.verdict != "agrees" else reason
@@ -332,7 +337,7 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_
 
 
 def _coverage(called: list[Inputs]) -> Coverage:
-    """Return the lengths and batches of all forward passes of one object."""
+    """Return the lengths and batches of all compared forward passes."""
     lengths = {length_of(each) for each in called} - {0}
     batches = {next(iter(each.values())).shape[0] for each in called if next(iter(each.values())).ndim}
     return Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), len(called))

@@ -1,4 +1,4 @@
-"""Compare a port with a reference on many inputs, and find the lines where they depart, and why."""
+"""Compare a port with a reference on many inputs; find the lines where they diverge, and why."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Outcome:
 
     answers: Sequence[Answer]
     faults: Sequence[Divergence] = ()
-    """The departures, each with both lines and with the edit that explains it."""
+    """The places where both diverge, with both lines and with the edit that explains the difference."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """Operations of the port that have no counterpart after the departures."""
+    """The number of operations of the port without a counterpart, after all explained differences."""
 
     def with_answers(self, other: Outcome) -> Outcome:
-        """Return the outcome with the answers of another one."""
+        """Return this outcome, with the answers of another outcome added."""
         return dataclasses.replace(self, answers=[*self.answers, *other.answers])
 
     def because(self, cause: Cause) -> Outcome:
-        """Return the outcome with one cause of all faults."""
+        """Return the outcome with a single cause for all faults."""
         return dataclasses.replace(self, faults=[dataclasses.replace(each, causes=(cause,)) for each in self.faults])
 
     @property
@@ -54,7 +54,6 @@ class Outcome:
 def judged(
     reference: Reference, port: Port, probes: Mapping[str, Inputs], progress: Progress = ignore_progress
 ) -> Outcome:
-    """Compare a port's answers with the reference's."""
     answers = []
     for count, (name, inputs) in enumerate(probes.items()):
         progress(f"comparing {name}", count, len(probes))
@@ -70,7 +69,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
     kept = reference.kept(inputs, expected.shape)
     errors = apart(actual, expected, kept)
     error = float(errors.max())
-    if error > budget:  # one point may err little by luck
+    if error > budget:  # The error at one point may be small by chance, so measure the budget at several points.
         budget = max(budget, reference.answer(inputs)[1])
     wrong = errors > budget
     by_position = wrong.any(axis=tuple(axis for axis in range(wrong.ndim) if axis != 1))
@@ -79,7 +78,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find the departures on one probe, and confirm their edits on others."""
+    """Find the differences on one probe, and confirm their edits on the other probes."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))
@@ -96,7 +95,7 @@ def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clo
 
 def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     found, now = confirming.found()
-    if not now.agrees:  # an edit is a cause only if all of them together give the port's answer
+    if not now.agrees:  # Edits are causes only if all of them together give the port's answer.
         found = list(map(without_edit, found))
     residual = confirming.departures.comparer.residual(now)
     worst = max(outcome.wrong, key=lambda each: share(each.error, each.budget))

@@ -1,4 +1,4 @@
-"""Compare a port's operations with a run of the reference: shared values, and the first unshared ones."""
+"""Compare a port's operations with a run of the reference: find equal values, and the first values that differ."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from transparity_conformance.matching.values import Known, agreeing, apart
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A port and one run of the reference."""
+    """A port, compared with one run of the reference."""
 
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
-    """The port's operations that have the numbers of each reference value."""
+    """For each reference value, the port's operations that have its numbers."""
     lost: Sequence[int]
     """Operations of the port that lead to no matched value."""
     agrees: bool
-    """Whether the answers are equal."""
+    """Whether the answers of both are equal."""
     shares: Mapping[int, float]
-    """The tolerance of each value of this run, relative to its largest number."""
+    """The tolerance of each value of this run, relative to the value's largest number."""
 
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
-        """Return the reference's values that have the numbers of each port operation."""
+        """Return, for each operation of the port, the reference's values that have its numbers."""
         return _turned(self.have)
 
 
@@ -54,13 +54,13 @@ class Comparer:
 
     @functools.cached_property
     def relevant(self) -> Collection[int]:
-        """Return the steps that the answer is computed from."""
+        """Return the steps on which the answer depends."""
         program = self.program
-        made = program.answer in program.maker  # a model may return what it was given
+        made = program.answer in program.maker  # a model may return one of its inputs
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return a step as a place for edits, besides earlier changes."""
+        """Return a step as a place for edits, after earlier changes."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
@@ -68,7 +68,7 @@ class Comparer:
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
-        """Run the reference with changes, and match its values with the port's."""
+        """Run the reference with changes, and match its values with the port's values."""
         values = self.program.run(changes) if changes else self.program.values
         return self._matched(changes, values, values, {}, within or self._shares)
 
@@ -80,7 +80,7 @@ class Comparer:
         have: dict[int, Sequence[int]],
         within: Mapping[int, float],
     ) -> Comparison:
-        """Match the recomputed values; `have` are the matches of the others."""
+        """Match the recomputed values. `have` holds the matches of all other values."""
         program = self.program
         for index in again:
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -89,16 +89,19 @@ class Comparer:
         return Comparison(changes, values, have, self._lost(found), self.is_answer(values, within), within)
 
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
-        """Return whether the port gives the answer of a run."""
+        """Return whether the answer of a run is the port's answer."""
         return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:
-        """Return the largest difference between the answers of the port and of a run."""
+        """Return the largest difference between the port's answer and the answer of a run."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Compare with further changes; None if they fail, so the port did not make them."""
+        """Compare after further changes.
+
+        Return None if a change raises an error, because then the port did not make it.
+        """
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -110,7 +113,7 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Compare again, with tolerances measured for the changed reference, which may have more rounding."""
+        """Compare again, with tolerances measured for the changed reference, which may round more."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - changes that do not run in the precision are judged as without them
@@ -122,7 +125,10 @@ class Comparer:
         return [index for index in sorted(nowhere) if port.prints[index] is not None]
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the port's first lost operations, and the reference's first unmatched steps with matched inputs."""
+        """Return the port's first unmatched operations, and the reference's first unmatched steps.
+
+        Only steps with matched inputs are returned, if there are any.
+        """
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
@@ -132,7 +138,7 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
-        """Return the steps that made the inputs of the port's operations."""
+        """Return the steps that computed the inputs of some operations of the port."""
         maker = self.program.maker
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
@@ -162,10 +168,10 @@ def _turned(have: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
-    """Return the changes of an edit at some steps of a program, where it applies."""
+    """Return the changes of an edit, at each step to which it applies."""
     changes = {}
     for number in numbers:
-        with contextlib.suppress(Exception):  # a step of another form, such as one without the argument
+        with contextlib.suppress(Exception):  # the step has another form, for example without the argument
             if (change := edit.make(At(program, flow, program.steps[number]))) is not None:
                 changes[number] = OfSegment(change) if edit.behind else change
     return changes

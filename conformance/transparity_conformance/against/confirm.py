@@ -25,7 +25,7 @@ Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 
 class Call:
-    """A call of both implementations, recorded on demand."""
+    """A call of both implementations. The port's operations are recorded when they are needed."""
 
     def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
         self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
@@ -37,7 +37,7 @@ class Call:
         return Recorded(operations, np.asarray(answer, np.float64))
 
     def departures(self, experts: str, clock: Clock) -> Departures:
-        """Return the search for departures of the call, recorded in one implementation of experts."""
+        """Return the search for differences in the call; `experts` names the reference's implementation of experts."""
         reference, inputs = self.reference, self.inputs
         program, main = reference.program(inputs, experts), reference.main(inputs)
         kept = reference.kept(inputs, self.recorded.answer.shape)
@@ -46,7 +46,7 @@ class Call:
         return Departures(comparer, EditSearch(comparer, reference.numbers, clock), has_others=has_others)
 
     def is_explained(self, found: Sequence[Departure]) -> bool:
-        """Return whether the edits give the port's answer, within what rounding explains with them."""
+        """Return whether the reference with the edits gives the port's answer, up to rounding."""
         return any(self._is_explained_in(experts, found) for experts in self.reference.experts)
 
     def _is_explained_in(self, experts: str, found: Sequence[Departure]) -> bool:
@@ -71,9 +71,9 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds departures in one call with edits that give the port's answer in every call.
+    """Finds edits that explain one call and that also give the port's answer in every other call.
 
-    Another call may have further departures, for example beyond a window or at padding.
+    Another call may have more differences, for example beyond a window or at padding.
     """
 
     departures: Departures
@@ -82,7 +82,7 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the departures and the last comparison of the call; edits that other calls contradict are left out."""
+        """Return the differences in the call, and the last comparison, without edits that other calls contradict."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -103,21 +103,21 @@ class Confirming:
             self._refuse(max((each for each in found if each.edit), key=_rank))
 
     def _failing(self, found: Sequence[Departure]) -> Call | None:
-        """Return the first call in which the edits do not give the port's answer; None without one."""
+        """Return the first call in which the edits do not give the port's answer, or None."""
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_others(self, found: Sequence[Departure]) -> list[Departure] | None:
-        """Return the departures with other edits, which explain every call; None if there are no such edits."""
+        """Return the differences with other edits that explain every call, or None if no such edits exist."""
         tried = _with_another(found)
         while tried is not None and self._failing(tried):
             tried = _with_another(tried)
         return tried
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return the departures, and the departures of each call that they do not explain.
+        """Return the differences, and further differences in each call that they do not explain.
 
-        The last one has no edit if none explains that call. The list is empty if nothing is found, or if the first call
-        is no longer explained.
+        If no edit explains such a call, the last difference has no edit. The list is empty if no difference is
+        found, or if the first call is no longer explained.
         """
         more = list(found)
         while failing:
@@ -129,7 +129,7 @@ class Confirming:
         return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether another call, the most telling, departs nowhere else."""
+        """Return whether another wrong call differs only on the same lines. The most informative call is tried."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -149,7 +149,7 @@ class Confirming:
 
 
 def without_edit(departure: Departure) -> Departure:
-    """Return a departure that is not explained."""
+    """Return the difference without its explanation."""
     return dataclasses.replace(departure, edit=None, others=())
 
 
@@ -158,7 +158,7 @@ def _rank(departure: Departure) -> int:
 
 
 def _with_another(found: Sequence[Departure]) -> list[Departure] | None:
-    """Return the departures with the next edit in place of a failed one; None without another edit."""
+    """Return the differences with an alternative edit for one of them, or None if there is no alternative."""
     for place, each in enumerate(found):
         if each.others:
             return [*found[:place], each.with_other(0), *found[place + 1 :]]

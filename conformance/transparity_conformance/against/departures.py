@@ -1,4 +1,7 @@
-"""Every place where a port departs from the reference: an edit explains it, or the reference continues after it."""
+"""Find every place where a port departs from the reference.
+
+An edit explains the departure, or the reference continues from the port's value.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +24,31 @@ from transparity_conformance.matching.values import HUGE
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """One place where the port departs from the reference."""
+    """A place where the port departs from the reference."""
 
     by: Departures
-    """The search that found it, in one call."""
+    """The search that found the departure, in one call."""
     operation: int
-    """The port's first operation there."""
+    """The index of the port's first operation at this place."""
     step: Step
-    """The reference's step that was edited, or has no counterpart."""
+    """The reference's step that was edited, or that has no counterpart."""
     edit: Edit | None
-    """The edit that gives the port's numbers; None if none was found."""
+    """The edit that gives the port's numbers; None if no edit does."""
     steps: Sequence[int] = ()
-    """The steps that were edited: one for each layer."""
+    """The numbers of the edited steps, one for each layer."""
     others: Sequence[Explanation] = ()
-    """Edits that explain it as well."""
+    """Other edits that explain the departure equally well."""
     matched: Collection[int] = frozenset()
-    """The port's operations that had counterparts before."""
+    """The port's operations that had counterparts before this edit."""
     made: Any = None
     """The port's value from which the reference continued, if there is no edit."""
 
     @property
     def port_line(self) -> Source | None:
-        """The line of the port."""
         return self.by.port_line(self)
 
     @property
     def reference_line(self) -> Source | None:
-        """The line of the reference."""
         return self.by.reference_line(self)
 
     @property
@@ -59,7 +60,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return its steps in another call, at the same sites in the same layers."""
+        """Return the edited steps in another call: the same places in the code, in the same layers."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -70,7 +71,7 @@ class Departure:
         return found
 
     def with_other(self, number: int) -> Departure:
-        """Return the departure with another edit that explains it as well, and the later ones as others."""
+        """Return the departure with another edit; the edits after it remain alternatives."""
         other, rest = self.others[number], self.others[number + 1 :]
         return dataclasses.replace(self, edit=other.edit, step=other.step, steps=other.steps, others=rest)
 
@@ -80,13 +81,13 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """`has_others`: whether the call was also recorded in other ways, which may run with more edits."""
+        """Whether the call is also recorded with another implementation of experts, in which more edits may run."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures, and the last comparison; each leaves fewer operations of the port unexplained.
+        """Return the departures, and the last comparison. Each departure leaves fewer unexplained operations.
 
         Args:
-            before: Departures of another call, whose edits are made here too.
+            before: Departures of another call, whose edits are also applied here.
         """
         found: list[Departure] = []
         now: Comparison = self.comparer.compared(self.changes_of(before))
@@ -113,7 +114,7 @@ class Departures:
         return found, now
 
     def _is_known(self, steps: Sequence[int], found: Sequence[Departure]) -> bool:
-        """Return whether a line was found before, in another layer, and nothing explained it."""
+        """Return whether a line was found before, in another layer, and no edit explained it."""
         lines = {self.comparer.program.steps[number].places[:1] for number in steps}
         return any(each.edit is None and each.step.places[:1] in lines for each in found)
 
@@ -135,8 +136,8 @@ class Departures:
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation that an edit explains.
 
-        This is the first operation that gains a counterpart or, before it, the last one before a skipped step.
-        Otherwise it is the first operation that the reference lacks.
+        This is the first operation that gains a counterpart or, if a step is left out, the last operation before that
+        step. If no operation gains a counterpart, it is the first operation that the reference lacks.
         """
         comparer, after = self.comparer, found.after
         explained = set(now.lost) - set(after.lost)
@@ -147,7 +148,7 @@ class Departures:
             return next(unlike, first % len(comparer.port.operations))
         if found.edit.kind != "left out":
             return first
-        # a function that leaves its last step out returns what it was given
+        # If a function leaves out its last step, it returns the input of this step.
         left_out = common_place(found.edit.steps(comparer.at(found.step.number)))
         behind = comparer.codes(after, first)
         givers = (index for index in comparer.port.operations[first].inputs if index in now.matched)
@@ -155,7 +156,7 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Leave out edits that are not needed, if necessary with another edit of another departure."""
+        """Remove edits that are not needed; this may require an alternative edit elsewhere."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
@@ -186,13 +187,13 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Continue from the port's value if no edit explains it.
+        """Let the reference continue from the port's value if no edit explains it.
 
-        The most similar step of the reference returns that value. Without a fitting step, there is no comparison.
+        The reference's most similar step returns this value. Without a suitable step, no comparison is returned.
         """
         program = self.comparer.program
         fronts = port or now.lost[:1]
-        # a port that leaves a step out continues with what it is given, one that has more steps with a later value
+        # A port without the step continues from the step's input; with more steps, from a later value.
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
         nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
@@ -208,8 +209,10 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield pairs of a port's value and a step: their similarity, the value in the step's layout, and both
-        indices."""
+        """Yield pairs of a port's value and a step.
+
+        Each has the similarity, the value in the step's layout, and both indices.
+        """
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:
@@ -228,7 +231,10 @@ class Departures:
         return found
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return the similarity of the port's value to a step's, and the value in its layout; None if sizes differ."""
+        """Return the similarity of a port's value to a step's value, and the port's value in the step's layout.
+
+        Return None if their sizes differ.
+        """
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
@@ -244,7 +250,7 @@ class Departures:
         return alike, torch.from_numpy(turned.copy()).reshape(ours.shape)
 
     def reference_line(self, departure: Departure) -> Source | None:
-        """Return the innermost line that runs the edited steps and no others."""
+        """Return the innermost line that runs the edited steps and no other steps."""
         program, step, edit = self.comparer.program, departure.step, departure.edit
         steps = [step] if edit is None else edit.steps(self.comparer.at(step.number))
         first, edited = steps[0], set(departure.steps)
@@ -263,11 +269,11 @@ class Departures:
 
 
 MOST_AXES = 5
-"""The largest number of axes whose orders are all tried."""
+"""Values with more axes are not compared in every order of their axes."""
 
 
 def _with_other_edits(found: list[Departure]) -> Iterator[list[Departure]]:
-    """Yield the departures with another edit of one of them."""
+    """Yield the departures, each time with an alternative edit of one of them."""
     for place, each in enumerate(found):
         for number in range(len(each.others)):
             yield [*found[:place], each.with_other(number), *found[place + 1 :]]

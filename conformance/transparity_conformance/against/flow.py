@@ -1,4 +1,4 @@
-"""The data flow of a program: values that depend on the input, and the values through which all of it passes."""
+"""The data flow of a program: which values depend on the input, and which values all of the input passes through."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import numpy as np
 from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
-"""The input, through which everything passes."""
+"""Stands for the input, through which everything passes."""
 
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment; if the segment is run again on another value, its steps are unchanged."""
+    """A change of a segment's result. If the segment runs again on another value, its steps are unchanged."""
 
     change: Change
 
     def __call__(self, values: Values) -> Any:
-        """Return the result of the segment's last step."""
+        """Return the changed result of the segment's last step."""
         return self.change(values)
 
 
 class DataFlow:
     """The values of a program that depend on its main input, each with its immediate dominator.
 
-    All other values, such as masks, tables of positions and parameters, do not depend on the input.
+    Other values, such as masks, tables of positions and parameters, do not depend on the main input.
     """
 
     def __init__(
         self, program: Program, main: Collection[str], rounded: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> None:
         self.program, self.rounded = program, rounded or {}
-        """`rounded` are values of the port that a shorter dtype can hold, by its name."""
+        """The port's values that half precision represents exactly, by dtype."""
         self.changes: Mapping[int, Change] = {}
-        """The changes of the steps that are run again."""
+        """The changes that apply to steps when they run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
-        """The last value through which all of the input passes on its way to a value (its immediate dominator)."""
+        """Each value's immediate dominator: the last value through which all of the input must pass to reach it."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
         for step in program.steps:
             given = [index for index in step.inputs if index in self._depth]
@@ -52,13 +52,13 @@ class DataFlow:
                     self._depth[index] = self._depth[passed] + 1
 
     def within(self, changes: Mapping[int, Change]) -> Self:
-        """Return the same flow, in which steps that are run again have these changes."""
+        """Return the same flow, in which steps have these changes when they run again."""
         flow = copy.copy(self)
         flow.changes = {number: each for number, each in changes.items() if not isinstance(each, OfSegment)}
         return flow
 
     def _common(self, given: list[int]) -> int:
-        """Return the last value through which all of these pass."""
+        """Return the immediate dominator of a step with the given inputs."""
         return functools.reduce(self._shared, given)
 
     def _shared(self, one: int, other: int) -> int:
@@ -70,14 +70,14 @@ class DataFlow:
         return one
 
     def behind(self, value: int) -> Iterator[int]:
-        """Yield the values through which all of the input passes on its way to a value, the last first."""
+        """Yield the dominators of a value, the nearest first. All of the input passes through each of them."""
         value = self.passes.get(value, START)
         while value != START:
             yield value
             value = self.passes[value]
 
     def between(self, start: int, end: int) -> list[Step]:
-        """Return the steps between two values."""
+        """Return the steps between two values, in order."""
         program, wanted, steps = self.program, {end}, []
         first = program.maker.get(start, -1)
         for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
@@ -87,7 +87,10 @@ class DataFlow:
         return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` on another value; a view that does not fit returns its input."""
+        """Run the steps from `start` to `end` on another value.
+
+        A view that does not fit the value returns its input.
+        """
         now = {**values, start: value}
         for step in self.between(start, end):
             given = now[step.inputs[0]]

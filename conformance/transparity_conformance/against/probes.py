@@ -18,29 +18,28 @@ from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
-"""Lengths and batches: around powers of two, and beyond the windows of small models."""
+"""Lengths and batches of texts. Lengths lie around powers of two and beyond the windows of small models."""
 
 PADDED = {"left": (11, 3), "right": (17, 2)}
-"""Lengths and batches of rows with padding, by its side."""
+"""For each side of the padding, the length and batch of a padded text."""
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
-"""The same for inputs without a length, such as images."""
+"""Lengths and batches of inputs that have no length, such as images; only the batch is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answers of both implementations to one probe."""
+    """The port's answer to one probe, compared with the reference's answer."""
 
     probe: str
     inputs: Inputs
     error: float
     budget: float
     actual: np.ndarray
-    """The port's answer."""
     changed: int
-    """The number of elements beyond the budget."""
+    """The number of elements that differ by more than the budget."""
     first: int
-    """The first position with a wrong element; 0 for an answer of another shape."""
+    """The first position with a wrong element; 0 for an answer with a wrong shape."""
     shape: tuple[int, ...]
     """The shape of the reference's answer."""
 
@@ -50,7 +49,6 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Return the number of elements of the reference's answer."""
         return math.prod(self.shape)
 
     @property
@@ -59,12 +57,14 @@ class Answer:
 
     @property
     def is_padded(self) -> bool:
-        """Return whether a mask hides something."""
         return is_padded(self.inputs)
 
 
 def probes_of(model: Any) -> dict[str, Inputs]:
-    """Return inputs of a model of transformers, by what they exercise; raises `TransparityError` for another module."""
+    """Return inputs for a transformers model, each with a description.
+
+    Raise `TransparityError` if the model has no configuration of transformers.
+    """
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise TransparityError(
             f"The reference {type(model).__qualname__} has no configuration of transformers to draw inputs from; give "
@@ -82,7 +82,7 @@ def probes_of(model: Any) -> dict[str, Inputs]:
 
 
 def is_text(model: Any) -> bool:
-    """Return whether a model of transformers reads token ids first."""
+    """Return whether the main input of a transformers model is token ids."""
     return bool(getattr(model, "main_input_name", "input_ids") == "input_ids")
 
 
@@ -93,7 +93,7 @@ def length_of(inputs: Inputs) -> int:
 
 
 def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
-    """Return inputs of a model of transformers with a mask that hides nothing."""
+    """Return inputs for a transformers model; the mask hides no position."""
     from transparity_conformance.against.small.inputs import example_inputs
 
     try:
@@ -107,12 +107,12 @@ def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Return the inputs without masks, which hide nothing: a recurrence may accept none with a cache."""
+    """Leave out masks, which must hide no position, because a recurrence may accept no mask with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Return the inputs with some padding in every row but the last; None without a mask."""
+    """Return the inputs with some padding in every row except the last; None without a mask."""
     if "attention_mask" not in inputs:
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -123,7 +123,10 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return a list of dicts of arrays, or `inputs` in a Python file, which is one or a function that returns one."""
+    """Return inputs by description, from a list of dicts of arrays or from `inputs` in a Python file.
+
+    `inputs` may be a list or a function that returns a list.
+    """
     if not isinstance(given, str | Path):
         return named_inputs(given, "the call")
     found = getattr(load_file(Path(given), "inputs"), "inputs", None)
@@ -133,7 +136,7 @@ def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
 
 
 def named_inputs(found: Any, where: str) -> dict[str, Inputs]:
-    """Return a list of dicts of arrays by their shapes; raises `TransparityError` for anything else."""
+    """Return the dicts in a list, described by their shapes; raise `TransparityError` for any other value."""
     is_list = isinstance(found, list | tuple) and found and all(isinstance(each, Mapping) and each for each in found)
     if not is_list:
         raise TransparityError(f"The inputs of {where} are {shown(found)}; expected a list of dicts of arrays by name.")
@@ -146,20 +149,20 @@ def _shapes(inputs: Inputs) -> str:
 
 
 def is_padded(inputs: Inputs) -> bool:
-    """Return whether a mask hides something."""
+    """Return whether a mask hides any position."""
     return any("mask" in name and not value.all() for name, value in inputs.items())
 
 
 def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Return the first inputs, and those with padding."""
+    """Return the first inputs, and all inputs with padding."""
     first = next(iter(probes))
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and the ones that cannot be compared.
+    """Return the probes that a port accepts, and messages on probes that it does not accept.
 
-    A mask that hides nothing is left out if the port does not accept it.
+    A mask that hides no position is left out if the port does not accept a mask.
     """
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
@@ -176,9 +179,10 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer in which most parts of a model take part.
+    """Return the wrong answer in which most parts of the model take part.
 
-    This is one with several rows and tokens, without padding, with most numbers wrong; the smallest of several.
+    Preferred answers have several rows and tokens, no padding and many wrong numbers; among equal answers, the smallest
+    is chosen.
     """
 
     def key(each: Answer) -> tuple[Any, ...]:

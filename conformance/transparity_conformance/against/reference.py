@@ -1,4 +1,4 @@
-"""The implementation that a port is compared with: a PyTorch module, its exact answers and their rounding error."""
+"""The implementation that a port is compared with: a PyTorch module, its exact answers and their rounding errors."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ from transparity_conformance.running.inputs import answer_in, arrays, arrays_in
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Parts of input names that are uninformative by themselves."""
+"""Inputs whose names contain these words carry no content."""
 
 
 class Reference:
-    """A module in float32, which takes `inputs` by the names of its arguments."""
+    """A module in float32, called with `inputs` by the names of its arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
-        """The number of further arrays in the last result."""
+        """The number of additional arrays in the last result."""
 
     @functools.cached_property
     def exact(self) -> Any:
-        """Return the same module in float64."""
         return copy.deepcopy(self.model).double()
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Return modules with weights perturbed by rounding, in float64 and in the precision."""
+        """Return modules whose weights differ by rounding, each in float64 and in the precision."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -62,9 +61,10 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget from the rounding error at only this point.
+        """Return the answer in float64, and a budget from the rounding error at this point only.
 
-        The error may be small by chance. A port beyond this budget is compared within the budget of `answer`.
+        The error at one point may be small by chance. A port that exceeds this budget is compared within the budget of
+        `answer`.
         """
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
@@ -74,54 +74,52 @@ class Reference:
     ) -> float:
         """Return the rounding budget of an answer, from exact and rounded answers at some points.
 
-        Padding, masked scores and numbers that are not finite in both are ignored. `dtype` is the precision, by default
-        the reference's.
+        Padding, masked scores, and numbers that are not finite in both answers are ignored. `dtype` is the precision;
+        by default, it is the reference's precision.
         """
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
             raise TransparityError(
-                f"The reference {self.name} gives no number to compare on {_shapes(inputs)}: its answer is empty or "
-                "not finite, or a mask hides all of it. Give other inputs."
+                f"The reference {self.name} gives no number to compare on {_shapes(inputs)}: its answer is empty, "
+                "not finite or masked; give other inputs."
             )
         noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
         return RULES[dtype].budget(noise, epsilon(dtype), largest(counted))
 
     def check(self, inputs: Inputs) -> None:
-        """Raise `TransparityError` if a repeated call gives another answer."""
+        """Raise `TransparityError` if a repeated call gives a different answer."""
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
-                f"The reference {self.name} answers {_shapes(inputs)} differently at the second call; expected the "
-                "same answer. Seed its random draws, or reset its state between calls."
+                f"The reference {self.name} answers {_shapes(inputs)} differently at the second call; seed its "
+                "random numbers, or reset its state between calls."
             )
 
     @functools.cached_property
     def rounded(self) -> Any:
-        """Return the module in the precision."""
         import torch
 
         return self.model if self.dtype == "float32" else copy.deepcopy(self.model).to(getattr(torch, self.dtype))
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
+        """Return the answer in float64, and the largest difference that rounding can explain, except at padding."""
         answer, points = self.truth(inputs), []
         for point, rounded in self.neighbours:
             points.append((self.exactly_of(point, inputs), self.answer_of(rounded, inputs)))
         return answer, self.budget(inputs, answer, points)
 
     def truth(self, inputs: Inputs) -> np.ndarray:
-        """Return the answer in float64."""
         return self.exactly_of(self.exact, inputs)
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of a module like this one with all of its parts in float64."""
+        """Return the answer of a module of the same class, with all of its computation in float64."""
         with exactly():
             return self.answer_of(model, inputs)
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of a module like this one."""
+        """Return the answer of a module of the same class."""
         import torch
 
         try:
@@ -130,41 +128,40 @@ class Reference:
             answer, self.others = answer_in(returned), len(arrays_in(returned)) - 1
         except Exception as error:  # the reference is the user's code
             raise TransparityError(
-                f"The reference {self.name} raised {describe_error(error)} on {_shapes(inputs)}; expected an "
-                "answer. Give inputs that it takes, by the names of its arguments."
+                f"The reference {self.name} raised {describe_error(error)} on {_shapes(inputs)}; give inputs "
+                "that it accepts, by the names of its arguments."
             ) from error
         return np.asarray(answer.detach().double().numpy())
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
-        """Return the arguments of a call."""
         array, _ = arrays(model, "torch")
         return {name: array(value) for name, value in inputs.items()} | self._settings
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return the arguments that disable the cache, because it adds steps."""
+        """Return arguments that disable the cache, because a cache adds steps."""
         takes = inspect.signature(self.model.forward).parameters
         return {"use_cache": False} if "use_cache" in takes else {}
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64, with an implementation of experts."""
+        """Record a call in float64; `experts` names the implementation of experts."""
         if experts:
             self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the implementations of experts in which transformers records a model.
+        """Return the names of the implementations of experts with which transformers records a model.
 
-        They are a loop, as in ports, and products whose shapes do not depend on the choice of experts. A model without
-        experts has one implementation without a name.
+        One is a loop, as in many ports. The other consists of products whose shapes do not depend on the choice of
+        experts. A model without experts has a single implementation without a name.
         """
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return a mask of the numbers to compare, which leaves padding out; None compares all."""
-        if len(shape) < 3:  # a pooled answer has no positions, even if it is as wide as the text is long
+        """Return a mask that selects the numbers to compare, without padding; None selects all numbers."""
+        if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
         mask = next((mask for mask in masks if mask.shape == tuple(shape[:2]) and not mask.all()), None)
@@ -178,17 +175,16 @@ class Reference:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """Return every tensor by its name."""
         return {name: value.detach().float().numpy() for name, value in self.model.state_dict().items()}
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the learned tensors by name; a tensor with two names has the first."""
+        """Return the learned tensors by name; a tensor with two names has its first name."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property
     def numbers(self) -> list[float]:
-        """Return the numbers of the configuration, if the module has one."""
+        """Return all numbers in the configuration, if the module has one."""
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
 
 

@@ -1,4 +1,4 @@
-"""Tolerances of the values of a program, from its measured rounding errors."""
+"""Measure the rounding errors of a program's values, which give their tolerances."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
 def shares(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> dict[int, float]:
-    """Measure the rounding of each value of a program, relative to its largest number.
+    """Return the tolerance of each value of a program, relative to its largest number.
 
-    The program runs at neighbouring points in float64 and in `dtype`. Constants computed when the model was built, such
-    as rotation frequencies, differ by the rounding of a power: |ln x| ulps.
+    The program runs with slightly different numbers, in float64 and in `dtype`. Constants that were computed when the
+    model was built, such as rotation frequencies, differ by the rounding of a power: |ln x| ulps.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
@@ -33,7 +33,7 @@ def shares(
 def neighbours(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> Iterator[tuple[Values, Values]]:
-    """Yield the values of a program at neighbouring points, in float64 and in `dtype`."""
+    """Yield the values of a program for slightly different inputs and parameters, in float64 and in `dtype`."""
     import torch
 
     precision, ulp = getattr(torch, dtype), epsilon(dtype)
@@ -50,7 +50,7 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Return a tensor with each number moved by up to an ulp or, if not learned, by the rounding of a power."""
+    """Return a tensor with each number changed by up to an ulp or, if not learned, by the rounding of a power."""
     import torch
 
     if not value.is_floating_point():
@@ -61,7 +61,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 
 
 def _apart(exact: Any, rounded: Any) -> float:
-    """Return the largest difference relative to the largest number, except masked scores."""
+    """Return the largest difference relative to the largest number, without masked scores."""
     a, b = numbers_of(exact), numbers_of(rounded)
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0

@@ -1,4 +1,4 @@
-"""The search for an edit of the reference that explains where a port diverges from it."""
+"""Search for an edit of the reference that explains where a port diverges from it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from transparity_conformance.listening.program import Step
 from transparity_conformance.matching.values import Known, agreeing
 
 LAG = 2
-"""The distance by which fitted or numerous edits are tried later."""
+"""A step's fitted or numerous edits are tried after the simple edits of steps up to this much farther away."""
 
 RANK_OF_FITTED = 3
-"""The least rank of fitted or numerous edits, which a simpler edit further away may precede."""
+"""The lowest rank of fitted or numerous edits. A simpler edit farther away may be preferred to them."""
 
 MEASURED = 3
-"""The number of edits with measured rounding; it limits only time."""
+"""The largest number of edits for which rounding is measured, to limit time."""
 
 TRIES = 8
-"""Values after an edit that are compared before it is rejected; it limits only time."""
+"""The number of values after an edit that are compared before the edit is rejected, to limit time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """An edit at some steps, and the comparison with it."""
+    """An edit at some steps, and the comparison after it."""
 
     edit: Edit
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of computing steps in its segment."""
+    """The number of steps in the segment that compute new numbers."""
     after: Comparison
     is_denied: bool = False
     """Whether the port computes what the edit replaces, and does not use it."""
@@ -49,14 +49,14 @@ class Explanation:
     def key(self) -> tuple[Any, ...]:
         """Return a sort key for explanations.
 
-        First come those that explain the answer, lose few operations, are not denied, and are simple and short. Edits
-        of a value precede edits of its views, and edits in many places precede others.
+        The best explanations explain the answer, leave few operations unmatched, are not denied, and are simple and
+        short. Edits of a value are preferred to edits of its views, and edits of many steps to edits of few.
         """
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
-        """Return whether the answer is unexplained, the number of unexplained operations, and whether it is denied."""
+        """Return a sort key: whether the answer is still unexplained, the unmatched operations, whether it is denied."""
         return not self.after.agrees, len(self.after.lost), self.is_denied
 
 
@@ -73,14 +73,14 @@ class EditSearch:
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
         )
         self._reserved = 0.0
-        """Seconds reserved for later departures."""
+        """Seconds of the time limit that are kept for later departures."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
         """Exclude an edit from the search."""
         self._refused.setdefault(step.site, set()).add(edit.says)
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
-        """Return the edits that explain the first lost operations of a port, the best first."""
+        """Return the edits that explain the first unmatched operations of a port, the best first."""
         if found := self._of_order(now, port):
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
@@ -102,9 +102,9 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """Return the explanations, the best first, after measuring rounding with the first ones."""
+        """Return the explanations, the best first, after measuring rounding for the first of them."""
         found.sort(key=lambda each: each.key)
-        measured: dict[Any, Comparison] = {}  # edits that make the same numbers round alike
+        measured: dict[Any, Comparison] = {}  # edits that give the same numbers round alike
         for place, each in enumerate(found):
             same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()
             if each.after.agrees or (same not in measured and len(measured) == MEASURED):
@@ -115,7 +115,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Yield explanations by an edit in every layer and in a single one, if they only lose fewer operations."""
+        """Yield explanations by an edit in every layer, and in a single layer, that reduce the unmatched operations."""
         for numbers in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now)
             if after is None:
@@ -141,15 +141,15 @@ class EditSearch:
         return scopes
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the steps by their distance from the place where the programs diverge.
+        """Yield groups of steps by their distance from the place where the programs diverge.
 
-        The rings extend forward over steps without counterparts, and backward to the last step with one.
+        The groups extend forward over steps without counterparts, and backward to the last step with a counterpart.
         """
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
             seen |= set(ring)
-            first: dict[Any, int] = {}  # an edit of one layer is tried in all of them
+            first: dict[Any, int] = {}  # an edit of one layer is tried in all layers
             for number in ring:
                 if number in self.comparer.relevant and number not in now.changes:
                     first.setdefault(program.steps[number].site, number)
@@ -165,7 +165,7 @@ class EditSearch:
     def _shown(
         self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]
     ) -> Iterator[tuple[Edit, int]]:
-        """Yield the edits of some steps that soon give new numbers of the port."""
+        """Yield the edits of some steps after which one of the next values is a new number of the port."""
         for number in ring:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
@@ -188,9 +188,9 @@ class EditSearch:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit soon gives new numbers of the port; most edits are rejected here.
+        """Return whether an edit soon gives a new value of the port; most edits are rejected here.
 
-        `made` are the previous results of edits of this step; equal results are not tried again.
+        `made` holds the results of earlier edits of this step. Equal results are not tried again.
         """
         result = self._result(edit, number, now)
         first = _first(result)
@@ -214,7 +214,7 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
-        """Return the result of an edit at a step; None if it fails."""
+        """Return the result of an edit at a step, or None if it fails."""
         try:
             change = edit.make(self.comparer.at(number, now.changes))
             return None if change is None else change(now.values)
@@ -222,7 +222,10 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find the edit of the first step whose numbers the port reorders, which shows only later."""
+        """Find the edit of the first step whose numbers the port reorders.
+
+        Only later operations show the difference.
+        """
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -241,7 +244,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result a port operation reorders in the same shape."""
+        """Return the step whose result an operation of the port reorders without changing its shape."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)
@@ -249,7 +252,7 @@ class EditSearch:
 
 
 def _first(result: Any) -> Any:
-    """Return the first tensor of a result; None without one."""
+    """Return the first tensor of a result, or None."""
     if isinstance(result, tuple | list):
         return result[0] if result else None
     return result

@@ -1,4 +1,4 @@
-"""The catalogue: every fault that can be put into the reference, with one file for each subject."""
+"""The catalogue of faults: every error that the checker can put into the reference. Each file covers one subject."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     experts.faults,
     output_head.faults,
 )
-"""The faults at a tap, in the order in which equally good causes are listed."""
+"""Functions that yield the faults at a tap. Equally good causes are listed in this order."""
 
 WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...] = (
     embedding.numeric_faults,
@@ -52,30 +52,32 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
     normalization.numeric_faults,
     output_head.numeric_faults,
 )
-"""The faults with a number to be fitted."""
+"""Functions that yield faults with a number to be fitted."""
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield every fault at the tap `site` without a fitted number; faults of sharding over `ranks` come first."""
+    """Yield every fault at the tap `site` that has no fitted number.
+
+    Faults of sharding over `ranks` ranks come first.
+    """
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
-    """Yield every fault with a number to be fitted."""
     for faults in WITH_A_NUMBER:
         yield from faults(config)
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Yield faults of the whole model, which have no site."""
+    """Yield faults of the whole model, which belong to no tap."""
     for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault)
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return every fault at every group of `sites`, for a model on `ranks` ranks."""
+    """Return every fault, once for each plausible group of `sites`, for a model on `ranks` ranks."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):
@@ -90,7 +92,7 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
 
 
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return each fault of `some` with the most sites."""
+    """Return, for each fault, the hypothesis in `some` with the most taps."""
     found: dict[tuple[str, str], Hypothesis] = {}
     for each in some:
         key = each.fault.id, each.fault.variant

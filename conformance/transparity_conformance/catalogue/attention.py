@@ -78,35 +78,42 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "1/√(embed_dim + 1)": lambda config: (config.embed_dim + 1) ** -0.5,
     "1/√max_length": lambda config: config.max_length**-0.5,
 }
-"""Factors by which ports multiply scores, the likeliest first."""
+"""Factors by which ports multiply scores, the most likely factors first."""
 
 
 def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4) -> str:
-    """Return a name such as `1/√48` for 0.1443; empty if the number has none."""
+    """Return a name such as `1/√48` for 0.1443, or an empty string if no such name fits."""
     if scale > 0 and math.isclose(round(scale**-2), scale**-2, rel_tol=tolerance) and round(scale**-2) > 1:
         return f"1/√{round(scale**-2)}"
     return ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault of scores multiplied by `scale`; a named factor is recomputed for other model sizes."""
+    """Return the fault of scores multiplied by `scale`.
+
+    A named factor, such as 1/√head_dim, is recomputed for other model sizes.
+    """
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
     by = f"{named} ({scale:.4g})" if named else f"{scale:.6g}"
     instead = kind if kind == "1" else f"{kind} ({right:.4g})"
     description = f"your scores are {scale / right:.4f} × ours: scaled by {by} instead of {instead}"
-    # Masked scores that are set before the scale are scaled too, which shows if the mask is weak.
+    # If masking precedes scaling, the factor also scales masked scores. The weights show this if the mask value is
+    # small.
     also = ("weights",) if config.mask_order == "before-scale" and 0 > config.mask_value > -1e3 else ()
     change: dict[str, Any] = {"value": scale, "also_patched": also, "scale": SCALES.get(named, lambda config: scale)}
     return fault("attention-scale", named or f"{scale:.6g}", says=description, formula=attended, **change)
 
 
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a tap of attention with other settings.
+    """Recompute a tap of attention with changed settings.
 
-    The settings are: `split` of queries, keys and values; `scale`, `cap`, `capping` and `temperature` of scores;
-    `rotated` or `tiled` keys; `tiled` values; and `merge` of the context.
+    - queries, keys and values: `split`
+    - scores: `scale`, `cap`, `capping`, `temperature`
+    - keys: `rotated`, `tiled`
+    - values: `tiled`
+    - context: `merge`
     """
     tap = site.rpartition(".")[2]
     if tap == "weights":
@@ -140,7 +147,7 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
 
 
 def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: Value) -> Value:
-    """Return the query with its temperature by position, or with another `temperature`."""
+    """Multiply the query by its temperature, which depends on the position, or by the changed `temperature`."""
     if split(site)[1] != "self_attention":
         return query
     positions, own = np.arange(query.shape[2])[np.newaxis], own_config(config, site)
@@ -151,7 +158,7 @@ def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: 
 
 
 def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
-    """Return the keys or values for every head."""
+    """Repeat the keys or values for every query head."""
     if settings.get("tiled"):
         return np.tile(x, (1, config.num_heads // config.key_value_heads, 1, 1))
     return repeat_heads(x, config.num_heads)
@@ -180,7 +187,7 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
 
 IN_TURN = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
 
-TILED = (  # equal at a single tap, where the first one is reported
+TILED = (  # At a single tap both give the same result; reports name the first.
     row("head-grouping", "{alone} tiled", tiled=True),
     row("head-grouping", "tiled", tiled=True),
 )
@@ -214,7 +221,7 @@ INTERLEAVED = (row("head-order", "split and merged interleaved", split=interleav
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
-    """Return the first head of every group, then the second ones, instead of group by group."""
+    """Merge heads by their number within the group: the first head of every group, then the second heads."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)
@@ -237,7 +244,7 @@ def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, va
 
 
 def temperature_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of the query temperature, a factor that grows with positions."""
+    """Yield faults of the query temperature, a factor that grows with the position."""
     _, sublayer, tap = split(site)
     if tap != "scores" or sublayer != "self_attention":
         return

@@ -1,4 +1,4 @@
-"""Faults at the embedding: its scale, the positions, the row of the padding token."""
+"""Faults of the embedding: its scale, its positions and the row of the padding token."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of the tokens that positions count."""
+    """Yield faults in which position numbers count the wrong tokens."""
     if config.position_count == "all":
         yield fault("position-count", "visible", patch=partial(_placed, _counting_visible))
         return
@@ -97,7 +97,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault of embedded tokens, patches or frames times `factor`.
+    """Return the fault of multiplying token embeddings, patches or frames by `factor`.
 
     A named factor is recomputed for other model sizes.
     """
@@ -113,14 +113,14 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
 
 
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
-    """Return the fault of sinusoids with another base."""
+    """Return the fault of using another base for sinusoidal positions."""
     description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
     return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)
 
 
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
-    """Return unscaled token embeddings without positions, or embedded patches or frames."""
+    """Return the embedded tokens, patches or frames, before they are scaled and before positions are added."""
     if state.config.reads_pixels:
         patches: np.ndarray = embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
         return patches
@@ -137,7 +137,10 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the rows (batch or 1, length) of the position table; `visible` marks the counted tokens."""
+    """Return the index of each position in the position table, as (batch or 1, length).
+
+    `visible` marks the tokens that are counted.
+    """
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
@@ -164,7 +167,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
 
 
 def _placed(ids: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace the learned positions; ids outside the table are clipped."""
+    """Replace the learned positions by the rows `ids`, clipped to the table."""
     table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
     return value - right_positions(state, site) + table[np.clip(ids(state, site), 0, len(table) - 1)]
 
@@ -201,7 +204,7 @@ def _waves(config: TransformerConfig, positions: np.ndarray, base: float, expone
 def sinusoids(
     exponents: Value, config: TransformerConfig, positions: np.ndarray, base: float | None = None
 ) -> np.ndarray:
-    """Return sines and cosines in the right layout, with frequencies base^−exponent."""
+    """Return sines and cosines in the right layout. Their frequencies are base^−exponent."""
     both = _waves(config, positions, config.rope_theta if base is None else base, exponents)
     return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
 
@@ -226,7 +229,7 @@ def cosine_first(config: TransformerConfig, positions: np.ndarray) -> np.ndarray
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
 
 TIMESCALES = {"exclusive": EXCLUSIVE, "inclusive": INCLUSIVE}
-"""The exponents by `sinusoidal_timescales`."""
+"""The exponents of the frequencies for each value of `sinusoidal_timescales`."""
 
 EXPONENTS: dict[str, Callable[[TransformerConfig], np.ndarray]] = {
     "2i/embed_dim": lambda config: 2 * np.arange(0, config.embed_dim, 2) / config.embed_dim,

@@ -1,4 +1,4 @@
-"""Faults of experts: the router's choice and weights, each expert's computation, the shared expert."""
+"""Faults of mixtures of experts: the router's choice, its weights, each expert's computation and the shared expert."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ SCALES: dict[str, Callable[[float], float]] = {
 
 
 def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
-    """Return the router's logits, their scores, and the correction, if any."""
+    """Return the router's logits, their scores, and the score bias, if any."""
     scope = site.rpartition(".")[0]
     logits = state.taps[f"{scope}.router_logits"]
     return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")
 
 
 def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
-    """Return the layer's configuration with the changed fields."""
+    """Return the layer's configuration with the fields that `settings` changes."""
     own = own_config(state.config, site)
     fields = {name: value for name, value in settings.items() if name in vars(own)}
     return dataclasses.replace(own, **fields)
@@ -106,7 +106,10 @@ def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
-    """Choose from groups ranked by the sum of their `ranked` highest scores."""
+    """Choose experts from the best groups, ranked by the sum of their highest scores.
+
+    `settings["ranked"]` is the number of scores in each sum.
+    """
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
     best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
@@ -131,17 +134,17 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def _exchanged_halves(x: Value) -> Value:
-    """Return features that meet the weights of their neighbours."""
+    """Swap neighboring features, to simulate that the two four-bit weights in each byte are swapped."""
     return _in_blocks(x, 2)[..., ::-1].reshape(x.shape)
 
 
 def _split_halves(x: Value) -> Value:
-    """Return features for weights in which the lower halves of bytes come first in a block of 32."""
+    """Reorder features, to simulate weights of which each block of 32 stores all low half-bytes first."""
     return _in_blocks(x, 32).reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
 
 
 def _in_blocks(x: Value, size: int) -> Value:
-    """Return features in blocks; raise `KeyError` if their number is not a multiple."""
+    """Split features into blocks of `size`; raise `KeyError` if `size` does not divide their number."""
     if x.shape[-1] % size:
         raise KeyError(size)
     return x.reshape(*x.shape[:-1], -1, size)
@@ -153,15 +156,15 @@ PACKINGS: dict[str, Callable[[Value], Value]] = {
     "scale twice": lambda x: x * 2,
     "scale half": lambda x: x / 2,
 }
-"""Wrong unpacking of four-bit weights, expressed as a permutation of the features."""
+"""Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply."""
 
 
 BLOCKS = {"high first": 2, "split": 32, "scale twice": 1, "scale half": 1}
-"""The numbers of which features must be a multiple."""
+"""The number of features must be a multiple of this block size."""
 
 
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults that show in the sum of the experts' outputs."""
+    """Yield faults that show in the weighted sum of the experts' outputs."""
     orders: dict[str, Callable[[int, int], int]] = {
         "reversed": lambda expert, count: count - 1 - expert,
         "next": lambda expert, count: (expert + 1) % count,

@@ -1,4 +1,4 @@
-"""A fault: an error that can be put into the reference, and the taps at which it is made."""
+"""The parts of the catalogue: a fault is an error that can be put into the reference at some taps."""
 
 from __future__ import annotations
 
@@ -15,93 +15,93 @@ from transparity_conformance.report.describing.causes import meanings
 
 @dataclass
 class WalkState:
-    """One forward pass as a fault sees it."""
+    """The data of one forward pass that a fault may read."""
 
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
     taps: MutableMapping[str, Any] = field(default_factory=dict)
-    """The activations so far."""
+    """The activations computed so far."""
 
 
 Alter = Callable[[TransformerConfig, Arrays, str], Arrays]
-"""Returns the wrong parameters, from the configuration, the right parameters and a site."""
+"""A function that returns the wrong parameters, given the configuration, the right parameters and a tap."""
 
 Patch = Callable[[WalkState, str, Any], Any]
-"""Returns the wrong value at a site, from the state, the site and the right value."""
+"""A function that returns the wrong value, given the forward pass, a tap and its right value."""
 
 Settings = Mapping[str, Any]
-"""The parts of a formula that a fault changes, by name."""
+"""The changed parts of a formula, by name."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
-"""Returns the value with these settings, from the settings, the state, the site and the right value."""
+"""A function that returns the wrong value, given changed settings, the forward pass, a tap and its right value."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An entry of the catalogue; only the given changes apply."""
+    """One entry of the catalogue. The fields that are set say what the fault changes."""
 
     id: str
-    """Its name in reports."""
+    """The fault's name in reports."""
     variant: str
-    """One of the ways to make it."""
+    """The name of one variant of the fault."""
     description: str
-    """The wrong behaviour of the port, in words."""
+    """The port's wrong behavior, in words."""
     fields: Mapping[str, Any] | None = None
-    """Changed fields of the configuration."""
+    """Configuration fields that the fault changes."""
     alter: Alter | None = None
-    """Changes the parameters of a site."""
+    """Changes the parameters used at a tap."""
     patch: Patch | None = None
-    """Changes the value at a site."""
+    """Changes the value at a tap."""
     formula: Formula | None = None
-    """Recomputes the value at a site with other `settings`.
+    """Recomputes the value at a tap with changed `settings`.
 
-    At one site, faults of the same formula act together, each with its settings.
+    Faults with the same formula can act together at one tap; each contributes its own settings.
     """
     settings: Settings = field(default_factory=dict)
     also_patched: tuple[str, ...] = ()
-    """Further taps of the sublayer that `patch` or `formula` changes."""
+    """Other taps of the sublayer that `patch` or `formula` also changes."""
     downstream: Patch | None = None
-    """Changes the value that continues after a site, but not the value shown there."""
+    """Changes the value that later operations read, but not the value that the tap shows."""
     value: float | None = None
-    """The number in it, if any."""
+    """The number in the fault, if any."""
     equivalents: tuple[str, ...] = ()
     """Ids of other faults that give exactly the same results for all weights and inputs."""
     taken_from: Callable[[str], str] | None = None
-    """Returns the site whose parameters are used at a site."""
+    """For a tap, returns the tap whose parameters the fault uses instead."""
     exchange: Fault | None = None
-    """The swap of two parameters to which this one-sided fault belongs."""
+    """For a fault that uses the same parameters twice: the fault that swaps the parameters of both parts."""
     of_ranks: bool = False
-    """Whether it exists only on several ranks, because of the sharding."""
+    """Whether the fault exists only in a sharded model on several ranks."""
     reshapes: str = ""
-    """An earlier tap whose shape the fault changes; it cannot be compared."""
+    """An earlier tap whose shape the fault changes, so that it cannot be compared."""
     is_mutual: bool = False
-    """Whether the fault must also be applied at the site whose parameters it uses."""
+    """Whether the fault must also be applied at the tap whose parameters it uses."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
-        """Return the value at a site with only this fault."""
+        """Return the value at a tap with only this fault applied."""
         if self.formula is not None:
             value = self.formula(self.settings, state, site, value)
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether the other side of a mutual fault at `site` is among `sites`."""
+        """Return whether `sites` includes both sides, if the fault swaps the parameters of two taps."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
 @dataclass(frozen=True)
 class NumericFault:
-    """Faults that differ by a number, which is fitted."""
+    """A family of faults that differ by a number, which the checker fits."""
 
     is_site: Callable[[str], bool]
-    """Returns whether it can be made at a tap."""
+    """Returns whether the fault can occur at a tap."""
     grid: Sequence[float]
-    """Positive starting values, in order."""
+    """Positive starting values for the fit, in increasing order."""
     make: Callable[[float], Fault]
 
 
 PARTS = frozenset(Fault.__dataclass_fields__) - {"id", "variant", "description", "settings"}
-"""The parts of a fault besides its name and sentence; all other keywords are `settings`."""
+"""The fields of `Fault` except its name, variant, description and settings; other keywords of `fault` are settings."""
 
 
 def fault(
@@ -110,11 +110,11 @@ def fault(
     """Make a fault.
 
     Args:
-        identity: Its id.
-        variant: Its variant, which may contain `words`.
-        says: Its description; by default the sentence of causes.toml for the id and variant.
-        words: The words in the variant and the sentence, by name.
-        change: Its changes: parts of a `Fault` by name; all others are settings of the formula.
+        identity: The fault's id.
+        variant: The fault's variant, which may contain placeholders.
+        says: The description; by default the sentence of causes.toml for the id and variant.
+        words: The values of placeholders in the variant and the description.
+        change: Fields of `Fault`, by name; other keywords are settings of the formula.
     """
     known, parts = words or {}, {name: part for name, part in change.items() if name in PARTS}
     settings = {name: part for name, part in change.items() if name not in PARTS}
@@ -124,29 +124,28 @@ def fault(
 
 @dataclass(frozen=True)
 class FaultRow:
-    """A fault in a table, independent of a configuration."""
+    """A row in a table of faults. The row holds for every configuration that `when` accepts."""
 
     id: str
     variant: str
     when: Callable[[TransformerConfig], bool]
-    """Returns whether a configuration allows it."""
+    """Returns whether the fault is possible with a configuration."""
     change: Mapping[str, Any]
-    """Arguments of `fault`; `{c}` in its sentence is the configuration of the layer."""
+    """Keyword arguments of `fault`; `{c}` in the description stands for the layer's configuration."""
 
 
 def row(
     identity: str, variant: str, when: Callable[[TransformerConfig], bool] = lambda c: True, **change: Any
 ) -> FaultRow:
-    """Return a row of a table."""
     return FaultRow(identity, variant, when, change)
 
 
 def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield the faults of a table that `config` allows.
+    """Yield the faults of a table that are possible with `config`.
 
     Args:
         formula: The formula to which the settings belong.
-        words: Further words of the sentences.
+        words: Further values of placeholders in the descriptions.
     """
     for each in rows:
         if each.when(config):
@@ -157,7 +156,7 @@ def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, 
 def variants(
     identity: str, table: Mapping[str, Any], formula: Formula, setting: str, words: Mapping[str, Any] | None = None
 ) -> Iterator[Fault]:
-    """Yield a fault for each variant of a table, with its value of one setting of `formula`."""
+    """Yield one fault for each entry of a table. The key is the variant; the value is the changed setting."""
     for name, change in table.items():
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
@@ -168,27 +167,26 @@ def is_same(one: float, other: float) -> bool:
 
 
 def usual(name: str) -> tuple[float, ...]:
-    """Return the usual values of a number of the configuration, the likeliest first."""
+    """Return the usual values of a numeric field of the configuration, the most likely values first."""
     found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
     return found
 
 
 @dataclass(frozen=True)
 class Number:
-    """Faults that differ by the value of one number of the configuration."""
+    """Faults that differ by the value of one numeric field of the configuration."""
 
     id: str
     field: str
-    """Its name in the configuration."""
+    """The field of the configuration."""
     says: str
-    """The description; `{v}` is the value, and `{instead}` states the right one."""
+    """The description; `{v}` is the wrong value, and `{instead}` names the right value."""
     formula: Formula
     variant: str = "{v:.6g}"
     setting: str = ""
-    """Its name in the settings of the formula, if it differs."""
+    """The name of the number in the formula's settings, if it differs from the field."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
-        """Return the fault with the value `v`."""
         right = getattr(config, self.field)
         instead = ", and should not be" if right is None else f" instead of {right:g}"
         says, made = (
@@ -198,7 +196,7 @@ class Number:
         return Fault(self.id, self.variant.format(v=v), says, value=v, **made)  # type: ignore[arg-type]
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
-        """Yield the faults with values that are usual in published models."""
+        """Yield a fault for each value that is usual in published models."""
         for v in usual(self.field):
             if v != getattr(config, self.field):
                 yield self.fault(config, v)
@@ -206,14 +204,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault and the taps at which it is made."""
+    """A fault and the taps at which it occurs."""
 
     fault: Fault
     sites: tuple[str, ...] = ()
 
     @functools.cached_property
     def patched(self) -> frozenset[str]:
-        """Return all taps that `fault.patch` or `fault.formula` changes."""
+        """Return all taps whose values the fault changes directly."""
         if not (self.fault.patch or self.fault.formula):
             return frozenset()
         scopes = (site.rpartition(".")[0] for site in self.sites)
@@ -224,9 +222,9 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return all sensible sets of `sites`, the widest first.
+    """Return all plausible sets of `sites`, the largest sets first.
 
-    A set has all sites, or the sites with the same tokens, of one stack, part, kind of sublayer, layer or sublayer.
+    A set holds all sites, or the sites that share their tokens, stack, part, kind of sublayer, layer or sublayer.
     Single sites come last.
     """
     sites = tuple(sites)
@@ -240,12 +238,12 @@ def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _keys(site: str) -> str:
-    """Return the input whose padding is masked; the encoder and cross-attention share it."""
+    """Return `source` or `target`: the tokens that the keys at a tap come from."""
     return "source" if site.startswith("encoder") or ".cross_attention." in site else "target"
 
 
 def _part(site: str) -> str:
-    """Return `feed_forward_norm` for that norm in every layer of either stack."""
+    """Return the part of a layer in a tap's name, such as `feed_forward_norm`."""
     return "".join(site.split(".")[3:4])
 
 
@@ -258,7 +256,7 @@ def _layer(site: str) -> str:
 
 
 def _kind(site: str) -> str:
-    """Return `decoder.cross_attention` for `decoder.layers.1.cross_attention.key`; its layers share their code."""
+    """Return the stack and the sublayer: `decoder.cross_attention` for `decoder.layers.1.cross_attention.key`."""
     parts = site.split(".")
     return f"{parts[0]}.{parts[3]}" if len(parts) > 3 else parts[0]
 

@@ -1,4 +1,4 @@
-"""Faults of a feed-forward: its activation, its gate, and their bounds; also inside experts."""
+"""Faults of feed-forward layers, including experts: the activation, the gate and their bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_numpy.arithmetic.functional import sigmoid
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
 Bound = Callable[[float, Value, Value], tuple[Value, Value]]
-"""Returns the bounded gate and up projection, from the limit and both."""
+"""A function that bounds the gate and the up projection, given the limit and both."""
 
 
 def _bound(variant: str, bound: Bound) -> FaultRow:
@@ -29,11 +29,11 @@ BOUNDS = (
     _bound("both sides", lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
     _bound("above alone", lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of a gate (swiglu_limit)."""
+"""Wrong bounds of the gate and the up projection (swiglu_limit)."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of a gate: its product with the up projection, its bound, and its offset."""
+    """Yield faults of a gate: its product with the up projection, its bounds and its offset."""
     yield from made(GATES, config, activated)
     yield from made(BOUNDS, config, activated)
     if config.gate_limit is not None:
@@ -50,12 +50,12 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 
 def _with_offset(offset: float, function: Callable[[Value], Value], gate: Value, up: Value) -> Value:
-    """Add the offset to the gate instead of the up projection."""
+    """Add the offset to the activated gate instead of the up projection."""
     return (function(gate) + gate.dtype.type(offset)) * up
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the output of a layer's experts with other settings."""
+    """Return the output of a layer's experts, computed with changed settings."""
     scope = split(site)[0]
     part, config = f"{scope}.feed_forward", own_config(state.config, site)
     x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
@@ -87,7 +87,7 @@ def _hidden(settings: Settings, state: WalkState, config: TransformerConfig, sco
 def gated(
     settings: Settings, config: TransformerConfig, function: Callable[[Value], Value], gate: Value, up: Value
 ) -> Value:
-    """Return the product of gate and up with another `bounded`, `gate_limit`, `offset` or `gated`."""
+    """Return the product of gate and up projection with a changed `bounded`, `gate_limit`, `offset` or `gated`."""
     limit = settings.get("gate_limit", config.gate_limit)
     gate, up = settings.get("bounded", bounded)(limit, gate, up)
     up = up + up.dtype.type(settings.get("offset", config.up_offset))
@@ -96,12 +96,12 @@ def gated(
 
 
 def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
-    """Return the gate bounded from above, and the up projection bounded from both sides."""
+    """Bound the gate from above, and the up projection from both sides."""
     return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit))
 
 
 def is_activated(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is hidden features or, with experts, their sum."""
+    """Return whether a tap shows the hidden features or, in a layer with experts, the sum of their outputs."""
     routed = own_config(config, site).num_experts > 0
     return site.endswith(".hidden") or (routed and site.endswith(".feed_forward.output"))
 
@@ -123,7 +123,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "elu": (lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "ELU"),
     "none": (lambda x: x, "no activation"),
 }
-"""The activations of the reference, and other activations of ports."""
+"""The reference's activations, and other activations that ports use."""
 
 
 def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
@@ -133,7 +133,7 @@ def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Va
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the hidden features of a feed-forward, or the sum of experts, with other settings."""
+    """Return a feed-forward's hidden features, or the sum of its experts, computed with changed settings."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
     function = settings.get("function", RIGHT[state.config.activation])

@@ -1,6 +1,6 @@
-"""Faults of inputs that are not tokens: image patches, audio frames, the attention mask and token types.
+"""Faults of image patches, audio frames, the attention mask and token types.
 
-A bias of keys, which Whisper lacks, is not a fault, because it shifts all scores of a query equally.
+A bias added to keys, which Whisper omits, is not listed as a fault: it shifts all scores of a query equally.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from transparity_conformance.oracle.undetermined import Call, Mask, MaskParts, g
 from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
-"""Orders of the patches (batch, rows, columns, numbers)."""
+"""Wrong orders of an image's patches: a permutation of (batch, rows, columns, numbers), or None to flip the rows."""
 
 PATCH_LAYOUTS = {"channels last": (1, 2, 0), "columns first": (0, 2, 1)}
-"""Orders of the numbers in a patch (channels, rows, columns)."""
+"""Wrong orders of the numbers in a patch: permutations of (channels, rows, columns)."""
 
 
 def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -51,11 +51,11 @@ def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Array
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-"""Returns the wrong patches for the right ones (batch, patches, numbers)."""
+"""A function that returns wrong patches, given the configuration and the right patches (batch, patches, numbers)."""
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
-    """Return the embedding with wrong patches."""
+    """Return the embedding of the wrong patches that `change` returns."""
     config, weight = state.config, state.parameters["encoder.patch_projection.weight"]
     right = patches(config, state.inputs["pixels"].astype(weight.dtype))
     changed: np.ndarray = np.array(value)
@@ -91,7 +91,7 @@ def _without_position(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _rows_of_positions(state: WalkState) -> np.ndarray:
-    """Return the rows (length, embed_dim) of learned positions; 0 for others."""
+    """Return the learned positions as (length, embed_dim), or 0 if positions are not learned."""
     if state.config.positions != "learned":
         return np.zeros(())
     table: np.ndarray = state.parameters["encoder.position_embedding.weight"]
@@ -102,7 +102,7 @@ FIRST = "encoder.first_convolution"
 SECOND = "encoder.second_convolution"
 
 Frames = Callable[[np.ndarray], np.ndarray]
-"""Converts the input (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
+"""A function from the input (batch, mel_bins, frames) to the first convolution's input (batch, frames, mel_bins)."""
 
 LAYOUTS: Mapping[str, Frames] = {
     "reshaped": lambda given: given.reshape(len(given), given.shape[2], given.shape[1]),
@@ -111,7 +111,7 @@ LAYOUTS: Mapping[str, Frames] = {
 }
 
 Kernel = Callable[[np.ndarray], np.ndarray]
-"""Returns the wrong kernel for the right one (features_out, features_in, 3)."""
+"""A function from the right kernel (features_out, features_in, 3) to a wrong kernel."""
 
 KERNELS: Mapping[str, Kernel] = {
     "turned": lambda kernel: kernel[..., ::-1],
@@ -119,7 +119,7 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 Ends = Callable[[np.ndarray], np.ndarray]
-"""Adds two frames to (batch, frames, features), one at either end or both at one."""
+"""A function that adds two frames to (batch, frames, features): one at each end, or both at the same end."""
 
 
 def _with_ends(left: int, right: int, mode: str, x: np.ndarray) -> np.ndarray:
@@ -153,7 +153,7 @@ def _of_convolution(site: str) -> Iterator[Fault]:
 
 
 def convolution(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the activation after a convolution, with other settings."""
+    """Return the activation after a convolution, computed with changed settings."""
     if site == FIRST:
         given = state.inputs["source"].astype(value.dtype)
         x = settings["frames"](given) if "frames" in settings else given.swapaxes(1, 2)
@@ -178,7 +178,7 @@ def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:
 
 
 OtherTypes = Callable[[np.ndarray, int], np.ndarray]
-"""Returns wrong token types, from the right ones and the highest type."""
+"""A function that returns wrong token types, given the right types and the highest type."""
 
 TYPES: dict[str, OtherTypes | None] = {
     "none": None,
@@ -195,7 +195,7 @@ MASKS: dict[str, Callable[[Call, str], Mask]] = {
     "inverted": lambda state, site: ~padding_at(state, site),
     EXCHANGED: lambda state, site: (state.inputs["token_types"] != 0)[:, None, None],
 }
-"""Masks (batch, 1, 1, keys) that ports may use instead of the given one."""
+"""Wrong masks (batch, 1, 1, keys) that ports use instead of the attention mask they receive."""
 
 
 def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -207,10 +207,10 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 
 
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
-    """Yield faults of the mask in attention and, through positions or swapped inputs, in the embeddings."""
+    """Yield faults of the attention mask: in attention, and in embeddings whose positions or types depend on it."""
     counts = config.position_count == "visible"
     for name in MASKS:
-        # A mask that only attention ignores or inverts is a fault in `masks`.
+        # `masks` lists the faults in which only attention ignores or inverts the mask.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
             patch, padding = partial(_embedded_otherwise, name), partial(_other_mask, name)
@@ -227,7 +227,7 @@ def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) 
 
 
 def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
-    """Return the embeddings with the positions and types that another mask gives."""
+    """Return the embeddings computed with the positions and token types that the mask `name` implies."""
     if not site.endswith(".embedding"):
         return value
     mask = MASKS[name](state, site)

@@ -1,4 +1,4 @@
-"""Faults between scores and weights: the mask, masked scores, sinks, and the axis of the softmax."""
+"""Faults between scores and weights: the mask, masked scores, sinks and the axis of the softmax."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _masked(identity: str, variant: str, value: float | None = None, **change: A
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights with another mask, masked score, order or softmax axis; other taps are unchanged."""
+    """Return attention weights with a changed mask, masked score, order or softmax axis.
+
+    The values of other taps are returned unchanged.
+    """
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -50,7 +53,7 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _masked_score(settings: Settings, config: TransformerConfig) -> float:
-    """Return the replacement of masked scores: another value, scaled likewise, or in the other order."""
+    """Return the score of masked keys, with a changed value or with the mask and the scale in the other order."""
     masked, given = config.masked_score, config.mask_value
     if "order" in settings:
         masked = dataclasses.replace(config, mask_order=settings["order"](config)).masked_score
@@ -61,7 +64,7 @@ def _masked_score(settings: Settings, config: TransformerConfig) -> float:
 
 
 def sinks_at(state: WalkState, site: str) -> Value | None:
-    """Return the sinks of the attention whose weights are at `site`, if any."""
+    """Return the attention sinks that belong to the weights `site`, if any."""
     return state.parameters.get(site.replace(".weights", ".sinks"))
 
 
@@ -70,14 +73,17 @@ def _softmax_over(axis: int, scores: Value) -> Value:
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield a fault of the mask that may hide all keys of a row, with each result of such rows in ports."""
+    """Yield one wrong mask as several faults, because it may hide all keys of a query.
+
+    Ports compute different weights for such a query. Each fault has one of these results.
+    """
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
 
 
 BLIND = ("NaN", "by scores")
-"""Weights of rows without a visible key: NaN from a softmax of −∞, or a softmax of equally shifted scores."""
+"""Weights of a query without a visible key: NaN from a softmax over −∞, or the softmax of the unmasked scores."""
 
 
 CAUSAL = (
@@ -182,13 +188,13 @@ def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
 
 
 def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
-    """Return a fault of a layer that has another layer's window."""
+    """Return the fault in which a layer has another layer's window."""
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
     return _masked(identity, variant, says=says, **settings)
 
 
 Window = tuple[int | None, WindowKind]
-"""The size and kind of a window; without a window, the kind is `sliding`."""
+"""The size and kind of a window; a layer without a window counts as `sliding`."""
 
 
 def _window(own: TransformerConfig) -> Window:
@@ -204,7 +210,7 @@ def _of_kind(kind: str, m: MaskParts) -> Window:
 
 
 def _of_the_next_kind(m: MaskParts) -> Window:
-    """Return the window of the next different kind in `layer_types`."""
+    """Return the next window in `layer_types` that differs from this layer's window."""
     types, layer = m.config.layer_types, layer_of(m.site)
     own = _window(own_config(m.config, m.site))
     others = (_of_kind(types[(layer + step) % len(types)], m) for step in range(len(types)))
@@ -216,7 +222,10 @@ def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
 
 
 def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield the results of ports for rows without a visible key; they are faults only if masked keys have weight."""
+    """Yield a fault for each result that ports give for queries without a visible key.
+
+    These results are wrong only if masked keys have weight in the reference.
+    """
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
         yield _hidden_row("zero context", "returns zeros", _zero_context)
@@ -269,7 +278,7 @@ SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {
     "of the first head": lambda sinks, config: sinks[:1] + 0 * sinks,
     "by members": lambda sinks, config: sinks.reshape(config.key_value_heads, -1).T.ravel(),
 }
-"""Wrong sinks as functions of the right ones; None: no sink."""
+"""Functions from the right attention sinks to wrong sinks; a result of None removes the sinks."""
 
 
 def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -288,14 +297,14 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights with 1 added to the sum of each softmax."""
+    """Return the weights of a softmax with 1 added to its denominator."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
     return value / (1 + weight * np.exp(-score))
 
 
 def sunk(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights with other `sinks`, or with the sink's weight added to the first key."""
+    """Return the weights with changed `sinks`, or with the sink's weight added to the first key."""
     scores, mask, hidden = scores_at(state, site), right_mask(state, site), state.config.masked_score
     right = sinks_at(state, site)
     if right is None:

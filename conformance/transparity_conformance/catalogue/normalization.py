@@ -1,4 +1,4 @@
-"""Faults of norms: eps, its place, the deviation, the kind of norm, or none; also in latents and recurrences."""
+"""Faults of norms: eps, where it is added, the deviation, the kind of norm, and missing or additional norms."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from transparity_numpy.norms.table import norm
 
 @dataclass(frozen=True)
 class NormForm:
-    """The parts of a norm."""
+    """The parts of a norm's formula."""
 
     centered: bool = True
-    """Whether the variance is taken around the mean."""
+    """Whether the mean is subtracted before the squares are averaged."""
     subtracted: bool = True
-    """Whether the mean is subtracted, if the variance is taken around it."""
+    """Whether the mean is subtracted from the input, if the variance is taken around the mean."""
     correction: int = 0
     summed: bool = False
     """Whether squares are summed instead of averaged."""
@@ -53,10 +53,13 @@ class NormForm:
     more: float = 0.0
     """The number added to the gain."""
     statistics: str = "features"
-    """The axes: `features`, `heads` with their features, the `batch` with positions, or `running` statistics."""
+    """The axes of the statistics.
+
+    `features`; `heads`: heads and features; `batch`: batch and positions; `running`: stored running statistics.
+    """
     eps: float = 0.0
     factor: float = 1.0
-    """The factor of the input."""
+    """The factor by which the input is multiplied."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -89,14 +92,14 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for other in _neighbours(config, site):
         name = site.rpartition(".")[2]
         yield from _taken(name, other)
-    # For a norm with its input's statistics, only eps distinguishes it from a scaled input.
+    # Scaling the input of a norm equals changing eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         yield _scaled_input(factor, ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
-    """Yield the swap of two norms' parameters, and the use of one norm's parameters for both."""
+    """Yield the swap of two norms' parameters, and the use of one norm's parameters in both norms."""
     pair = (min(name, other), max(name, other))
     change, taken_from = partial(_exchanged, pair), partial(_beside, other)
     says = f"the parameters of {pair[0]} and {pair[1]} are swapped"
@@ -121,14 +124,12 @@ def _formed(identity: str, variant: str, **settings: Any) -> Fault:
 
 
 def _of_batch() -> Iterator[Fault]:
-    """Yield faults of a BatchNorm."""
     yield _formed("norm-eps-placement", "outside the root", outside=True)
     yield _formed("norm-kind", "batch statistics", statistics="batch")
     yield _formed("norm-kind", "LayerNorm", statistics="features")
 
 
 def _of_layer(right: NormForm) -> Iterator[Fault]:
-    """Yield faults of a LayerNorm."""
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
     description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
@@ -153,17 +154,16 @@ def _of_layer(right: NormForm) -> Iterator[Fault]:
                 **rms,
                 correction=0,
             )
-            description += ", the deviation as in the right norm"
+            description += ", with the deviation of the right norm"
             yield _formed("norm-kind", f"{kind}, same deviation", says=description, **rms)
     description = "it is a BatchNorm over the batch and the positions"
     yield _formed("norm-kind", "BatchNorm", says=description, correction=0, outside=False, statistics="batch")
     if right.outside:
-        description += ", the deviation as in the right norm"
+        description += ", with the deviation of the right norm"
         yield _formed("norm-kind", "BatchNorm, same deviation", says=description, statistics="batch")
 
 
 def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
-    """Yield faults of an RMSNorm."""
     yield _formed("norm-eps-placement", "outside the root", outside=True)
     yield _formed("norm-variance", "n − 1", correction=1)
     yield _formed("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True)
@@ -172,16 +172,16 @@ def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
 
 
 def _heads_otherwise(right: NormForm) -> Fault:
-    """Return a norm over the features of all heads instead of each, or of each instead of all."""
+    """Return the fault of normalizing all heads together instead of each head, or the reverse."""
     if right.statistics == "heads":
         return _formed("query-key-norm", "each head", statistics="features")
     return _formed("query-key-norm", "heads together", statistics="heads")
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
-    """Return the norms whose parameters may be used instead of this one's."""
+    """Return the norms whose parameters a port may use by mistake."""
     if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
-        return []  # of other sizes
+        return []  # The two norms have different sizes.
     if is_head_norm(site):
         return ["key_norm" if site.endswith("query_norm") else "query_norm"]
     if site.count(".") != 3:
@@ -196,7 +196,7 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 
 
 def form_at(config: TransformerConfig, site: str) -> NormForm:
-    """Return the right norm at a tap."""
+    """Return the right form of the norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
     if config.norm == "rms" or is_head_norm(site) or is_latent(site):
         together = is_head_norm(site) and config.query_key_norm_over == "projection"
@@ -215,18 +215,18 @@ def form_at(config: TransformerConfig, site: str) -> NormForm:
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
-    # x · s with eps equals x with eps / s², except with running statistics.
+    # A norm of x · s with eps equals a norm of x with eps / s², except with running statistics.
     ties = ("norm-input-scale",) if eps > 0 and config.norm != "batch" else ()
     return dataclasses.replace(EPS.fault(config, eps), equivalents=ties)
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap is the result of a norm: between sublayers, of a latent, or in a recurrence."""
+    """Return whether a tap shows the result of a norm, including norms of latents and in a recurrence."""
     return is_norm(config, site) or is_latent(site) or is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the norm at a tap with other settings; in a recurrence, with its gate."""
+    """Return the norm at a tap, computed with changed settings; in a recurrence, the gate is included."""
     if is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
@@ -241,7 +241,7 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     number = x.dtype.type
     x, eps = x * number(form.factor), number(form.eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
-    if np.size(weight) not in (1, x.shape[-1]):  # of all heads together
+    if np.size(weight) not in (1, x.shape[-1]):  # The weight covers the features of all heads.
         weight = weight.reshape(x.shape[1], 1, x.shape[-1])
     bias = parameters["bias"] if form.biased else number(0)
     if form.statistics == "running":
@@ -256,21 +256,24 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
 
 
 def normed(state: WalkState, site: str) -> Value:
-    """Apply the right norm to its input."""
+    """Apply the right norm of the tap `site` to its right input."""
     return normed_input(state, site, norm_input(state, site))
 
 
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
-    """Apply the right norm to `x`."""
+    """Apply the right norm of the tap `site` to `x`."""
     return _formed_by(form_at(state.config, site), state, site, x)
 
 
 UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_norm"}
-"""Norms that ports add before an attention without one."""
+"""Norms that ports add before an attention that has none."""
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Return the query, key or value from a norm of the layer's input: `source`, or a new norm."""
+    """Project the query, key or value from the layer's normalized input.
+
+    The norm uses the parameters of the norm `source`; without a `source`, its gain is 1.
+    """
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], layer_input(state, scope)
     if source is None:
@@ -302,7 +305,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the norm of a recurrence's output times its gate, with other settings."""
+    """Return the norm of a recurrence's output, multiplied by its gate, with changed settings."""
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
@@ -326,7 +329,7 @@ LATENT_NORMS: Mapping[str, Settings] = {
     "eps outside": {"outside": True},
     "one-plus-weight": {"more": 1.0},
 }
-"""Wrong norms of a latent, as settings of the norm."""
+"""Wrong norms of a latent, as the fields of `NormForm` that they change."""
 
 LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and values"}
 

@@ -1,4 +1,4 @@
-"""Faults at the head: its scale, its cap, and its input from the last layer."""
+"""Faults of the output head: its scale, softcap, pooling and transformation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
     "without the multiplier": lambda config: config.head_input_scale / config.head_multiplier,
     "the scale's inverse": lambda config: 1 / config.head_input_scale,
 }
-"""Factors by which ports multiply the input of the head, or logits."""
+"""Factors by which ports multiply the input of the head, or the logits."""
 
 
 def _right(config: TransformerConfig) -> str:
@@ -88,7 +88,7 @@ def _last(state: WalkState) -> Value:
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the logits with another `scale`, `cap`, `capping`, `pooler` or `transform`."""
+    """Return the logits, computed with a changed `scale`, `cap`, `capping`, `pooler` or `transform`."""
     x, changes = _last(state), dict[str, Any]()
     if state.config.has_pooler:
         x = settings.get("pooler", partial(_through_pooler, state.config.pooler))(state, x)
@@ -129,7 +129,7 @@ TRANSFORMS: dict[str, Callable[[WalkState, Value], Value]] = {
     "norm alone": _normed,
     **{f"by {name}": partial(_transformed, activation=name) for name in ACTIVATIONS},
 }
-"""Transformations of ports before the masked-language head."""
+"""Transformations that ports apply before the head of a masked language model."""
 
 
 def _through_pooler(activation: str, state: WalkState, x: Value) -> Value:
@@ -149,7 +149,7 @@ POOLERS: dict[str, Callable[[WalkState, Value], Value]] = {
     "without activation": partial(_through_pooler, "without activation"),
     **{name: partial(_through_pooler, name) for name in ("tanh", "relu", "gelu")},
 }
-"""Transformations of ports after pooling."""
+"""Transformations that ports apply after pooling."""
 
 
 def _visible(state: WalkState) -> Value:
@@ -161,12 +161,12 @@ def _output(state: WalkState) -> Value:
 
 
 def _tokens(state: WalkState) -> np.ndarray | None:
-    """Return the tokens of the pooled stack; None for an image."""
+    """Return the tokens of the pooled stack, or None for an image."""
     return state.inputs.get(state.config.input_names[-1]) if state.config.token_inputs else None
 
 
 def _last_eos(state: WalkState, site: str, value: Value) -> Value:
-    """Return the state at the last end token, or at the last position in a row without one."""
+    """Return the state at the last end token; a row without an end token gives the state at its last position."""
     x, tokens = _output(state), _tokens(state)
     assert tokens is not None
     turned = (tokens == state.config.eos_id)[:, ::-1].argmax(1)
@@ -174,7 +174,7 @@ def _last_eos(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _before_eos(state: WalkState, site: str, value: Value) -> Value:
-    """Return the state before the first end token, or at the first position."""
+    """Return the state before the first end token; a row without an end token gives the state at position 0."""
     x, tokens = _output(state), _tokens(state)
     assert tokens is not None
     ends = (tokens == state.config.eos_id).argmax(1)
@@ -182,7 +182,7 @@ def _before_eos(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str]]]:
-    """Yield the positions that a port may pool; some need tokens or an end token."""
+    """Yield the poolings that are possible; some of them need tokens, or an end token."""
     for name, pooled in POOLINGS.items():
         by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
         if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):
@@ -195,13 +195,16 @@ def _by(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
 
 
 def _all(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
-    """Return the pooled state as if no position were padding."""
+    """Pool the states as if no position were padding."""
     config = dataclasses.replace(state.config, pooling=pooling)
     return pool(config, _output(state), np.ones_like(_visible(state)), _tokens(state)).astype(value.dtype)
 
 
 def _before_padding(state: WalkState, site: str, value: Value) -> Value:
-    """Return the state at the number of visible tokens, which is the last one before padding on the right."""
+    """Return the state before position n, where n is the number of visible tokens.
+
+    This is the last visible position if padding is on the right.
+    """
     x, count = _output(state), _visible(state).sum(1)
     return x[np.arange(len(x)), np.maximum(count, 1) - 1].astype(value.dtype)
 
@@ -228,7 +231,7 @@ POOLINGS: dict[str, tuple[Patch, str]] = {
     "before eos": (_before_eos, "the position before the first end token"),
     "last eos": (_last_eos, "the position of the last end token, or the last position,"),
 }
-"""Positions that ports pool."""
+"""Poolings that ports use, and their descriptions."""
 
 
 CAP = Number("logit-cap", "final_softcap", "logits are softcapped at {v:.6g}{instead}", _logits, setting="cap")

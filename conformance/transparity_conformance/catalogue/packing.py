@@ -1,4 +1,4 @@
-"""Faults in the order of rows: packed queries, keys and values, and rotated features of heads."""
+"""Faults in the order of rows: packed queries, keys and values, and the rotated features of heads."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of rows in the other rotary layout, as converters of Meta's checkpoints produce them."""
+    """Yield faults of weights whose rows have the order of the other rotary layout.
+
+    Converters of Meta's checkpoints reorder rows in this way.
+    """
     for layout in ("neighbours", "halves"):
-        if config.rotated_dim > 2:  # two features have only one order
+        if config.rotated_dim > 2:  # With two features, both layouts are the same.
             says = f"the rows of each head's weights are permuted, as for a rotation of {layout}"
             yield fault("rotary-rows", layout, says=says, alter=partial(_with_rows, layout))
 
@@ -51,7 +54,7 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 def _is_packed(config: TransformerConfig, site: str) -> bool:
     """Return whether a tap may come from packed queries, keys and values.
 
-    Checkpoints of GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM pack them, and any port may.
+    Checkpoints of GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM pack them; any port may do so.
     """
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
@@ -62,9 +65,9 @@ ROLES = ("query", "key", "value")
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Return the fault of rows packed as query, key, value but read in another order."""
+    """Return the fault of reading rows, packed as query, key and value, in another order."""
     source = dict(zip(order, ROLES, strict=True))
-    says = f"queries, keys and values are packed one after the other, but taken for {', '.join(order)} in this order"
+    says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
     return fault(
         "packed-order",
         ", ".join(order),
@@ -82,7 +85,7 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
 
 
 def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows packed as (groups, heads and roles, features) as (roles, heads, features)."""
+    """Read rows packed as (groups, heads and roles, features) as if they were (roles, heads, features)."""
 
     def read(roles: list[np.ndarray]) -> list[np.ndarray]:
         packed = np.concatenate([_by_group(config, each) for each in roles], axis=1)
@@ -93,7 +96,7 @@ def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) ->
 
 
 def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows packed as (roles, heads, features) as (groups, heads and roles, features)."""
+    """Read rows packed as (roles, heads, features) as if they were (groups, heads and roles, features)."""
 
     def read(roles: list[np.ndarray]) -> list[np.ndarray]:
         packed = _by_group(config, np.concatenate(roles))
@@ -104,7 +107,7 @@ def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) ->
 
 
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
-    """Return a weight or bias; zeros for a missing key bias (Whisper)."""
+    """Return a weight or bias; a missing key bias (Whisper) is zeros."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 
@@ -117,7 +120,7 @@ def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
 def _repacked(
     config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> Arrays:
-    """Return the weight and bias that are read for the role at `site`."""
+    """Return the weight and bias of the query, key or value `site`, as `read` cuts them from packed rows."""
     scope, role = site.rpartition(".")[::2]
     changed = {}
     for kind in ("weight", "bias"):

@@ -1,4 +1,4 @@
-"""Faults in loading weights: transposed, swapped, left out, tied."""
+"""Faults in loading weights: transposed, swapped, left out or tied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
-    """Yield faults with the weight and bias of one linear map."""
+    """Yield faults of the weight and bias of one linear map."""
     shapes, role = parameter_shapes(config), part.rpartition(".")[2]
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
@@ -50,13 +50,12 @@ FED = {
     "shared_expert.hidden": "shared_expert.up",
     "shared_expert.output": "shared_expert.down",
 }
-"""The linear maps of a feed-forward by their taps."""
+"""The linear map that produces each tap of a feed-forward."""
 
 OF_RECURRENCE = {f"{role}_convolved": role for role in ("query", "key", "value")}
-"""The linear maps of a recurrence by the taps at which they act; three of them precede convolutions."""
+"""The linear map that produces each tap of a recurrence; queries, keys and values pass through a convolution first."""
 OF_RECURRENCE |= {"log_decay": "decay", "time_step": "decay", "beta": "beta", "gated_context": "gate"}
 OF_RECURRENCE["output"] = "output"
-"""The linear maps of a recurrence, by their taps; convolutions follow three of them."""
 
 BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "self_attention.query_latent": ("query_latent_norm.",),
@@ -70,13 +69,13 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""Prefixes of a sublayer's other parameters, by the taps at which they act."""
+"""Prefixes of a sublayer's other parameters, by the tap at which they act."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
 def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
-    """Yield the swap of two weights, and the use of one weight for both."""
+    """Yield the swap of two weights, and the use of one weight in place of both."""
     other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
     taken_from, without = partial(site_of, other), "" if biases else " without biases"
     says = f"the weights of {pair[0]} and {pair[1]} are swapped{'' if biases else ', their biases are not'}"
@@ -95,7 +94,7 @@ def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator
 
 
 def site_of(role: str, site: str) -> str:
-    """Return the tap of `role` in the sublayer of `site`."""
+    """Return the tap that the linear map `role` produces, in the sublayer of `site`."""
     if split(site)[1] == "recurrence":
         return f"{site.rpartition('.')[0]}.{role}_convolved"
     return f"{site.rpartition('.')[0]}.{TAPS[role]}"
@@ -120,7 +119,7 @@ def scope_of_head(config: TransformerConfig) -> str:
 
 
 def _part(site: str) -> str | None:
-    """Return the linear map whose result is tapped as `site`."""
+    """Return the linear map that produces the tap `site`, if any."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):
@@ -141,7 +140,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
     if part is None:
         return []
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return []  # they act at the time step
+        return []  # A state-space model applies these parameters at the time step.
     if site.endswith("_convolved"):
         return [part, f"{part}_convolution"]
     gates = [part.replace(".up", ".gate")] * (config.gated and part.endswith(".up"))
@@ -151,7 +150,7 @@ def parts_at(config: TransformerConfig, site: str) -> list[str]:
 
 
 def _named(site: str, role: str) -> str:
-    """Return the linear map of a role that acts at `site`."""
+    """Return the full name of the linear map `role`, in the same part as the map that produces `site`."""
     part = _part(site)
     assert part is not None
     return f"{part.rpartition('.')[0]}.{role}".removeprefix(".")
@@ -171,7 +170,7 @@ def _exchanged(
     scope, role = part.rpartition(".")[::2]
     other = f"{scope}.{pair[role == pair[0]]}"
     if parameters[f"{other}.weight"].shape != parameters[f"{part}.weight"].shape:
-        return {}  # impossible in a model of another size
+        return {}  # A fault found at other model sizes may be impossible here.
     kinds = ("weight", "bias") if biases else ("weight",)
     ends = [f"{of}.{kind}" for of in ("", "_convolution") for kind in kinds]
     return {f"{part}{end}": parameters[f"{other}{end}"] for end in ends if f"{other}{end}" in parameters}
@@ -189,7 +188,7 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
 
 
 def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of layers that share one module."""
+    """Yield faults in which several layers share one module."""
     parts = site.split(".")
     if len(parts) < 4:
         return
@@ -201,7 +200,7 @@ def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the parameters that act at `site`, taken from the same place in another layer."""
+    """Return the parameters that act at `site`, but taken from another layer."""
     parts = site.split(".")
     stack, rest = parts[0], [".".join(part.split(".")[3:]) for part in parts_at(config, site)] or [".".join(parts[3:])]
     own, other = ".".join(parts[:3]), f"{stack}.layers.{layer}"
@@ -218,5 +217,5 @@ def of_layer(layer: int, config: TransformerConfig, parameters: Arrays, site: st
 def _beside_maps(config: TransformerConfig, site: str) -> tuple[str, ...]:
     starts = BESIDE_MAPS.get(".".join(site.split(".")[3:]), ())
     if site.endswith("recurrence.log_decay") and own_config(config, site).mixer == "state-space":
-        return starts[1:]  # the others act at the time step
+        return starts[1:]  # `dt_bias` acts at the time step.
     return starts

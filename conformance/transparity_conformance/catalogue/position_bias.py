@@ -1,4 +1,4 @@
-"""Faults of the bias that distances add to scores: relative buckets and ALiBi slopes."""
+"""Faults of the bias that attention adds to scores by distance: relative buckets and ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def bias_at(state: WalkState, site: str) -> Value | None:
-    """Return the bias of distances that is added to the scores at `site`, or None."""
+    """Return the distance bias that is added to the scores at `site`, or None."""
     scope, sublayer, _ = split(site)
     if sublayer != "self_attention":
         return None
@@ -41,7 +41,10 @@ def bias_at(state: WalkState, site: str) -> Value | None:
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
-"""Returns the bucket of each distance, from the configuration, distances, and whether directions differ."""
+"""A function that returns the bucket of each distance.
+
+Its arguments are the configuration, the distances, and whether the two directions have different buckets.
+"""
 
 
 def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
@@ -51,7 +54,7 @@ def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most:
 def _relative_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     way = "one direction: a later key has the distance 0"
     if not site.startswith("encoder"):
-        way = "two directions, although only the past is visible: half of them remain"
+        way = "two directions, although only the past is visible: half of the buckets are unused"
     other = partial(_bucketed, says=f"buckets have {way}")
     yield other("relative-buckets", "other direction", lambda c, d, both: _buckets(c, d, not both))
     yield _bucketed("relative-direction", "turned", lambda c, d, both: _buckets(c, -d, both))
@@ -84,7 +87,10 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets whose first 1/`part` are exact, and the others logarithmic, rounded by `whole`."""
+    """Return buckets: the first 1/`part` hold one distance each; the others grow logarithmically.
+
+    `whole` rounds the logarithmic buckets.
+    """
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)
@@ -93,7 +99,7 @@ def _shared(
 
 
 def _halved(config: TransformerConfig, distances: np.ndarray, both: bool) -> tuple[np.ndarray, int, np.ndarray]:
-    """Return the first bucket of each direction, the number of buckets in one, and absolute distances."""
+    """Return the first bucket of each direction, the number of buckets per direction, and the absolute distances."""
     count = config.relative_buckets // 2 if both else config.relative_buckets
     near = np.abs(distances) if both else np.maximum(-distances, 0)
     return count * (distances > 0) * both, count, near
@@ -124,7 +130,7 @@ def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, va
 
 
 def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults of any bias: a wrong factor."""
+    """Yield faults in which the bias has a wrong factor."""
     kind = "relative" if config.has_relative_bias else "alibi"
     yield _weighted(f"{kind}-missing", "missing", lambda c: 0.0)
     yield _weighted(f"{kind}-sign", "turned", lambda c: -1.0)

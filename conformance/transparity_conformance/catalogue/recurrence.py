@@ -1,7 +1,7 @@
 """Faults of a recurrence, and of the gate of attention.
 
-In a recurrence: its convolutions, the length of queries and keys, decay and strength of updates, the rule of the state,
-and the gated norm.
+A recurrence has convolutions, queries and keys of unit length, decays, update strengths, an update rule and a gated
+norm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_
 from transparity_numpy.mixers.convolution import causal_convolution
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Returns the convolution before the activation, from the weights (features, width) and the input."""
+"""A function that returns the convolution before its activation, given the weights (features, width) and the input."""
 
 
 def _centred(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Norms of a state-space model, whose gate precedes the norm over groups of heads."""
+"""Faulty norms of a state-space model, which applies the gate before the norm and normalizes groups of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,
@@ -173,7 +173,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the time step, which with the delta rule shows only in the decay, and of the decay."""
+    """Yield faults of the time step and of the decay.
+
+    With the delta rule, faults of the time step show only in the decay.
+    """
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}
@@ -199,7 +202,7 @@ def _scope(site: str) -> str:
 
 
 def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a convolution and its activation, with other settings."""
+    """Return a convolution and its activation, computed with changed settings."""
     part, own = site.removesuffix("_convolved"), own_config(state.config, site)
     kernel = parameters_of(state, f"{part}_convolution")
     y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, recurrence_input(state, site)))
@@ -214,7 +217,7 @@ def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the time step or, at its own tap, the decay, with other settings."""
+    """Return the time step or the decay, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
     x = apply_linear(state, f"{scope}.decay", recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
@@ -232,7 +235,7 @@ def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the output of the state, by the delta rule or a state-space model's, with other settings."""
+    """Return the output of the delta rule or of a state-space model, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
     heads, is_delta, order = own.recurrent_heads, own.mixer == "gated-delta", settings.get("order", "")
     repeat = _tiled if settings.get("tiled") else repeat_heads

@@ -1,4 +1,4 @@
-"""Faults in combining the parts: residuals, the activation, its gate, the place of the norms."""
+"""Faults in how parts are combined: residuals, activations, the order of sublayers and the place of norms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PLACES = {
     "sandwich": "before and after the sublayers",
     "post-branch": "after the sublayers, before the residual is added",
 }
-"""Places of norms in words."""
+"""Descriptions of the places where norms may be."""
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -113,9 +113,9 @@ def _multiplier_faults(right: float) -> Iterator[Fault]:
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     sublayer = sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
-        return  # both branches share the residual
+        return  # With parallel branches, both sublayers share one residual.
     if config.norm_position in ("pre", "sandwich") and is_normed(config, site):
-        description = "the residual adds the normalised tensor instead of the one before the norm"
+        description = "the residual adds the normalized tensor instead of the tensor before the norm"
         yield _residual("normalised", description, sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
     yield fault("residual-source", "twice", downstream=_residual_twice)
@@ -137,7 +137,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault of a sublayer whose residual is the value that `source` returns."""
+    """Return the fault in which a sublayer adds the value that `source` returns as its residual."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sublayer_of(site)
@@ -163,7 +163,7 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
     x, out = stream(state, scope, sublayer), state.taps[output_of(state.config, f"{scope}.{sublayer}")]
-    # With this output, the norm's input after the residual is only the sublayer's addition.
+    # `normed` adds the residual `x`. Because `x` is subtracted first, only the sublayer's output is normalized.
     state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out - x / x.dtype.type(
         state.config.residual_multiplier
     )
@@ -173,7 +173,7 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
-    """Return the stream after the attention of a layer with parallel branches, through a norm."""
+    """Return the norm of the stream after attention, in a layer whose branches should be parallel."""
     x = added(state, layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
     return normed_input(state, f"{scope}.{norm}", x)
 

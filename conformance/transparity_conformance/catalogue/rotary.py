@@ -34,7 +34,7 @@ from transparity_numpy.rotary.yarn import yarn_ends
 ROTATED = {"query_rotated": "queries", "key_rotated": "keys"}
 
 Field = Callable[[TransformerConfig], Any]
-"""Returns the value of one changed field, for a configuration of any size."""
+"""A function from a configuration to the value of one changed field, so that a fault fits any model size."""
 
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
 APART = {"interleaved": "neighbours", "halves": "half the features apart"}
@@ -63,7 +63,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _rotates_heads(config: TransformerConfig, site: str) -> bool:
-    """Return whether whole heads of a self-attention are rotated; values of latent attention have another size."""
+    """Return whether self-attention rotates whole heads. Only then could a port rotate values too."""
     own = own_config(config, site)
     return split(site)[1] == "self_attention" and own.positions == "rotary" and own.kv_lora_rank is None
 
@@ -73,7 +73,7 @@ def _turned_value(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of far positions: rounded, or beyond the end of a table."""
+    """Yield faults of large positions: rounded to half precision, or beyond the end of a table."""
     for kind in HALF:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
@@ -96,7 +96,7 @@ def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
 
 
 SHORTEST_TABLE = 7
-"""The exponent of two for the fewest rows of a table that is too short."""
+"""The base-2 logarithm of the smallest number of rows that a table of positions may have."""
 
 BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     "the last row": (
@@ -105,14 +105,14 @@ BEYOND: dict[str, tuple[Callable[[int, np.ndarray], np.ndarray], str]] = {
     ),
     "begun again": (lambda size, positions: positions % size, "begin at 0 again"),
 }
-"""Results of ports for positions beyond the end of a table."""
+"""For positions beyond the end of a table: the positions that ports use instead, and a description."""
 
 SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
-"""The share of a head's features that ports rotate."""
+"""Shares of a head's features that ports rotate."""
 
 
 def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of a layer that is rotated like layers of another kind."""
+    """Yield faults in which a layer is rotated like layers of another kind."""
     for kind, other in config.layer_kinds.items():
         for part, fields in PARTS.items() if other.positions == "rotary" else ():
             if any(getattr(other, name) != getattr(own, name) for name in fields):
@@ -123,7 +123,7 @@ def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Itera
 SCALING = tuple(name for name in PER_LAYER if name.startswith("rotary_"))
 
 PARTS = {"angles": ("rope_theta", *SCALING), "base": ("rope_theta",), "scaling": SCALING}
-"""The fields that ports may take from another kind of layer, together or separately."""
+"""Groups of fields that ports may take from layers of another kind."""
 
 
 def _turned_dim(share: float, config: TransformerConfig) -> int:
@@ -131,7 +131,7 @@ def _turned_dim(share: float, config: TransformerConfig) -> int:
 
 
 def _with_ends(change: Callable[[float, float], tuple[float, float]], config: TransformerConfig) -> np.ndarray:
-    """Return YaRN's frequencies with other ends of the transition."""
+    """Return YaRN's frequencies, with changed ends of the transition between scaled and unscaled frequencies."""
     first, last = change(*yarn_ends(config))
     share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
     plain = _plain(config)
@@ -144,7 +144,7 @@ def _plain(config: TransformerConfig) -> np.ndarray:
 
 
 def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerConfig) -> np.ndarray:
-    """Return frequencies with another share of the unscaled ones in Llama 3.1's or YaRN's mixture."""
+    """Return the frequencies of Llama 3.1 or YaRN, with a changed share of the unscaled frequencies."""
     right = rotary_frequencies(config)
     plain = _plain(config)
     slowed = plain / config.rotary_factor
@@ -171,17 +171,17 @@ def _turn(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return rotated(settings, own, _before_rotation(state, site))
 
 
-@functools.lru_cache(maxsize=2**8)  # validation takes longer than the rotation
+@functools.lru_cache(maxsize=2**8)  # Building a configuration takes longer than the rotation.
 def _with_fields(config: TransformerConfig, **fields: Any) -> TransformerConfig:
     return dataclasses.replace(config, **fields)
 
 
 ROTATION = ("first", "sign", "shift", "frequencies", "in_half", "positions", "as_kind", "before_norm")
-"""The settings that are not fields of the configuration."""
+"""Settings that are not fields of the configuration."""
 
 
 def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
-    """Return queries or keys rotated as `config` requires, except for `settings`."""
+    """Rotate queries or keys as `config` requires, with changed `settings`."""
     is_latent = config.kv_lora_rank is not None and not settings.get("first")
     config = _with_fields(config, q_lora_rank=None, kv_lora_rank=None, value_head_dim=None)
     if "rotary_dim" in settings:
@@ -206,7 +206,7 @@ def rotated(settings: Settings, config: TransformerConfig, x: Value) -> Value:
     if part in ("tables", "everything"):
         tables = [rounded_to(table, kind) for table in tables]
     both, begin = (tables[0].astype(x.dtype), tables[1].astype(x.dtype)), 0
-    if is_latent:  # only the last features are rotated
+    if is_latent:  # Latent attention rotates only the last features.
         begin = x.shape[-1] - config.rotated_dim
     return np.concatenate([x[..., :begin], rotate(x[..., begin:], both, config.rope_layout)], axis=-1)
 
@@ -253,7 +253,7 @@ def _scaled(*kinds: str) -> Callable[[TransformerConfig], bool]:
 
 LINEAR, YARN, LONGROPE = _scaled("linear"), _scaled("yarn"), _scaled("longrope")
 BY_PARTS = _scaled("llama3", "yarn")
-"""Slow angles are scaled, fast ones are not."""
+"""Methods that scale slow angles and leave fast angles unscaled."""
 
 
 def _factor(variant: str, value: Field) -> FaultRow:
@@ -321,7 +321,7 @@ OF_ONE = (
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
         is_site = partial(_is_rotated, config, own)
-        slowest = 1 if own.rotary_scaling == "yarn" else 0  # YaRN needs a base greater than 1
+        slowest = 1 if own.rotary_scaling == "yarn" else 0  # YaRN needs a base greater than 1.
         yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(BASE.fault, own))
         if own.rotary_attention_factor != 1:
             grid = [own.rotary_attention_factor * 1.1**power for power in range(-8, 9)]
@@ -332,5 +332,5 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def _is_rotated(config: TransformerConfig, own: TransformerConfig, site: str) -> bool:
-    """Return whether queries or keys are rotated there, in a layer configured as `own`."""
+    """Return whether a tap shows rotated queries or keys of a layer with the configuration `own`."""
     return site.endswith("_rotated") and own_config(config, site) == own

@@ -1,4 +1,4 @@
-"""Faults of a model that is sharded over ranks; their effect depends on the number of ranks."""
+"""Faults of a model that is sharded over ranks. Their effect depends on the number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.positions.alibi import alibi_slopes
 
 ROW_PARALLEL = {"attention.output": ("output", "context"), "feed_forward.output": ("down", "hidden")}
-"""The linear maps with sharded inputs, by their tap: their name, and the tap of their input."""
+"""For each tap that a linear map with sharded inputs produces: the map's name, and the tap of its input."""
 
 FUSED = {
     "query, key and value": ("query", "key", "value"),
@@ -33,7 +33,7 @@ FUSED = {
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield every fault of a model on `ranks` ranks at a tap."""
+    """Yield every sharding fault at a tap, for a model on `ranks` ranks."""
     if ranks > 1:
         yield from _row_parallel(config, site, ranks)
         yield from _fused(config, site, ranks)
@@ -42,7 +42,7 @@ def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
 
 
 def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of the sum over ranks after a linear map with sharded inputs, or a head by columns."""
+    """Yield faults of the sum over ranks that follows a linear map with sharded inputs."""
     role, inputs = next((row for end, row in ROW_PARALLEL.items() if site.endswith(end)), ("", ""))
     parts = parts_at(config, site)
     shapes = parameter_shapes(config)
@@ -58,7 +58,7 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
         says=f"a value that is whole on every rank is summed over the ranks again ({ranks} ×)",
         patch=lambda state, site, value: value * value.dtype.type(ranks),
     )
-    if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # experts are not sharded
+    if shapes.get(f"{parts[0]}.weight", (0, 1))[1] % ranks == 0:  # Experts are not sharded.
         says = f"the sum over the ranks is missing: only rank 0 of {ranks} is used"
         yield _fault("not-reduced", role, says=says, patch=partial(_of_one_rank, role, inputs, ranks))
 
@@ -73,7 +73,7 @@ def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arra
 
 
 def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str, value: Value) -> Value:
-    """Return the map of the first rank's share of the inputs, with the whole bias."""
+    """Return the product of the first rank's share of the inputs and weights, plus the whole bias."""
     scope = site.rpartition(".")[0]
     given, own = state.taps[f"{scope}.{inputs}"], parameters_of(state, f"{scope}.{role}")
     width = given.shape[-1] // ranks
@@ -81,7 +81,7 @@ def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str
 
 
 def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of one fused matrix that is cut across all of its rows instead of within each map."""
+    """Yield faults of a fused matrix whose rows are cut as a whole instead of within each map."""
     scope, sublayer, tap = split(site)
     shapes = parameter_shapes(config)
     for name, roles in FUSED.items():
@@ -89,8 +89,7 @@ def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
             continue
         names = [f"{scope}.{sublayer}.{role}.weight" for role in roles]
         if all(each in shapes and shapes[each][0] % ranks == 0 for each in names):
-            says = f"the rows of the fused {name} are cut into {ranks} across the three matrices, not each separately"
-            says = says.replace("across the three", "across both") if len(roles) == 2 else says
+            says = f"the rows of the fused {name} are cut into {ranks} parts as a whole, not matrix by matrix"
             yield _fault("fused-cut-across", name, says=says, alter=partial(_cut_across, roles, ranks))
 
 
@@ -106,7 +105,7 @@ def _cut_across(roles: Sequence[str], ranks: int, config: TransformerConfig, par
 
 
 def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
-    """Return the rows of each map if every rank takes consecutive rows of the fused matrix."""
+    """Return the rows that each map gets if every rank takes consecutive rows of the fused matrix."""
     sizes = [len(parameters[name]) // ranks for name in names]
     by_rank = np.split(np.concatenate([parameters[name] for name in names]), ranks)
     own = [np.split(rows, np.cumsum(sizes)[:-1]) for rows in by_rank]
@@ -114,7 +113,7 @@ def _recut(names: Sequence[str], ranks: int, parameters: Arrays) -> Arrays:
 
 
 def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield the distance bias indexed by the head's number on its own rank."""
+    """Yield faults in which every rank numbers its heads from 0 to find their distance bias."""
     _, sublayer, tap = split(site)
     if (sublayer, tap) != ("self_attention", "scores") or config.num_heads % ranks:
         return
@@ -141,7 +140,7 @@ def _local_slopes(heads: int, local: np.ndarray, state: WalkState, site: str, va
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of layers that are counted from 0 in each stage of a pipeline."""
+    """Yield faults in which every pipeline stage numbers its layers from 0."""
     parts = site.split(".")
     if len(parts) < 4:
         return

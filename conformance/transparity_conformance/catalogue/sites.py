@@ -1,4 +1,4 @@
-"""The parts of the model around a tap: their names, inputs and parameters."""
+"""The parts of the model around a tap: their names, inputs and parameters. A site is the name of a tap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTENTIONS = ("self_attention", "cross_attention")
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:
-    """Return whether the positions at a tap are tokens rather than parts of an image or audio."""
+    """Return whether the positions at a tap are tokens rather than parts of an image or of audio."""
     return keys_name(config, site) in config.token_inputs
 
 
@@ -28,12 +28,12 @@ def has_padding(config: TransformerConfig, site: str) -> bool:
 
 
 def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration for the embedding of a tap's stack."""
+    """Return the configuration of the stack of a tap."""
     return config.for_stack(site.split(".")[0])
 
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
-    """Return the weight and bias of one part."""
+    """Return the parameters whose names start with `scope`, without that prefix."""
     scope += "."
     return {name.removeprefix(scope): value for name, value in state.parameters.items() if name.startswith(scope)}
 
@@ -46,13 +46,12 @@ def sublayers(config: TransformerConfig, scope: str) -> list[str]:
 
 
 def layer_input(state: WalkState, scope: str) -> Value:
-    """Return the input of a layer."""
     stack, _, index = scope.split(".")
     return _behind_layers(state, stack, int(index))
 
 
 def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
-    """Return the activation after the first `layers` of a stack."""
+    """Return the activation after the first `layers` layers of a stack."""
     first = "embedding_norm" if state.config.embedding_norm else "embedding"
     return state.taps[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
 
@@ -75,12 +74,12 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
 
 
 def added(state: WalkState, x: Value, y: Value) -> Value:
-    """Return the stream `x` with the output of a sublayer added."""
+    """Return the stream `x` after the output `y` of a sublayer is added."""
     return add_residual(state.config, x, y)
 
 
 ENDS = {"sandwich": "_post_norm", "post-branch": "_norm"}
-"""The suffix of a sublayer's last tap if that is a norm, by `norm_position`."""
+"""For each `norm_position` that puts a norm after the sublayer: the suffix of that norm's tap."""
 
 
 def branch_end(config: TransformerConfig, sublayer: str) -> str:
@@ -90,7 +89,10 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 
 
 def output_of(config: TransformerConfig, sublayer: str) -> str:
-    """Return the tap of a sublayer's result; a recurrence has its own taps but self-attention's norms and residual."""
+    """Return the tap that shows a sublayer's result, before any norm.
+
+    A recurrence has its own taps; its norms and residual have the names of self-attention.
+    """
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
 
@@ -99,13 +101,16 @@ MIXED, RECURRENCE = "self_attention", "recurrence"
 
 
 def sublayer_of(site: str) -> tuple[str, str]:
-    """Return the layer and sublayer of a tap, including the sublayer's norms."""
+    """Return the layer and the sublayer of a tap; a norm belongs to the sublayer it serves."""
     scope, name, _ = split(site)
     return scope, MIXED if name == RECURRENCE else name.removesuffix("_norm").removesuffix("_post")
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """Return the input of the norm with result `site` (a stack's output, if it has a final norm)."""
+    """Return the input of the norm whose result is `site`.
+
+    The output of a stack is such a result if the stack has a final norm.
+    """
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -127,7 +132,7 @@ def norm_input(state: WalkState, site: str) -> Value:
 
 
 def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "query") -> Value:
-    """Return the input of a sublayer; the memory for the keys and values of cross-attention."""
+    """Return the input of a sublayer; for the keys and values of cross-attention, the encoder's output."""
     sublayer = MIXED if sublayer == RECURRENCE else sublayer
     if sublayer == "cross_attention" and role in ("key", "value"):
         return state.taps[f"{scope}.memory_norm" if state.config.memory_norm else "encoder.output"]
@@ -138,7 +143,7 @@ def sublayer_input(state: WalkState, scope: str, sublayer: str, role: str = "que
 
 
 def is_normed(config: TransformerConfig, site: str) -> bool:
-    """Return whether the sublayer of a tap has the norms of `norm_position`; only self-attention may lack them."""
+    """Return whether the sublayer of a tap has norms; only self-attention may lack them."""
     return split(site)[1] not in (MIXED, RECURRENCE) or own_config(config, site).attention_norm
 
 
@@ -147,12 +152,12 @@ def is_norm(config: TransformerConfig, site: str) -> bool:
 
 
 def is_head_norm(site: str) -> bool:
-    """Return whether the norm is over each head's queries or keys."""
+    """Return whether a tap is a norm over each head's queries or keys."""
     return site.endswith(("attention.query_norm", "attention.key_norm"))
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap is a latent of latent attention, whose norm has no tap before it."""
+    """Return whether a tap is a latent of latent attention. Its norm has no tap before it."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 
@@ -162,20 +167,20 @@ def is_gated_norm(site: str) -> bool:
 
 
 def norm_scope(site: str) -> str:
-    """Return the prefix of a norm's parameters."""
+    """Return the prefix of the parameters of the norm whose result is `site`."""
     if is_latent(site):
         return f"{site}_norm"
     return site.replace(".output", ".final_norm") if site.count(".") == 1 else site
 
 
 def recurrence_input(state: WalkState, site: str) -> Value:
-    """Return the input of a recurrence, with zeros for padding."""
+    """Return the input of a recurrence, with zeros at padding if the mask hides padding."""
     scope, sublayer, _ = split(site)
     return unpadded(state, site, sublayer_input(state, scope, sublayer))
 
 
 def unpadded(state: WalkState, site: str, x: Value) -> Value:
-    """Return `x` with zeros for padding, if a recurrence masks it."""
+    """Return `x` with zeros at padding, if the mask hides padding."""
     hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
     return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
 
@@ -185,7 +190,7 @@ def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
 
 
 def distances_at(state: WalkState, site: str) -> np.ndarray:
-    """Return the distances (1, queries, keys) of the keys of a self-attention from their queries."""
+    """Return the distances between queries and keys of self-attention, as (1, queries, keys)."""
     length = length_at(state, site)
     return distances(np.arange(length)[None], length)
 
@@ -196,6 +201,6 @@ def token_table(config: TransformerConfig, stack: str) -> str:
 
 
 def normalized_and_rotated(state: WalkState, scope: str, role: str) -> Value:
-    """Return the `query` or `key` of an attention after QK-norm and rotation, if configured."""
+    """Return the `query` or `key` of an attention after QK-norm and rotation, as far as configured."""
     names = [f"{scope}.{role}{step}" for step in ("_rotated", "_norm", "")]
     return state.taps[next(name for name in names if name in state.taps)]

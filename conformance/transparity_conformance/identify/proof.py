@@ -1,4 +1,4 @@
-"""Proofs: a model with drawn weights is right if its logits agree with the reference on the probes of a check."""
+"""Proofs: a model with random weights is right if its logits agree with the reference on the probes of a check."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from transparity_conformance.report.report import Divergence
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """The outputs of a model on probes, compared with the reference."""
+    """The logits of a model on probes, compared with the reference."""
 
     probes: Mapping[str, Probe]
     answers: Mapping[str, np.ndarray]
 
     @functools.cached_property
     def misshapen(self) -> str | None:
-        """Return the first probe whose answer has another shape."""
+        """Return the first probe on which the logits have the wrong shape, or None."""
         expected = {key: probe.oracle.expected["logits"].shape for key, probe in self.probes.items()}
         return next((key for key, answer in self.answers.items() if answer.shape != expected[key]), None)
 
     @functools.cached_property
     def wrong(self) -> Divergence | None:
-        """Return the largest divergence of the logits over all probes; None if they are right or have another shape."""
+        """Return the largest divergence of the logits over all probes; None if they are right or have a wrong shape."""
         return wrong_logits(self.probes, {key: {"logits": each} for key, each in self.answers.items()}, "float32")
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits as a share of the budget if it exceeds 1; otherwise 0."""
+        """Return the largest difference of the logits as a share of the budget, or 0 if it is within the budget."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
 
     @property
     def difference(self) -> str | None:
-        """Return how far the logits are from the reference's; None if they agree on every probe."""
+        """Return how far the logits are from the reference's logits, in words; None if they agree on every probe."""
         if (key := self.misshapen) is not None:
             expected = self.probes[key].oracle.expected["logits"].shape
             return f"they have the shape {self.answers[key].shape}, expected {expected}"
@@ -55,22 +55,22 @@ class Proof:
 
 
 def own_probes(config: TransformerConfig) -> dict[str, Probe]:
-    """Return the probes of a check that have the sizes of the configuration."""
+    """Return the probes of a check whose model has the sizes of the configuration."""
     return {key: probe for key, probe in probes_of(config, "config").items() if probe.config == config and key != "hot"}
 
 
 def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -> Proof:
-    """Run a model on probes."""
+    """Run a model on probes, and compare its logits."""
     return Proof(probes, {key: answer(probe) for key, probe in probes.items()})
 
 
 def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[Arrays, Arrays]:
-    """Write parameter values into a copy of a model's tensors; return the tensors and the resulting parameters.
+    """Write values of parameters into a copy of a model's tensors; return the tensors and the resulting parameters.
 
     Args:
-        tensors: the tensors, which share no memory.
-        parameters: the reference's parameters; those that are views of tensors are written, the others stay unchanged.
-        values: the values of the parameters.
+        tensors: the model's tensors, which share no memory.
+        parameters: the reference's parameters. Views of tensors are written; other parameters stay unchanged.
+        values: the values to write.
     """
     written = {name: value.copy() for name, value in tensors.items()}
     views = {name: _view(each, tensors, written) for name, each in parameters.items()}
@@ -83,7 +83,7 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
 
 
 def _view(parameter: np.ndarray, tensors: Arrays, written: Arrays) -> np.ndarray | None:
-    """Return a parameter's view into the written tensors; None if it is not a view."""
+    """Return the part of the written tensors that a parameter is a view of; None if it is not a view."""
     for name, tensor in tensors.items():
         if np.may_share_memory(parameter, tensor):
             offset = parameter.__array_interface__["data"][0] - tensor.__array_interface__["data"][0]

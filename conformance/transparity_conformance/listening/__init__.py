@@ -1,1 +1,1 @@
-"""Record every operation of a port's call: its value, its inputs and the port's line that ran it."""
+"""Records of a port's call: the value of every operation, its inputs, and the line of the port that ran it."""

@@ -1,4 +1,4 @@
-"""Record a backward pass of PyTorch: the results of the forward pass's functions, and their gradients."""
+"""Record a backward pass of PyTorch: the result of every function in the forward pass, and its gradient."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from transparity_conformance.listening.source import Sources
 
 @dataclass(eq=False)
 class Backward:
-    """The functions of a forward pass, parameters first, each with the gradient of its result."""
+    """The functions of a forward pass, with the gradient of each result. Parameters come first."""
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
-    """None if no gradient arrived."""
+    """The gradient of each result; None if the backward pass computed no gradient for it."""
     passes: list[bool] = field(default_factory=list)
-    """Whether the result may receive a gradient."""
+    """For each result, whether it requires a gradient."""
 
 
 def as_lists(found: Backward) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def as_lists(found: Backward) -> dict[str, Any]:
 
 
 def from_lists(given: Mapping[str, Any]) -> Backward:
-    """Return the record that `as_lists` wrote."""
+    """Return the record from which `as_lists` made these lists."""
     stacks = [tuple(Source(str(file), int(line), str(code)) for file, line, code in each) for each in given["lines"]]
     rows = zip(given["names"], given["values"], given["inputs"], stacks, strict=True)
     operations = [Operation(str(name), value, tuple(inputs), stack) for name, value, inputs, stack in rows]
@@ -47,7 +47,6 @@ def from_lists(given: Mapping[str, Any]) -> Backward:
 
 
 def _copied(tensor: Any) -> np.ndarray:
-    """Return a copy of a tensor in float64."""
     import torch
 
     return tensor.detach().to("cpu", torch.float64, copy=True).numpy()
@@ -59,9 +58,9 @@ def listen_backward(
     """Call a function of PyTorch, differentiate its result, and record both.
 
     Args:
-        call: the forward pass.
-        parameters: the leaves by name, which are recorded first, in this order.
-        differentiate: takes the result; returns the gradients of the parameters in order, None for none.
+        call: runs the forward pass.
+        parameters: the parameters by name; they are recorded first, in this order.
+        differentiate: takes the result; returns each parameter's gradient, or None, in the same order.
     """
     import torch
 
@@ -78,7 +77,7 @@ def listen_backward(
 
 
 class _Recorder:
-    """Records each function; it keeps the tensors, so that their ids stay unique."""
+    """Records each function. It keeps the tensors, so that no two tensors have the same id."""
 
     def __init__(self) -> None:
         self.found, self.sources = Backward(), Sources()
@@ -86,7 +85,7 @@ class _Recorder:
         self.kept: list[Any] = []
 
     def add(self, name: str, tensor: Any, inputs: Sequence[int], stack: tuple[Source, ...]) -> None:
-        """Add the result of a function; its gradient is stored when it arrives."""
+        """Record the result of a function. A hook stores the result's gradient during the backward pass."""
         index, found = len(self.found.operations), self.found
         self.indices[id(tensor)] = index
         self.kept.append(tensor)
@@ -102,7 +101,7 @@ class _Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record every function of PyTorch within the context."""
+        """Record every function of PyTorch that runs within the context."""
         from torch.overrides import TorchFunctionMode
 
         recorder = self
@@ -117,7 +116,7 @@ class _Recorder:
             yield
 
     def add_results(self, func: Any, given: Any, result: Any) -> None:
-        """Add the results of a function that are nonempty floats."""
+        """Record the results of a function that are floats and not empty."""
         made = [each for each in tensors_in(result) if each.is_floating_point() and each.numel()]
         if not made:
             return

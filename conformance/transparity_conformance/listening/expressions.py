@@ -1,4 +1,4 @@
-"""Rewrite Python code so that its expressions report their operands and values, without changing its behaviour."""
+"""Rewrite Python code so that its expressions report their operands and values. The behavior stays the same."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""Names of functions, found among the builtins, that return their last argument.
+"""Names of hooks, stored among Python's builtins, to which the rewritten code passes values.
 
-`wrote` is called in a statement after an assignment.
+Each hook returns its last argument. A statement after an assignment calls `WROTE`.
 """
 
 GENERATED = "__transparity_generated__"
-"""Name of a function that wraps a lazy iterable; the items become operands when they are used."""
+"""The name of the hook that wraps a lazy iterable; each item becomes an operand when the code uses it."""
 
 SLICE = "__transparity_slice__"
-"""Python's own `slice`, whatever the port calls by that name."""
+"""The name under which rewritten code finds Python's `slice`, even if the port defines another `slice`."""
 
 Kind = Literal["call", "method", "operator", "attribute", "subscript", "comparison", "assignment"]
 
 
 @dataclass(frozen=True)
 class Site:
-    """An expression, or an assignment into an array."""
+    """A rewritten expression, or a rewritten assignment into an array."""
 
     kind: Kind
     name: str
-    """The operator's name in NumPy, or the name of the attribute."""
+    """The NumPy name of the operator, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """Their numbers. The first is the function of a call, or the array of a subscript, attribute or assignment."""
+    """The numbers that identify the operands.
+
+    The first operand is the called function, or the array of a subscript, attribute or assignment.
+    """
     writes: bool = False
     """Whether a call has the argument `out`, into which it writes its result."""
 
 
 SITES: dict[int, Site] = {}
-"""Sites by number; numbers are never reused, because functions of earlier runs may still exist."""
+"""All sites by number. No number is used twice, because functions rewritten in earlier runs may still exist."""
 
 _numbers = itertools.count()
 
@@ -63,7 +66,7 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 @functools.lru_cache(maxsize=64)
 def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
-    """Return the reporting code of each function in a file, by `identity`; empty if the text is not valid Python."""
+    """Return the rewritten code of each function in a file, by `identity`; empty if the text is not valid Python."""
     try:
         tree = ast.parse(text, file)
         plain = compile(tree, file, "exec", dont_inherit=True)
@@ -75,12 +78,12 @@ def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
 
 
 def identity(code: CodeType) -> Hashable:
-    """Return a key that distinguishes functions of one text, even on the same line."""
+    """Return a key that distinguishes the functions of a file, even on the same line."""
     return code.co_qualname, code.co_firstlineno, code.co_linetable, code.co_freevars
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of the functions in a code object, in the order of the text."""
+    """Yield the code objects of all functions defined within a code object, in the order of the text."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -88,7 +91,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """Wrap expressions in functions that return them; annotations, decorators and patterns stay unchanged."""
+    """Wraps expressions in calls of hooks. Annotations, decorators and patterns stay unchanged."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)
@@ -132,7 +135,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Return the expression with its operands, which are in `fields`, and its value reported."""
+        """Wrap an expression, and its operands in the given `fields`, so that all of them are reported."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -145,7 +148,7 @@ class _Reporting(ast.NodeTransformer):
         name = ""
         if isinstance(node.func, ast.Attribute):
             method, name = node.func, node.func.attr
-            # Python gives a call in a chain the line of the method's name
+            # In a chain of calls, Python reports the line of the method's name for each call.
             node.lineno = method.end_lineno or method.lineno
             node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
             method.value, receiver = self._operand(method.value)
@@ -198,12 +201,12 @@ class _Reporting(ast.NodeTransformer):
             return node, number
         if isinstance(node, ast.Constant):
             return node, next(_numbers)
-        hook = GENERATED if _is_lazy(node) else OPERAND  # visiting changes the node
+        hook = GENERATED if _is_lazy(node) else OPERAND  # `visit` changes the node, so test it first.
         return _operand(self.visit(node), hook)
 
 
 def _is_lazy(node: Any) -> bool:
-    """Return whether an expression is a lazy iterable that nothing else refers to."""
+    """Return whether an expression creates a lazy iterable that no other code refers to."""
     is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
     return is_map or isinstance(node, ast.GeneratorExp)
 
@@ -220,7 +223,7 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """Return the statement after an assignment into `array`; operand `part` is the index."""
+    """Return the statement that reports an assignment into `array`; `part` is the number of the index operand."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
@@ -235,7 +238,7 @@ def _statement(expression: Any, node: Any) -> ast.stmt:
 
 
 def _array_of(target: Any) -> Any:
-    """Return the target of an assignment, such as `x` or `self.cache`; None if it is not a plain name."""
+    """Return the array of an assignment's target, such as `x` or `self.cache`; None if it is not a plain name."""
     if isinstance(target, ast.Subscript):
         target = target.value
     elif not isinstance(target, ast.Name):
@@ -247,7 +250,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Return an index with `slice(…)` for its colons."""
+    """Return an index with calls of `slice` instead of colons."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

@@ -1,12 +1,12 @@
 """Record every primitive that JAX runs: in flax, equinox and plain functions.
 
-`jit` is disabled while recording, so functions run as Python, one primitive at a time. `scan`, `while_loop` and `cond`
-run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation, with the lines that
-traced it. A jitted port may therefore round differently while it is recorded.
+While recording, `jit` is disabled, so functions run as Python, one primitive at a time. `scan`, `while_loop` and `cond`
+run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation; each equation has the
+line that traced it. A jitted port may therefore round differently while it is recorded.
 
-Integers and bools are recorded only on request; data flows through them. Other threads and programs compiled beforehand
-are not recorded. Loops within `checkpoint` are recorded only with their results. Arrays on other machines are not
-recorded, nor are parameters that are only sliced, reshaped or cast.
+Integers and bools are recorded only on request, but the record follows the data through them. Other threads, programs
+compiled earlier and arrays on other machines are not recorded. Parameters that are only sliced, reshaped or cast are
+not recorded either. A loop within `checkpoint` is recorded only with its results.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only rearrange their inputs; their results are recorded unless the input is a parameter."""
+"""Primitives that only rearrange their inputs. Their results are not recorded if the input is a parameter."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
-"""Primitives that are evaluated part by part."""
+"""Primitives that contain a function; its primitives are run and recorded one by one."""
 
 
 @contextlib.contextmanager
@@ -54,13 +54,13 @@ def listening(record: Record) -> Iterator[None]:
 
 
 class _Listener:
-    """Records the primitives of one thread, except those that JAX runs to execute another one."""
+    """Records the primitives of one thread, except primitives that JAX runs to execute another primitive."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False
 
     def operation(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Run a primitive, or its parts, record the result, and return it."""
+        """Run a primitive, or the primitives that it contains; record and return the result."""
         if self.busy:
             return run()
         if primitive.name in EVALUATED and "jaxpr" in params:
@@ -91,7 +91,7 @@ def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the lines on the stack, or the lines that traced an equation."""
+    """Return the lines on the stack, or, for an equation, the lines that traced it."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback
@@ -101,16 +101,19 @@ def _stack(record: Record) -> tuple[Source, ...]:
 
 
 def _region(array: Any) -> Region:
-    """Return the region of an array, which is never modified."""
+    """Return an array as a region of its own. JAX never modifies an array."""
     return Region(id(array), None, array, array)
 
 
 def _numbers(array: Any, record: Record) -> np.ndarray | None:
-    """Return a copy in float64; None for arrays without numbers on this machine, and for numbers that are left out."""
+    """Return a copy in float64.
+
+    Return None for arrays whose numbers are not on this machine, and for dtypes that are not recorded.
+    """
     import jax
     import jax.numpy as jnp
 
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
         return None
-    is_number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool  # and is no random key
+    is_number = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool  # excludes random keys
     return record.numbers(np.asarray(array)) if is_number else None

@@ -23,9 +23,9 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""The module that each framework imports, and its listener.
+"""For each framework: the module that a port imports, and the context that records its operations.
 
-NumPy's listener calls the function once before the others start.
+Recording NumPy requires a first call of the function, which runs before the other contexts start.
 """
 
 
@@ -39,15 +39,15 @@ def listen(
 ) -> tuple[Any, list[Operation]]:
     """Call a function, and record its operations.
 
-    For NumPy, the function is called once before, to learn which functions it runs. Exceptions of the function
+    For NumPy, a first call finds the functions that run; a second call is recorded. Exceptions of the function
     propagate. Operations that cannot be recorded are left out.
 
     Args:
-        call: the function, such as `lambda: forward(tokens=ids)`.
-        framework: `pytorch`, `jax` or `numpy`; None for all that are already imported.
-        largest: the most bytes of all values together; operations beyond are left out.
-        whole_numbers: record integers and bools too.
-        rehearsal: the function to call before, if `call` may be called only once.
+        call: the function to call, such as `lambda: forward(tokens=ids)`.
+        framework: `pytorch`, `jax` or `numpy`; None records every framework that is imported.
+        largest: the limit for the bytes of all values; operations beyond the limit are left out.
+        whole_numbers: whether to record integers and bools too.
+        rehearsal: the function for the first call, if `call` may be called only once.
 
     Returns: the result of the call, and the operations in the order in which they ran. Raises `TransparityError` for
     an unknown framework.
@@ -66,7 +66,7 @@ def listen(
 def _inside(operations: list[Operation]) -> list[Operation]:
     """Add a package's lines to the operations if the package, and not the port's file, is the model.
 
-    The package is the model if one line of the port runs most operations, through several lines of the package.
+    The package counts as the model if one line of the port runs most operations through several lines of the package.
     """
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))

@@ -1,12 +1,16 @@
-"""Record NumPy: every expression of the port's own code whose value is an array.
+"""Record NumPy: every expression in the port's own code whose value is an array.
 
-NumPy has no hook for all operations: `np.asarray` strips a subclass, and parameters are plain arrays. So the port's
-functions are replaced while it runs by copies whose expressions report their values (`expressions`). A first call shows
-which functions to replace.
+NumPy has no hook for all operations: `np.asarray` strips a subclass, and parameters are plain arrays. Therefore, while
+the port runs, its functions run rewritten code whose expressions report their values (`expressions`). A first call
+finds the functions to rewrite.
 
-Operations within installed packages are recorded only with their results. Compiled functions and functions without
-source text are not recorded. Neither are other threads, arrays that are only looked up, or assignments to several
-targets at once. Integers and bools are left out, but data flows through them.
+For operations within installed packages, only the results are recorded. Integers and bools are left out, but the record
+follows the data through them. These are not recorded either:
+
+- compiled functions, and functions without source text
+- other threads
+- arrays that are only looked up
+- assignments to several targets at once
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from transparity_conformance.listening.source import functions_of
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only rearrange their inputs; their results are recorded unless the input is a parameter."""
+"""Functions that only rearrange their inputs. Their results are not recorded if the input is a parameter."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -48,28 +52,28 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that write into their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Functions whose attributes are defined by Python."""
+"""Types of functions whose attributes Python defines, not the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types of values that are never arrays; loops in Python compute many of them."""
+"""Types of values that are never arrays. Python loops compute many such values, so they are skipped quickly."""
 
 LAZY = frozenset([GeneratorType, map])
-"""Types of lazy iterables."""
 
 LONGEST_LIST = 256
-"""The most items of a list operand that is searched for arrays; longer lists are tokens."""
+"""Longer lists are not searched for arrays; they usually hold tokens."""
 
 _active: list[_Listener] = []
 
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record the NumPy operations of this thread within the context, in the functions that a first `call` runs."""
+    """Record the NumPy operations that this thread runs within the context.
+
+    Only functions that run during a first `call` are recorded.
+    """
     hooks = {VALUE: _value, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
     for name, hook in hooks.items():
-        setattr(
-            builtins, name, hook
-        )  # the hooks stay, because functions that the port defined meanwhile may still exist
+        setattr(builtins, name, hook)  # The hooks stay: functions that the port defined meanwhile may still call them.
     replaced: list[tuple[FunctionType, Any]] = []
     listener = _Listener(record)
     try:
@@ -105,7 +109,7 @@ def _generated(number: int, value: Any) -> Any:
 
 
 def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
-    """Yield the same items, and record each when it is used."""
+    """Yield the items of `lazy`, and append each to `items` when it is used."""
     for item in lazy:
         items.append(item)
         yield item
@@ -131,7 +135,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: Site, value: Any) -> None:
-        """Record the value of an expression, if the port has just computed it."""
+        """Record the value of an expression, unless the expression only looked it up."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):
@@ -150,7 +154,7 @@ class _Listener:
         self._add(name, _arrays(value), given)
 
     def wrote(self, frame: Any, site: Site, array: Any) -> None:
-        """Record the part of an array that an assignment wrote, or the value that it assigned to a name."""
+        """Record the part of an array that an assignment wrote, or the new value of a name."""
         before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
         if not isinstance(array, np.ndarray):
             return
@@ -164,7 +168,7 @@ class _Listener:
         self._write(site.name, part if is_view else array, self._origins([before, value]))
 
     def _add(self, name: str, arrays: Any, given: list[Any]) -> None:
-        """Record arrays that an operation returned."""
+        """Record the arrays that an operation returned."""
         if name in UNINITIALISED:
             return
         record, read = self.record, [_region(array) for array in _arrays(given)]
@@ -190,7 +194,7 @@ class _Listener:
         return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
-        """Return whether the expressions of a function are recorded."""
+        """Return whether the function runs rewritten code, so that its own expressions are recorded."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -199,13 +203,13 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """Return the name of a function; empty for an object of the port, whose attributes may be anything."""
+    """Return the name of a function; empty for other objects, whose attributes the port may define."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 
 
 def _computes(function: Any, given: list[Any]) -> bool:
-    """Return whether a function's return value is a result, and not an array that it looked up."""
+    """Return whether a function computes its return value, rather than looking up an existing array."""
     if isinstance(function, BuiltinMethodType):
         owner = function.__self__
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):

@@ -1,4 +1,4 @@
-"""An operation of a port: its value, the operations of its inputs, and the line that ran it."""
+"""An operation of a port: its value, the operations that computed its inputs, and the line that ran it."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Source:
-    """A line of the port's own code on the stack."""
+    """A line of the port's code that was on the stack."""
 
     file: str
     line: int
-    """The line on which the expression starts, from 1."""
+    """The line on which the expression starts, counted from 1."""
     code: str
-    """The statement on one line, escaped and truncated; empty if the file cannot be read."""
+    """The statement, escaped, truncated and joined to one line; empty if the file cannot be read."""
     columns: tuple[int, int] | None = field(default=None, compare=False)
     """Start and end of the expression in `line`, in characters from 0; None if Python does not report them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A value that a port computed."""
+    """A value that a port computed, and how it was computed."""
 
     name: str
     """The framework's name, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
     value: np.ndarray
-    """The result in float64, right after the operation; a complex one has a last axis (real, imaginary)."""
+    """The result in float64, copied right after the operation. A complex result has a last axis (real, imaginary)."""
     inputs: tuple[int, ...]
-    """Indices, in the record, of the operations that computed its inputs; parameters and tokens have none."""
+    """The indices of the operations that computed the inputs; parameters and tokens are not listed."""
     stack: tuple[Source, ...]
-    """The line of the port that ran it and its callers, innermost first; empty in a framework's threads."""
+    """The line of the port that ran the operation, and its callers, innermost first.
+
+    In a framework's own threads, there are no such lines.
+    """
     grows: bool = False
-    """Whether it stacks the iterations of a loop whose value grows; missing numbers of an iteration are 0."""
+    """Whether the value stacks the iterations of a loop whose result grows; shorter iterations end in zeros."""
 
     @property
     def source(self) -> Source | None:
-        """Return the line that ran it."""
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
-        """Return the innermost line that runs none of the right `others` with the same source.
+        """Return the line that passed wrong arguments: the innermost line on the stack that ran none of `others`.
 
-        The arguments that this line passed are wrong. Return the operation's own source if there is no such line.
+        `others` are correct operations; only those with the same source line are considered. Return the operation's own
+        line if no such line exists.
         """
         alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
         elsewhere = {line for stack in alike for line in stack}

@@ -1,7 +1,8 @@
-"""A PyTorch call as a program: a sequence of steps that can be run again with other steps or numbers.
+"""Record a PyTorch call as a program: steps that can be run again with changed steps or numbers.
 
-The call is recorded in float64: casts between floats become float64, so that the values are exact. Every tensor has its
-own index, and so does every version of a tensor that a step modifies. A second run never changes values of the first.
+The call is recorded in float64: a cast between float dtypes becomes a cast to float64, so that values are exact. Every
+tensor has an index, and so does every version of a tensor that a step modifies. Running a program again never changes
+the values of an earlier run.
 """
 
 from __future__ import annotations
@@ -33,16 +34,14 @@ Values = dict[int, Any]
 """Tensors by index."""
 
 Place = tuple[CodeType, int]
-"""A place in code: the code object, and the index of the instruction."""
+"""An instruction: its code object, and its index within the code."""
 
 Change = Callable[[Values], Any]
-"""Computes the result that replaces a step's, from the values before it."""
+"""A function that computes the result of a changed step from the values computed so far."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A reference to a tensor among the arguments of a step."""
-
     index: int
 
 
@@ -56,17 +55,17 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The indices of its results, in order; for an in-place operation, of the new version of each alias."""
+    """The indices of the results, in order. An in-place operation gives each alias of its memory a new version."""
     aliases: tuple[int, ...]
-    """The values that share the modified memory, in the order of `outputs`; empty if the step modifies nothing."""
+    """The indices that share the modified memory, in the order of `outputs`; empty if the step modifies nothing."""
     written: int
-    """The value that it modifies; -1 for no value."""
+    """The index of the tensor that the step modifies; -1 if it modifies nothing."""
     site: Hashable
-    """The place in the code: equal for two layers, and for two calls."""
+    """A key for the place in the code. Layers with the same code, and repeated calls, have the same key."""
     places: tuple[Place, ...]
-    """The places in code that ran it, without frameworks, innermost first."""
+    """The lines of the port that ran the step, innermost first, without lines in frameworks."""
     module: str
-    """The path of the module whose `forward` ran it."""
+    """The path of the module whose `forward` ran the step."""
 
     @property
     def name(self) -> str:
@@ -74,28 +73,28 @@ class Step:
 
     @property
     def line(self) -> Hashable:
-        """Return the innermost line with its operation: equal for all calls of one function."""
+        """Return the innermost line and the operation's name; all calls of one function have the same line."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
     def source(self) -> Source | None:
-        """Return the innermost line that ran it."""
+        """Return the innermost line that ran the step."""
         return _SOURCES.at(*self.places[0]) if self.places else None
 
     @property
     def stack(self) -> tuple[Source, ...]:
-        """Return the lines that ran it."""
+        """Return the lines that ran the step, innermost first."""
         return tuple(_SOURCES.at(*place) for place in self.places)
 
     @property
     def output(self) -> int:
-        """Return the value that it returns or modifies; -1 if there is no value."""
+        """Return the index of the first result, or of the modified tensor; -1 if there is no result."""
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
 
     def run(self, values: Values, precision: Any) -> None:
-        """Add its results to the values."""
+        """Run the step, and add its results to `values`."""
         args, kwargs = filled(self.args, values), filled(self.kwargs, values)
         if self.aliases:
             self._write(values, args, kwargs, precision)
@@ -103,7 +102,7 @@ class Step:
         self.put(values, executed(self.func, args, kwargs, precision))
 
     def put(self, values: Values, result: Any) -> None:
-        """Store a result."""
+        """Store the results of the step in `values`."""
         for index, tensor in zip(self.outputs, tensors_in(result), strict=True):
             values[index] = tensor
 
@@ -121,16 +120,16 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """The steps of a call, with the values of the call."""
+    """The steps of a call, and the values that they computed."""
 
     steps: list[Step] = field(default_factory=list)
     given: Values = field(default_factory=dict)
     """Values that no step computed: parameters, buffers, inputs and constants."""
     names: dict[int, str] = field(default_factory=dict)
-    """The names of the parameters, buffers and inputs among them."""
+    """The names of parameters, buffers and inputs."""
     parameters: frozenset[int] = frozenset()
     values: Values = field(default_factory=dict)
-    """Every value in float64."""
+    """Every value, in float64."""
     answer: int = -1
     """The index of the value that the call returned."""
 
@@ -141,7 +140,6 @@ class Program:
         self.lines: dict[Hashable, list[int]] = {}
 
     def add(self, step: Step) -> None:
-        """Append a step."""
         self.steps.append(step)
         self.maker |= dict.fromkeys(step.outputs, step.number)
         for index in step.inputs:
@@ -160,12 +158,12 @@ class Program:
     def run(
         self, changes: Mapping[int, Change] | None = None, given: Values | None = None, precision: Any = None
     ) -> Values:
-        """Run all steps; return their values.
+        """Run all steps, and return all values.
 
         Args:
-            changes: replacements of steps' results, by step number.
-            given: other tensors for some values that no step computed.
-            precision: the dtype to compute in; None for float64.
+            changes: functions that replace the results of steps, by step number.
+            given: tensors that replace some values of `self.given`.
+            precision: the dtype in which the steps compute; None for float64.
         """
         values = {**self.given, **(given or {})}
         if precision is not None:
@@ -178,15 +176,15 @@ class Program:
     def again(
         self, numbers: Collection[int], values: Values, changes: Mapping[int, Change]
     ) -> tuple[Values, Collection[int]]:
-        """Run again the steps that depend on some steps.
+        """Run some steps and all steps that depend on them.
 
         Args:
-            numbers: the steps with new changes.
-            values: the values of an earlier run, which stay unchanged.
-            changes: all changes.
+            numbers: the steps to run again.
+            values: the values of an earlier run; they are not modified.
+            changes: all changes, including those of the earlier run.
 
         Returns:
-            the values, and the indices of the recomputed ones.
+            all values, and the indices of the values that were computed again.
         """
         now, again = dict(values), set[int]()
         with float64_defaults():
@@ -199,11 +197,11 @@ class Program:
     def after(
         self, number: int, made: Any, values: Values, changes: Mapping[int, Change]
     ) -> Iterator[tuple[Step, Values]]:
-        """Run again the steps that depend on a changed step, in order; yield each step and the values so far.
+        """Rerun the steps that depend on a changed step, in order; yield each step with the values so far.
 
         Args:
-            number, made: the step, and its new result.
-            values: the values of an earlier run, which stay unchanged.
+            number, made: the changed step, and its new result.
+            values: the values of an earlier run; they are not modified.
             changes: the changes of that run.
         """
         first = self.steps[number]
@@ -222,7 +220,7 @@ class Program:
             yield step, now
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
-        """Add the results of a step, with its change if it has one, to the values."""
+        """Run a step, or the change that replaces its result, and add the results to `values`."""
         if step.number not in changes:
             step.run(values, precision)
             return
@@ -240,9 +238,9 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
     """Record a call of a PyTorch module whose tensors and `inputs` are in float64.
 
     Args:
-        model: the module, whose parameters and modules give the names.
-        inputs: tensors by the names of the arguments.
-        answer_of: maps the result of the call to the tensor to compare.
+        model: the module; values and steps are named after its parameters and modules.
+        inputs: the tensors, by argument name.
+        answer_of: returns the tensor to compare, given the result of the call.
     """
     recorder = Recorder(_names_of(model, inputs), _module_names(model), _files_of(model))
     with modules_noted(recorder):
@@ -264,7 +262,7 @@ def float64_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Decompose fused attention and fused layers within the context."""
+    """Run fused attention and fused layers in parts within the context."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
@@ -273,7 +271,7 @@ def decomposed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_noted(recorder: Any) -> Iterator[None]:
-    """Record in the recorder, within the context, the modules whose `forward` runs."""
+    """Tell the recorder, within the context, which module's `forward` is running."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
@@ -286,7 +284,7 @@ def modules_noted(recorder: Any) -> Iterator[None]:
 
 
 def exact_mode() -> Any:
-    """Return a context in which casts between floats become float64."""
+    """Return a context in which casts between float dtypes become casts to float64."""
     return dispatched(_executed_exactly)
 
 
@@ -295,14 +293,13 @@ def _executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in float64 for a precision of None; otherwise in that precision and as the operation
-    declares."""
+    """Run an operation in the given precision, with the dtypes that it declares; by default in float64."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
     if torch.dtype in kinds or (precision is not None and float in kinds):
         args, kwargs = _converted(args, kwargs, precision)
-    if len(args) > 2 and args[2] is True and "softmax" in str(func):  # a softmax from half precision to float32
+    if len(args) > 2 and args[2] is True and "softmax" in str(func):  # a softmax that also casts to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
     with _defaults_for(precision):
         result = func(*args, **kwargs)
@@ -312,7 +309,7 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
 
 
 def _defaults_for(precision: Any) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a quotient of whole numbers is in float64, if everything is."""
+    """Return a context in which a quotient of integers is in float64, if all computation is in float64."""
     import torch
 
     is_set = precision is not None or torch.get_default_dtype() == torch.float64
@@ -321,12 +318,11 @@ def _defaults_for(precision: Any) -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _is_uninitialised(func: Any) -> bool:
-    """Return whether the result of an operation is uninitialized."""
     return str(func).startswith(UNINITIALISED)
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
-    """Return the arguments with the dtypes and numbers of a precision."""
+    """Convert dtypes among the arguments to the precision, and numbers to its range."""
     import torch
 
     is_exact = precision is None
@@ -347,13 +343,13 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
 
 
 class Recorder:
-    """Adds each operation to a program.
+    """Adds each operation that runs to a program.
 
     Args:
-        names: the names of tensors, by their identity.
-        module_names: the paths of modules, by their identity.
-        files: the files whose lines belong to the model; if empty, all files.
-        frames: yields the places in code that run an operation, innermost first; None for the stack.
+        names: the names of tensors, by `id`.
+        module_names: the paths of modules, by `id`.
+        files: the files whose lines are reported; all files if empty.
+        frames: yields the instructions that run an operation, innermost first; by default those on the stack.
     """
 
     def __init__(
@@ -371,7 +367,7 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """The displayed frames, by the frames of an operation."""
+        """For each stack of an operation, the lines that are reported."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
@@ -386,7 +382,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return the index of a tensor; it is added to `given` if no step computed it."""
+        """Return the index of a tensor. A tensor that no step computed is added to `given`."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -402,7 +398,7 @@ class Recorder:
         return self.count - 1
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, and add it as a step."""
+        """Run an operation, and add it to the program as a step."""
         inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
         refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), self._ref)
         result = _executed_exactly(func, args, kwargs)
@@ -438,7 +434,10 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return the site of the operation and the places of its lines; two in one expression differ by their order."""
+        """Return the key of the operation's place in the code, and its reported lines.
+
+        Two operations of one expression differ by their order.
+        """
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:
@@ -452,7 +451,7 @@ class Recorder:
 
 
 def _frames() -> Iterator[Place]:
-    """Yield the places in code on the stack, within `run`."""
+    """Yield the instructions on the stack, up to the call of `run`."""
     frame: Any = sys._getframe(4)
     while frame is not None and frame.f_code is not run.__code__:
         yield frame.f_code, frame.f_lasti
@@ -469,17 +468,17 @@ def _module_names(model: Any) -> dict[int, str]:
 
 
 def _exact(item: Any) -> Any:
-    """Return a tensor of floats in float64, and other items unchanged."""
+    """Return floating-point tensors in float64, and other items unchanged."""
     import torch
 
     return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
 
 
 def _files_of(model: Any) -> set[str]:
-    """Return the files of the classes of modules with parameters; lines elsewhere count as their callers'."""
+    """Return the files that define the classes of modules with parameters."""
     kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
     owners = [sys.modules.get(kind.__module__) for kind in kinds]
-    return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a notebook has no file
+    return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a class in a notebook has no file
 
 
 def _memory(tensor: Any) -> int:
@@ -487,12 +486,12 @@ def _memory(tensor: Any) -> int:
 
 
 def _in(given: Values, precision: Any) -> Values:
-    """Return the tensors in another precision; whole numbers stay unchanged."""
+    """Return the values with floating-point tensors cast to `precision`."""
     return {index: tensor.to(precision) if tensor.is_floating_point() else tensor for index, tensor in given.items()}
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the same nested value with each item changed."""
+    """Apply `change` to each item of a nested value, and return the nested results."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_mapped(item, change) for item in value])
@@ -502,7 +501,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def filled(value: Any, values: Values) -> Any:
-    """Return the arguments of a step with tensors for their references."""
+    """Return the arguments of a step with tensors in place of references."""
     kind = type(value)
     if kind is Ref:
         return values[value.index]

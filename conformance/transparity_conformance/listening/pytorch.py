@@ -1,13 +1,16 @@
 """Record PyTorch: every operation that reaches the dispatcher, from modules and functions.
 
-Composite operations are recorded in parts (`linear` as `addmm`), and a kernel as one operation. Fused attention is
-recorded with its intermediate results, in float64. Each output of an operation has its own record. A compiled module
-runs eagerly while it is recorded. A layer of `nn.Transformer` runs in parts, which may round differently from its fast
-path.
+A composite operation is recorded in parts (`linear` as `addmm`). A kernel is recorded as one operation, except that the
+intermediate results of fused attention are added in float64. Each output of an operation has its own record. A compiled
+module runs eagerly while it is recorded. A layer of `nn.Transformer` runs in parts, which may round differently from
+its fast path.
 
-Integers and bools are left out, but data flows through them. Other threads, views of parameters and uninitialized
-memory are not recorded. Neither are tensors without plain memory: meta, sparse, nested or quantized tensors, and
-subclasses with their own dispatch.
+Integers and bools are left out, but the record follows the data through them. These are not recorded either:
+
+- other threads
+- views of parameters
+- uninitialized memory
+- tensors without plain memory: meta, sparse, nested and quantized tensors, and subclasses with their own dispatch
 """
 
 from __future__ import annotations
@@ -26,22 +29,22 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record, Region
 
 UNINITIALISED = ("aten.empty", "aten.new_empty")
-"""Prefixes of the names of operations whose results are uninitialized."""
+"""The names of operations with uninitialized results start with one of these prefixes."""
 
 COLLECTIVES = ("c10d.",)
-"""Prefixes of the names of operations that write data from other processes into their first argument."""
+"""The names of operations that write data from other processes into their first argument start with this prefix."""
 
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
-"""Operations that read only the shape of their inputs."""
+"""Operations whose names match this pattern read only the shape of their inputs."""
 
 
 @contextlib.contextmanager
 def listening(record: Record) -> Iterator[None]:
-    """Record every PyTorch operation of this thread within the context."""
+    """Record every PyTorch operation that this thread runs within the context."""
     import torch
 
     with contextlib.ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
+        if "torch._dynamo" in sys.modules:  # if Dynamo is not imported, no module is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(without_fast_path())
         stack.enter_context(dispatched(functools.partial(recorded, record)))
@@ -63,7 +66,7 @@ def without_fast_path() -> Iterator[None]:
 
 
 def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Any:
-    """Return a context in which `run(func, args, kwargs)` runs every operation of PyTorch."""
+    """Return a context in which PyTorch calls `run(func, args, kwargs)` for every operation."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
@@ -72,7 +75,10 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch must keep its compiler out of this mode; importing the compiler takes seconds."""
+            """Return whether PyTorch must keep its compiler out of this mode.
+
+            Importing the compiler takes seconds, so a compiler that is not imported stays that way.
+            """
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,7 +149,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """Return the memory of a tensor; None if it has no plain memory."""
+    """Return the memory of a tensor, or None if it has no plain memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -157,7 +163,7 @@ def _region(tensor: Any) -> Region | None:
 
 
 def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """Return a copy in float64; None for nested tensors, and for integers and bools without `whole_numbers`."""
+    """Return a copy in float64; None for nested tensors and, unless `whole_numbers` is set, for integers and bools."""
     import torch
 
     if tensor.is_nested or not (whole_numbers or tensor.is_floating_point() or tensor.is_complex()):
@@ -171,8 +177,9 @@ def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
 def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ...]) -> Origins:
     """Record the intermediate results of fused attention in float64; return the inputs of its output.
 
-    The record has the scaled `attention.scores`, and `attention.biased_scores` if an additive mask contains a bias.
-    `attention.masked_scores` are −∞ where a bool masks; `attention.weights` are 0 in fully masked rows.
+    `attention.scores` are scaled. `attention.biased_scores` exist if an additive mask contains a bias.
+    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If a mask hides every key of a query, the query's
+    `attention.weights` are 0.
     """
     import torch
 
@@ -200,7 +207,10 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias in an additive mask: a value from which the mask is made, equal to it where nothing is masked."""
+    """Return the bias that an additive mask contains, and the index of its operation.
+
+    The bias is an earlier value from which the mask was computed. It equals the mask wherever nothing is masked.
+    """
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]
@@ -209,7 +219,7 @@ def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None
         index = waiting.pop(0)
         value = torch.from_numpy(record.operations[index].value)
         if value.min() > EXACT_MASK_BELOW:
-            with contextlib.suppress(RuntimeError):  # a value of another shape
+            with contextlib.suppress(RuntimeError):  # the value has another shape
                 bias = value.broadcast_to(added.shape)
                 if torch.equal(bias[kept], added[kept]):
                     return bias, index

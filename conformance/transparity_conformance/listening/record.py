@@ -1,4 +1,4 @@
-"""The record of a run: operations in order, and the data flow through views and in-place writes."""
+"""The record of a run: its operations in order, and how data flows through views and in-place writes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.listening.source import Sources
 
 MOST_OPERATIONS = 2**18
-"""The most operations in a record; further ones are left out."""
+"""A record holds at most this number of operations; later operations are left out."""
 
 Origins = tuple[int, ...]
-"""Indices of the operations that computed a value."""
+"""The indices of the operations that computed a value."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """The memory of an array."""
+    """The part of memory that an array uses."""
 
     owner: int
     """The identity of the memory, which views share."""
     geometry: Hashable
-    """The part and order of the memory that the array uses: equal for two arrays with the same numbers."""
+    """The part of the memory and its order. Two arrays with the same geometry have the same numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The owner; the record keeps it so that no later object has its id."""
+    """The object that owns the memory. The record keeps it, so that no later object has the same id."""
 
 
 def in_float64(array: np.ndarray, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """Return a copy in float64; a complex array has a last axis (real, imaginary).
+    """Return a copy in float64; a complex array gets a last axis (real, imaginary).
 
-    Return None for other dtypes, and for integers and bools without `whole_numbers`.
+    Return None for other dtypes and, unless `whole_numbers` is set, for integers and bools.
     """
     if array.dtype.kind == "c":
         return np.stack([array.real, array.imag], -1).astype(np.float64)
@@ -46,21 +46,24 @@ def in_float64(array: np.ndarray, *, whole_numbers: bool = False) -> np.ndarray 
 
 @dataclass
 class _Memory:
-    """The content of one owner: the origins of its parts, and its last write."""
+    """The content of one owner's memory: the operations that computed each part, and the last write."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """A write whose numbers are read when they are used, because other ranks' data arrives after the call."""
+    """A write that completes after its call, because the data arrives from other ranks.
+
+    The numbers are read when another operation uses them.
+    """
 
 
 class Record:
     """The operations of a run.
 
-    Values beyond `largest` bytes are left out. So are integers and bools without `whole_numbers`; data still flows
-    through them.
+    Values are left out once all values together exceed `largest` bytes. Unless `whole_numbers` is set, integers and
+    bools are left out too. The record still follows the data through them.
     """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
@@ -72,20 +75,20 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a copy in float64; None for an array that is left out."""
+        """Return a copy in float64, or None if arrays of this dtype are not recorded."""
         return in_float64(array, whole_numbers=self.whole_numbers)
 
     def knows(self, place: Region) -> bool:
-        """Return whether a recorded operation made or wrote the memory."""
+        """Return whether a recorded operation created or wrote the memory."""
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether exactly this array is in the record and unchanged."""
+        """Return whether the record contains exactly this array, and nothing has written into it since."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
     def origins(self, places: Iterable[Region]) -> Origins:
-        """Return the operations that computed the current content of these places."""
+        """Return the operations that computed the current content of these regions."""
         found: set[int] = set()
         for place in places:
             memory = self._memories.get(place.owner)
@@ -94,8 +97,10 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record the current content of an array that was written in parts, under the name and line of its last
-        write."""
+        """Record the current content of an array that was written in parts.
+
+        The new operation has the name and line of the last write.
+        """
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -105,7 +110,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value; return its origins: its own index, or its inputs if it is not recorded."""
+        """Record a value. Return its own index or, if it is left out, the indices of its inputs."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -115,26 +120,26 @@ class Record:
         return (len(self.operations) - 1,)
 
     def put(self, place: Region, origins: Origins) -> None:
-        """Record which operations made an array."""
+        """Record which operations created an array."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts[place.geometry] = origins
         if not memory.written:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Record which operation wrote into an array; all other parts of its memory may have changed."""
+        """Record which operation wrote into an array. All other parts of its memory may have changed."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None
 
     def await_write(self, place: Region, name: str, inputs: Origins, stack: tuple[Source, ...]) -> None:
-        """Record that an operation writes into an array after it returns."""
+        """Record that an operation will write into an array after its call returns."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts, memory.last, memory.written = {}, inputs, True
         memory.arriving = Operation(name, np.empty(0), inputs, stack)
         self._awaited[place.owner] = place
 
     def settle_awaited(self, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record data that arrived and was not used, such as a result of the run."""
+        """Record data that arrived but that no operation used, such as a result of the run."""
         for place in self._awaited.values():
             self.settle(place, value)

@@ -18,7 +18,7 @@ from transparity.text import safe
 from transparity_conformance.listening.operation import Source
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""The folder of `transparity_conformance`, whose frames never belong to the port."""
+"""The folder of `transparity_conformance`. Its frames never belong to the port."""
 
 STANDARD_LIBRARY = tuple(
     f"{folder}/"
@@ -27,7 +27,7 @@ STANDARD_LIBRARY = tuple(
 )
 INSTALLED = ("/site-packages/", "/dist-packages/")
 GENERATED = ("<frozen ", "<__array_function__")
-"""Prefixes of the file names of Python's and NumPy's own code without a file."""
+"""Prefixes of file names that Python and NumPy give to code without a file."""
 
 FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
 """Packages that call a model and run its operations, but are not the model."""
@@ -36,7 +36,7 @@ LONGEST_PATH = 4096
 
 
 def run(call: Callable[[], Any]) -> Any:
-    """Call a function; frames outside this call do not belong to the port."""
+    """Call a function. Only frames inside this call can belong to the port."""
     return call()
 
 
@@ -44,29 +44,29 @@ class Lines(tuple[Source, ...]):
     """The lines of the port on a stack, innermost first.
 
     Attributes:
-        inside: the lines of the installed package that the innermost one calls.
+        inside: if the innermost line calls an installed package: the lines of that package.
     """
 
     inside: tuple[Source, ...] = ()
 
 
 class Sources:
-    """The lines of one run; each is looked up once."""
+    """Finds the lines of one run, and looks up each line only once."""
 
     def __init__(self) -> None:
         self._found: dict[
             tuple[int, int], tuple[CodeType, Source]
-        ] = {}  # with the code object, so that its id stays unique
+        ] = {}  # keeps the code object, so that no other object has its id
 
     def here(self) -> Lines:
         """Return the lines of the port on the stack, innermost first."""
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
-        """Return the lines of the port among places in code, both innermost first.
+        """Return the lines of the port among `places`, innermost first. `places` have the same order.
 
         The port's own code is outside the standard library, installed packages and this package. An installed port has
-        no such line; its own code is then the package that was called, without frameworks.
+        no such line. Its own code is then the outermost installed package that is not a framework.
         """
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
@@ -78,10 +78,10 @@ class Sources:
         return found
 
     def at(self, code: CodeType, at: int) -> Source:
-        """Return the line of a place in code."""
+        """Return the source line of an instruction."""
         found = self._found.get((id(code), at))
         if found is None:
-            # the line of the expression, not of its statement
+            # the line of the expression may differ from the line of its statement
             first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
             line, lines = first or code.co_firstlineno, tuple(linecache.getlines(code.co_filename))
             columns = _columns(lines, line, start, end if first == last else None)
@@ -91,7 +91,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters (Python counts bytes), up to the end of the line."""
+    """Return the columns of an expression in characters (Python reports bytes), cut at the end of the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -99,7 +99,7 @@ def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | No
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames from the innermost outwards."""
+    """Yield the frames on the stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -108,7 +108,10 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package of a file; empty for a file that is not installed, None for Python's and our own."""
+    """Return the installed package that a file belongs to.
+
+    Return an empty string for a file that is not installed, and None for files of Python and of this package.
+    """
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -120,7 +123,10 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line; for one with a body, such as `for`, only its head."""
+    """Return the statement at a line, joined to one line.
+
+    Only the head of a compound statement, such as `for`, is returned.
+    """
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -135,7 +141,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """Return the text of a statement; `ast.get_source_segment` would split the whole file every time."""
+    """Return the text of a statement. `ast.get_source_segment` would split the whole file again for each statement."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]
@@ -146,19 +152,19 @@ def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
 def _statements(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
     try:
         tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # such as a notebook cell with commands
+    except (SyntaxError, ValueError):  # such as a notebook cell with magic commands
         return ()
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
 
 
 def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
-    """Call a function, and return the port's functions with source that ran in this thread during the call."""
+    """Call a function. Return the port's functions that ran in this thread during the call."""
     codes = _codes_of(call)
     return [each for each in _referrers(codes.values()) if type(each) is FunctionType and id(each.__code__) in codes]
 
 
 def _referrers(values: Iterable[Any]) -> list[Any]:
-    """Return the objects that refer to any of the values, including those frozen for the garbage collector."""
+    """Return the objects that refer to any of the values, including objects frozen for the garbage collector."""
     if not gc.get_freeze_count():
         return gc.get_referrers(*values)
     gc.unfreeze()
@@ -169,7 +175,10 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code that a call runs, by id: two functions with one text are equal."""
+    """Return the port's code objects that a call runs, by id.
+
+    They are distinguished by id because code objects with the same text are equal.
+    """
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

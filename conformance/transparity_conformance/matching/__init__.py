@@ -1,1 +1,1 @@
-"""Matching of values between two programs, in any order of axes and along the data flow."""
+"""Search for equal values in two programs, in any order of axes and along the data flow."""

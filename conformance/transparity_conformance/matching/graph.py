@@ -1,4 +1,4 @@
-"""Searches in the data flow graph of numbered operations."""
+"""Searches in a data-flow graph whose nodes are numbered operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes that are no goal and have no path through readers to a goal.
+    """Return the nodes from which no path through readers leads to a goal. Goals are never returned.
 
     Nodes are numbered in execution order.
     """
@@ -39,7 +39,6 @@ def leading_nowhere(
 
 
 def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
-    """Map each node to the nodes that read it directly."""
     found: dict[int, list[int]] = {}
     for index, given in enumerate(inputs):
         for each in given:
@@ -48,7 +47,7 @@ def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
 
 
 def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lambda index: 1 << index) -> list[int]:
-    """Return, for each node, the marks of the node and of all its ancestors, as the bits of an integer."""
+    """Return, for each node, the bits that mark the node and all its ancestors, combined in one integer."""
     sets: list[int] = []
     for index, given in enumerate(inputs):
         sets.append(functools.reduce(operator.or_, (sets[each] for each in given), marks(index)))

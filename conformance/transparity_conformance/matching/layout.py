@@ -1,4 +1,4 @@
-"""Layouts: the orders of axes in which a port may store an activation."""
+"""The orders of axes in which a port may store an activation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """An activation's axes, refined to `split`, permuted by `order`, and merged to the port's shape."""
+    """An activation's axes: split into the sizes `split`, permuted by `order`, and merged into the port's shape."""
 
     ours: Shape
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """For each of our features, its index among the port's; empty if the order is the same."""
+    """For each of our features, its index among the port's features; empty if both have the same order."""
 
     @property
     def is_in_order(self) -> bool:
-        """Return whether no axis and no feature is moved."""
+        """Return whether axes and features keep their order."""
         return not self.features and list(self.order) == sorted(self.order)
 
     def to_ours(self, value: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
 
 
 def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
-    """Yield the refined axes in every order; the two halves of a head's features may be interleaved."""
+    """Yield the split axes in every order; the two halves of a head's features may be interleaved."""
     splits = [ours]
     if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
         splits.append((*ours[:-1], heads, ours[-1] // heads))
@@ -68,7 +68,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether merging neighbouring axes of `permuted` gives `theirs`; axes of size 1 are ignored."""
+    """Return whether merging neighboring axes of `permuted` gives `theirs`. Axes of size 1 are ignored."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1

@@ -1,4 +1,4 @@
-"""A recorded call of a port, searched for values in any order of axes."""
+"""A recorded call of a port, in which values can be found in any order of axes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import epsilon, rounded_to
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays are the same activation if they agree in half of the digits of the precision.
+"""Two arrays are the same activation if they agree in this share of the digits of the precision.
 
-Rounding costs fewer digits; unrelated numbers agree in none.
+Rounding costs fewer digits; unrelated numbers agree in no digit.
 """
 
 
@@ -28,38 +28,38 @@ class Match:
     index: int
     layout: Layout
     distance: float = 0.0
-    """The largest difference, relative to the largest number."""
+    """The largest absolute difference, divided by the largest number of the reference value."""
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A recorded call of a port."""
-
     operations: Sequence[Operation]
     answer: np.ndarray
     heads: int = 1
     """The number of heads into which features may be split."""
     dtype: str = "float32"
-    """The precision of the port."""
 
     @functools.cached_property
     def values(self) -> Sequence[np.ndarray]:
-        """Return the value of each operation; the answer comes last."""
+        """Return the value of each operation, followed by the port's answer."""
         return [*(each.value for each in self.operations), self.answer]
 
     @functools.cached_property
     def inputs(self) -> Sequence[Sequence[int]]:
-        """Return, for each value, the indices of the values it was computed from."""
+        """Return, for each value, the indices of the values from which it was computed."""
         return [*(each.inputs for each in self.operations), self.made_answer]
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """Return, for each value, its operation's name and line, which layers with the same code share."""
+        """Return, for each value, the name and source line of its operation.
+
+        Layers that share their code have the same keys.
+        """
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """Return the last operation whose value is the answer; empty if that operation was not recorded."""
+        """Return the index of the last operation whose value is the answer; empty if no operation has that value."""
         last = range(len(self.operations) - 1, -1, -1)
         return tuple(index for index in last if is_equal(self.operations[index].value, self.answer))[:1]
 
@@ -71,7 +71,6 @@ class Recorded:
 
     @functools.cached_property
     def readers(self) -> Mapping[int, Sequence[int]]:
-        """Map each operation to the operations that read its value."""
         return readers_of([each.inputs for each in self.operations])
 
     @functools.cached_property
@@ -90,7 +89,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """Return the values that each half precision represents exactly, by dtype."""
+        """Return, for each half precision, the values that it represents exactly."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -100,7 +99,7 @@ class Recorded:
 
     @functools.cached_property
     def by_size(self) -> Mapping[int, Sequence[int]]:
-        """Map each number of elements to the indices of the values that have it."""
+        """Map each number of elements to the indices of the values of that size."""
         found: dict[int, list[int]] = {}
         for index, value in enumerate(self.values):
             found.setdefault(value.size, []).append(index)
@@ -116,7 +115,7 @@ class Recorded:
 
     @property
     def tolerance(self) -> float:
-        """Return the largest relative difference between two values of the same activation."""
+        """Return the largest relative difference that two values of the same activation may have."""
         return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
 
     def leads_to(self, index: int, later: int) -> bool:
@@ -124,39 +123,45 @@ class Recorded:
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """Return the sorted numbers of a value; permuting its axes does not change them."""
+        """Return the sorted numbers of a value. Permuting its axes does not change them."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
 
     def read(self, match: Match) -> np.ndarray:
-        """Return the value of a match, with the reference's axes."""
+        """Return the port's value that was matched, with its axes in the reference's order."""
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
         """Return whether two values have the same numbers, in any order.
 
-        Marks, such as masks, hold only one number besides 0. They never match, because only their counts could agree.
+        Values such as masks, with only one number besides 0, never match: any two of them could agree by their counts.
         """
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` whose values have the numbers of `ours`, in any order; none if no number is finite."""
+        """Yield the `indices` whose values have the numbers of `ours`, in any order.
+
+        No index is yielded if `ours` has no finite number.
+        """
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
             yield from (index for index in alike if is_near(self.sketch(index), expected, allowed))
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
-        """Return whether two arrays with the same axes are one activation."""
+        """Return whether two arrays with the same axes may be the same activation."""
         return _distance(found, expected, largest(expected)) <= self.tolerance
 
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after operation `after` for which `may_be` holds; the first of equally near ones."""
+        """Return the nearest match after operation `after` for which `may_be` holds.
+
+        If several matches are about equally near, the first match is returned.
+        """
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -169,7 +174,7 @@ class Recorded:
     def equal(
         self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
     ) -> dict[str, Match]:
-        """Return the nearest match of each named value, where one exists and `may_be` holds."""
+        """Return the nearest match of each named value. Values without a match are left out."""
         nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
         return {name: match for name, match in nearest.items() if match}
 
@@ -187,13 +192,13 @@ class Recorded:
 
 
 def is_equal(value: np.ndarray, answer: np.ndarray) -> bool:
-    """Return whether two arrays have the same numbers in the same order, whatever their axes."""
+    """Return whether two arrays have the same numbers in the same order, whatever their shapes."""
     return value.size == answer.size and np.array_equal(np.ravel(value), np.ravel(answer), equal_nan=True)
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether two arrays differ nowhere by more than `allowed`; equal infinities, and NaNs, are near."""
-    if one.size and one.shape == other.shape:  # most pairs already differ in the middle
+    """Return whether no two elements differ by more than `allowed`. Equal infinities and two NaNs do not differ."""
+    if one.size and one.shape == other.shape:  # Most unequal pairs already differ in the middle.
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):
             return False
@@ -204,12 +209,11 @@ def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
 
 
 def largest(value: np.ndarray) -> float:
-    """Return the largest finite absolute value."""
     return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """Return the largest difference relative to `scale`; two NaNs do not differ."""
+    """Return the largest difference, divided by `scale`. Two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

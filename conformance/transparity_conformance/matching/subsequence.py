@@ -6,7 +6,10 @@ from collections.abc import Hashable, Sequence
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return index pairs of a longest common subsequence, in order; if several exist, the last elements pair first."""
+    """Return index pairs of a longest common subsequence, in order.
+
+    If several longest subsequences exist, the last elements are paired first.
+    """
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]
@@ -19,7 +22,7 @@ def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int
 
 
 def _alike(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (left, right) in pairs if left != right), min(len(one), len(other)))
 

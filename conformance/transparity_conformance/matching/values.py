@@ -14,11 +14,11 @@ from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.report.comparison import less
 
 HUGE = 1e30
-"""Larger numbers count as infinite; the lowest number of each dtype counts as minus infinity."""
+"""Numbers above this limit count as infinite; the lowest number of each dtype counts as minus infinity."""
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return the sorted numbers of a tensor or an array; None if they identify nothing.
+    """Return the sorted numbers of a tensor or an array, or None if these numbers cannot identify it.
 
     All masked scores count as the same number. A value with only two different numbers, such as a mask, is identified
     by their counts.
@@ -53,7 +53,7 @@ def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 class Known:
-    """A set of fingerprints in which values are looked up."""
+    """Fingerprints, indexed so that equal values are found quickly."""
 
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
         by_size: dict[int, dict[int, np.ndarray]] = {}
@@ -77,34 +77,34 @@ class Known:
         ends = (np.abs(rows[:, 0] - lowest) <= apart) & (np.abs(rows[:, -1] - highest) <= apart)
         if (
             not ends.any() or (prints := fingerprint(numbers)) is None
-        ):  # most values return here, before they are sorted
+        ):  # Most values return here, before they are sorted.
             return []
         near = np.abs(rows[ends] - prints).max(axis=1) <= apart
         return [int(index) for index in indices[ends][near]]
 
 
 def plain(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers in which all masked scores are equal, and so are all infinite numbers."""
+    """Replace all masked scores by one number, and all infinite numbers by another number."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
 
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
-    """Return the difference of two arrays, element by element; infinite if their shapes differ.
+    """Return the absolute difference of two arrays, element by element; infinite if their shapes differ.
 
-    Two masked scores, or two NaNs, do not differ. Elements that are not `kept` count as equal.
+    Two masked scores, or two NaNs, do not differ. Elements outside `kept` count as equal.
     """
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
 
 def largest(numbers: np.ndarray) -> float:
-    """Return the largest absolute value, except masked scores and infinities."""
+    """Return the largest absolute value, without masked scores and infinities."""
     plain = np.abs(numbers[(numbers > EXACT_MASK_BELOW) & (numbers < HUGE)])
     return float(plain.max()) if plain.size else 0.0
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values agree element by element, where they are `kept`."""
+    """Return whether two values agree in each element that `kept` selects."""
     a = numbers_of(ours)
     if a is None or a.size != theirs.size:
         return False
@@ -116,10 +116,10 @@ def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | Non
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Return the operations without the unused positions of a buffer.
+    """Return the operations, with the unused positions of a preallocated buffer cut off.
 
-    A buffer shows in attention weights that are exactly 0 in every column beyond the number of tokens. An axis of the
-    buffer's size is cut to the used columns if the rest is constant.
+    A buffer is recognized by attention weights that are 0 in every column beyond the number of tokens. Any axis of this
+    size is cut to the used columns if the other columns are constant.
     """
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
@@ -134,7 +134,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return the columns in which any attention weight is positive; None if the rows are not attention weights."""
+    """Return the columns in which any attention weight is positive, or None if the rows are not attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

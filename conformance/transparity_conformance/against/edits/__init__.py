@@ -1,1 +1,1 @@
-"""Edits of a program without tables of families: each is tried where two programs diverge."""
+"""Edits of a program at the step where two programs diverge. They need no knowledge of model families."""

@@ -1,4 +1,4 @@
-"""An edit: one step of a program, or a few neighbouring ones, computed in another way."""
+"""An edit: a change to how one step of a program, or a few consecutive steps, compute their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.listening.program import Change, Place, Program, Re
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
 ) | {"reshape", "to_copy", "lift_fresh", "as_strided", "unbind", "reshape_alias", "contiguous", "copy"}
-"""Operations that return the same numbers."""
+"""Operations that return the numbers of their input."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,19 @@ class At:
 
     @property
     def value(self) -> Any:
-        """Return the result of the step; None without one."""
+        """Return the result of the step, or None."""
         return self.program.values.get(self.step.output)
 
     @property
     def line(self) -> str:
-        """Return the innermost expression that runs it."""
+        """Return the innermost expression that runs the step."""
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which segments start; each ends where the next one starts, the last one here."""
+        """Return the values at which consecutive segments start.
+
+        The last segment ends at this step; every other segment ends where the next segment starts.
+        """
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -72,10 +75,10 @@ class At:
         return changed
 
     def fitting(self, made: Any) -> Any:
-        """Return a tensor with the axes of the value that it replaces; raise `ValueError` for another shape."""
+        """Return a tensor with the axes of the value that it replaces; raise `ValueError` if its shape does not fit."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
-            raise ValueError("another shape or kind than the step's result")
+            raise ValueError("the result has another shape or kind than the step's result")
         return made
 
 
@@ -84,27 +87,26 @@ Make = Callable[[At], Change | None]
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of the steps of one site."""
+    """A change of all steps at one place in the code."""
 
     kind: str
     words: str | Callable[[], str] = field(repr=False)
-    """The difference in words, after "your port", or a function that returns it."""
+    """The difference in words, to follow "your port", or a function that returns these words."""
     make: Make = field(repr=False)
-    """Return the change at a step of the site; None if it does not apply."""
+    """Returns the change at a step, or None if the edit does not apply there."""
     rank: int = 0
-    """Orders equally good explanations, simple edits first."""
+    """Among equally good explanations, the edit with the lowest rank is preferred."""
     behind: tuple[int, ...] = ()
-    """The number of values by which its segments start earlier; empty for one step."""
+    """For each segment, the number of values by which it starts earlier; empty if only one step is changed."""
     module: str = ""
-    """The module whose steps with parameters are all edited; "" for the steps of a line."""
+    """The module in which all steps with parameters are edited; empty if the steps of one line are edited."""
 
     @functools.cached_property
     def says(self) -> str:
-        """Return the difference in words, after "your port"."""
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that it replaces; for swapped segments, the earlier ones."""
+        """Return the steps that the edit replaces; for swapped segments, the steps of the earlier segment."""
         found = at.behind(*self.behind)
         if not self.behind or found is None:
             return [at.step]
@@ -119,7 +121,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Context:
-    """The numbers that edits may try."""
+    """Numbers that edits may try."""
 
     numbers: Sequence[float] = ()
     """Numbers of the configuration."""
@@ -138,12 +140,15 @@ def _short(func: Any) -> str:
 
 
 def computing(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that compute something."""
+    """Return the steps that compute new numbers."""
     return [each for each in steps if short(each) not in VIEWS]
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the values on which a value depends entirely, each before a further step that computes."""
+    """Yield the values on which a value depends entirely, the nearest first.
+
+    A step that computes new numbers lies between two of them.
+    """
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -154,9 +159,9 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Return a value in the shape of another if this is unambiguous.
+    """Return a value in the shape of another value, if there is only one way to do so.
 
-    This is so if neighbouring axes are merged or split, or if only one order of axes has that shape.
+    Neighboring axes may be merged or split. Otherwise, exactly one order of axes must have that shape.
     """
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
@@ -172,14 +177,14 @@ def as_shaped(value: Any, meant: Any) -> Any:
 
 
 def common_place(steps: Sequence[Step]) -> Place | None:
-    """Return the innermost place in code that runs all given steps; None without one."""
+    """Return the innermost instruction that runs all given steps, or None."""
     first, *others = steps
     return next((place for place in first.places if all(place in each.places for each in others)), None)
 
 
 @functools.lru_cache(maxsize=4096)
 def expression_at(place: Place) -> str:
-    """Return the expression at a place in code, such as a call, on one line."""
+    """Return the expression at an instruction, such as a call, on one line."""
     code, at = place
     first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
     if first is None or last is None:
@@ -192,12 +197,12 @@ def expression_at(place: Place) -> str:
 
 
 def line_of(step: Step) -> str:
-    """Return the innermost expression that runs a step; its operation if there is no code."""
+    """Return the innermost expression that runs a step, or the name of its operation if there is no code."""
     return (expression_at(step.places[0]) if step.places else "") or step.name
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe some steps of a program: the expression that runs them, and their part of it."""
+    """Describe some steps of a program by the expression that runs them, and their part of it."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -205,20 +210,20 @@ def part_of(program: Program, steps: Sequence[Step]) -> str:
     before = itertools.takewhile(lambda each: place in each.places, reversed(program.steps[:first]))
     inside = [*before, *itertools.takewhile(lambda each: place in each.places, program.steps[first:])]
     is_whole = {each.number for each in computing(inside)} <= {each.number for each in steps}
-    if is_whole and (expression.endswith(")") or len(steps) > 1):  # else an operator, of which there are operands
+    if is_whole and (expression.endswith(")") or len(steps) > 1):  # an operator's expression includes operands
         return f"`{expression}`"
     names = f"`{short(steps[0])}`" if first == last else f"`{short(steps[0])}` to `{short(steps[-1])}`"
     return f"{names} in `{expression}`"
 
 
 def result_of(step: Step, part: int = 0) -> str:
-    """Return words for a step's result."""
+    """Return a description of a step's result."""
     which = f"part {part + 1} of " if len(step.outputs) > 1 and not step.aliases else ""
     return f"{which}the result of `{line_of(step)}`"
 
 
 def origin(program: Program, index: int) -> str:
-    """Return words for a value."""
+    """Return a description of a value."""
     if index in program.names:
         return program.names[index]
     if index not in program.maker:
@@ -228,7 +233,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def references(step: Step) -> Iterator[tuple[int, Ref]]:
-    """Yield the tensors among the arguments, with their places."""
+    """Yield the tensors among the arguments of a step, each with its position."""
     for place, item in enumerate(step.args):
         if isinstance(item, Ref):
             yield place, item

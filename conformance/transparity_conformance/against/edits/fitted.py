@@ -1,4 +1,4 @@
-"""Edits whose numbers are taken from the port: a factor, a term, and a rounding."""
+"""Edits with numbers taken from the port: a factor, a term, and a rounding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""The largest error of a rounding, as a share of the number."""
+"""The largest error of rounding to each dtype, relative to the number."""
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, if each of the port's numbers is a rounded one of the reference's."""
+    """Yield edits that round a result, if the port's numbers are the reference's numbers after rounding."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
@@ -48,7 +48,7 @@ def _rounded(at: At, dtype: str) -> Change:
 
 
 def scales(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that scale and shift a result so that it equals the port's."""
+    """Yield edits that scale and shift a result so that it equals a value of the port."""
     if at.value is None or not at.value.is_floating_point():
         return
     ours = fingerprint(at.value)
@@ -64,7 +64,7 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _is_plain(numbers: np.ndarray) -> bool:
-    """Return whether no score among the numbers is masked."""
+    """Return whether the numbers contain no masked score."""
     return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
 
 

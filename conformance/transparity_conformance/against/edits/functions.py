@@ -22,10 +22,10 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Operations with equal arguments that may be confused."""
+"""Groups of operations with the same arguments, which ports may confuse."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""Operations with ordered operands, by their commutative counterparts."""
+"""The operation with ordered operands that corresponds to each commutative operation."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
@@ -33,7 +33,6 @@ ACTIVATIONS = frozenset(
 
 
 def functions(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply another function to the same arguments."""
     name = short(at.step)
     for group in ALIKE:
         for other in group if name in group and at.step.args and isinstance(at.step.args[0], Ref) else ():
@@ -66,15 +65,15 @@ def _of_first(at: At, function: Function) -> Change:
 
 @functools.cache
 def activations() -> dict[str, Function]:
-    """Return the activations of models, by their names."""
+    """Return common activations by name."""
     import torch
     from torch.nn import functional as F
 
     return {
         "SiLU": F.silu,
         "GELU": F.gelu,
-        "GELU by tanh": functools.partial(F.gelu, approximate="tanh"),
-        "GELU by sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
+        "GELU (tanh)": functools.partial(F.gelu, approximate="tanh"),
+        "GELU (sigmoid)": lambda x: x * torch.sigmoid(1.702 * x),
         "ReLU": F.relu,
         "squared ReLU": lambda x: F.relu(x) ** 2,
         "sigmoid": torch.sigmoid,
@@ -88,7 +87,7 @@ def activations() -> dict[str, Function]:
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    """Return common norms, each with several epsilons."""
+    """Return common norms by description, each with several epsilons."""
     found: dict[str, Function] = {
         "no norm": lambda x: x,
         "the root mean square": _rms,

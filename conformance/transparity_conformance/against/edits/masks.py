@@ -1,4 +1,4 @@
-"""Edits of a mask: other keys that a query sees."""
+"""Edits of a mask that show or hide other keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from transparity_conformance.listening.program import Change
 
 
 def masks(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that show other keys."""
     for place, item in references(at.step):
         if _is_mask(at.program.values[item.index]):
             for says, change in MASKS.items():
@@ -26,12 +25,12 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Callable[[Any], Any]) -> Change:
-    hides = short(at.step).startswith("masked_fill")  # where its mask is true
+    hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
     return at.with_argument(place, functools.partial(_changed, change=change, hides=hides))
 
 
 def _changed(mask: Any, change: Callable[[Any], Any], hides: bool) -> Any:
-    """Return a mask that shows other keys; a mask of numbers keeps those where both show a key."""
+    """Return a changed mask. A mask of numbers keeps its numbers where both masks show a key."""
     if str(mask.dtype) == "torch.bool":
         return ~change(~mask) if hides else change(mask)
     is_shown = mask > EXACT_MASK_BELOW
@@ -43,7 +42,7 @@ def _causal(x: Any) -> Any:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Return each query's keys, shifted by one position."""
+    """Shift a mask by one key. The key at the edge keeps its value, or gets the value `at_edge`."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted

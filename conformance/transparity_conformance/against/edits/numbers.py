@@ -1,4 +1,4 @@
-"""Edits of a number among the arguments of a step."""
+"""Edits that change a number among the arguments of a step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e
 """Constants that models use: factors, epsilons, and bases of rotations."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
-"""Operations whose integers are sizes."""
+"""Operations whose integer arguments are sizes."""
 
 Path = tuple[Any, ...]
-"""The path to a number among the arguments: the place, and the place in a list; or a name."""
+"""Where a number is among the arguments: the position and, in a list, the position within it; or a keyword."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use another number."""
     if short(at.step) in WITH_SIZES:
         yield from _sizes(at)
         return
@@ -57,7 +56,7 @@ def _other_whole(old: int, at: At, context: Context) -> Sequence[int]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield numbers derived from the old one, from sizes and the configuration, and common constants."""
+    """Yield numbers derived from the old number, from sizes or from the configuration, and common constants."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -71,7 +70,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Return a number, with its name if it is a root of an integer or the inverse of one."""
+    """Return a number as text; the root of an integer and its inverse also get their names."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -92,7 +91,7 @@ def _with_number(at: At, path: Path, value: Any) -> Change:
         else:
             args = _replaced(args, path, value)
         tensors = list(filled(args, values))
-        if at.step.aliases:  # in place: on a copy
+        if at.step.aliases:  # change a copy, because the step works in place
             tensors[0] = tensors[0].clone()
         return executed(at.step.func, tensors, filled(kwargs, values), None)
 
@@ -106,7 +105,7 @@ def _replaced(args: Any, path: Path, value: Any) -> Any:
 
 
 def _sizes(at: At) -> Iterator[Edit]:
-    """Yield edits that swap two neighbouring sizes."""
+    """Yield edits that swap two neighboring sizes."""
     for place, sizes in enumerate(at.step.args):
         if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
             for first in range(len(sizes) - 1):

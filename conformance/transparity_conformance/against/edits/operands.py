@@ -12,13 +12,13 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
 
 MOST = 24
-"""The number of other values that are tried, the nearest first; it limits only time."""
+"""At most this number of other values is tried, the nearest first, to limit the time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use another value of the same size, computed or used earlier."""
+    """Yield edits that use another value of the same size, computed or read earlier."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         theirs = origin(program, _root(program, item.index))
@@ -37,19 +37,22 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """A value that a step makes, or receives."""
+    """A value that a step returns or receives."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the value, of the step itself or a corresponding one."""
+        """Return the value's index, at the step itself or at a corresponding step."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return its last value before another step of the same site or, elsewhere, of the same line."""
+        """Return the index of the last such value before `at`.
+
+        The value comes from the same place in the code or, unless `is_same_site`, from the same line.
+        """
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -57,7 +60,7 @@ class Other:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield the values that may replace an operand, the nearest first, since the step last ran."""
+    """Yield the values that may replace an operand, the nearest first, back to the previous run of the step."""
     mine, seen = program.values[index], {index, _root(program, index)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):
@@ -76,7 +79,7 @@ def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
 
 
 def _root(program: Program, index: int) -> int:
-    """Return the value of which a value is a view, as long as the numbers have the same order."""
+    """Follow views back to the earliest value that has the same numbers in the same order."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1)):

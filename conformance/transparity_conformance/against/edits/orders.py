@@ -12,7 +12,6 @@ from transparity_conformance.listening.program import Change
 
 
 def orders(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that put the elements of a result in another order."""
     value = at.value
     if value is None or not (value.is_floating_point() or value.is_complex()):
         return
@@ -26,9 +25,9 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
-    """Yield edits along one axis."""
+    """Yield edits that reorder elements along one axis."""
     for parts in [n for n in range(2, size) if size % n == 0]:
-        says = f"has {where} as {parts} × {size // parts} on axis {axis}, in the other order"
+        says = f"orders {where} on axis {axis} as {size // parts} × {parts} instead of {parts} × {size // parts}"
         yield _edit(says, functools.partial(_regrouped, axis=axis, parts=parts))
     if size > 1:
         if size % 2 == 0:
@@ -51,7 +50,7 @@ def _negated(x: Any) -> Any:
 
 
 def _regrouped(x: Any, axis: int, parts: int) -> Any:
-    """Return elements of (parts, rest) read as (rest, parts)."""
+    """Return elements of the order (parts, rest) in the order (rest, parts)."""
     at = axis % x.ndim
     shape = (*x.shape[:at], parts, x.shape[at] // parts, *x.shape[at + 1 :])
     return x.reshape(shape).transpose(at, at + 1).reshape(x.shape)

@@ -1,4 +1,4 @@
-"""Edits of parameters: another use, or the parameters of another module."""
+"""Edits that change the use of a parameter, or that use the parameters of another module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.listening.program import Change, Program, Ref, Values, executed, filled
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
-"""Bases of rotations."""
+"""Common bases of rotations."""
 
 USES: dict[str, Callable[[Any], Any]] = {
     "adds 1 to {}": lambda x: x + 1,
@@ -28,14 +28,14 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""The weight and the bias of a layer norm."""
+"""For each wrong use of a layer norm's weight and bias, a function that returns the weight and bias used."""
 
 DEFAULT_EPSILON = 1e-5
-"""PyTorch's default for `layer_norm`."""
+"""PyTorch's default epsilon of `layer_norm`."""
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that take a sibling module's parameters, or change how a layer norm uses its own."""
+    """Yield edits that use a sibling module's parameters, or that change how a layer norm uses its own parameters."""
     own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
     own = {place: index for place, index in own.items() if index in at.program.parameters}
     if not own or short(at.step) in VIEWS:
@@ -53,7 +53,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of another layer, or another expert, throughout the module."""
+    """Yield edits that use the parameters of another layer or another expert throughout the module."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -69,7 +69,7 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_layer(at: At, mine: str, theirs: str) -> Change | None:
-    """Return the step with the parameters of another layer."""
+    """Return the change that runs the step with the parameters of another layer."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     others = {place: by_name[theirs + name.removeprefix(mine)] for place, name in read.items() if name.startswith(mine)}
@@ -94,7 +94,7 @@ def _using(at: At, place: int, change: Callable[[Any], Any]) -> Change:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield other bases of frequencies base ** (-i / n), as powers of these."""
+    """Yield edits that change the base of frequencies base ** (-i / n), if a constant consists of such frequencies."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
@@ -110,7 +110,7 @@ def _to_power(x: Any, power: float) -> Any:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the given value that an argument is, or is a view of; -1 for other arguments."""
+    """Return the index of the given value that an argument is, or is a view of; -1 for other arguments."""
     if not isinstance(item, Ref):
         return -1
     index = item.index
@@ -130,7 +130,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the modules of the same parent with parameters of the same names and shapes."""
+    """Return the modules of the same parent whose parameters have the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")
@@ -141,7 +141,7 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change | None:
-    """Return the step with the parameters of a sibling module, in every layer."""
+    """Return the change that runs the step with the parameters of a sibling module, in every layer."""
     by_name = {name: index for index, name in at.program.names.items()}
     others: dict[int, int] = {}
     for place in places:
@@ -155,7 +155,7 @@ def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change 
 
 
 def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
-    """Return the step with other parameters at some places of its arguments."""
+    """Return the change that runs the step with other parameters at some positions."""
 
     def changed(values: Values) -> Any:
         args = list(filled(at.step.args, values))

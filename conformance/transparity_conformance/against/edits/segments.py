@@ -1,6 +1,7 @@
-"""Edits of segments: left out, applied twice, swapped, or replaced by a function.
+"""Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function.
 
-A segment computes one value from only one other: a value through which all of the input passes.
+A segment is a sequence of steps that computes one value from a single other value. The whole input passes through both
+values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from transparity_conformance.against.edits.functions import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The most values by which a segment may start earlier; longer moves are found as two edits."""
+"""The largest number of values by which a segment may start earlier. Longer moves are found as two edits."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -54,7 +55,7 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
-    """Yield edits of one segment, which keeps the number of elements."""
+    """Yield edits of one segment that keep the number of elements."""
 
     def says(form: str) -> Callable[[], str]:
         return lambda: form.format(_in_words(at, start, at.step))
@@ -78,7 +79,7 @@ def _nothing(x: Any) -> Any:
 
 
 def _applied(at: At, count: int, function: Callable[[Any], Any]) -> Change | None:
-    """Return a function of the start of a segment, in place of its steps."""
+    """Return the change that applies a function to the start of a segment, in place of its steps."""
     found = at.behind(count)
     return None if found is None else lambda values: at.fitting(function(values[found[0]]))
 
@@ -97,7 +98,7 @@ def _twice(at: At, count: int) -> Change | None:
 
 
 def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
-    """Return x → first → y → last → z with the last segment first."""
+    """Return the change that runs the last of two consecutive segments first."""
     found = at.behind(*counts)
     if found is None:
         return None
@@ -111,7 +112,7 @@ def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
 
 
 def _in_words(at: At, start: int, end: Step) -> str:
-    """Return words for the steps of a segment."""
+    """Return a description of the steps of a segment."""
     return part_of(at.program, computing(at.flow.between(start, end.output)) or [end])
 
 
@@ -128,7 +129,7 @@ def _other_way_round(later: str, earlier: str) -> str:
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a step with several operands before the segment that makes one of them."""
+    """Yield edits that apply a step with several operands before the segment that computes one of them."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -147,7 +148,7 @@ def _step_before_in_words(at: At, start: int, makes: Step) -> str:
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
-    """Return the step on the start of the segment that makes an operand, then that segment."""
+    """Return the change that applies the step to the start of the segment, and then runs the segment."""
     operand = at.step.args[place]
     begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
     if not isinstance(operand, Ref) or count not in begins:
@@ -164,7 +165,7 @@ def _step_before(at: At, place: int, count: int) -> Change | None:
 
 
 def operands_alone(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that leave out one operand of a sum or a product."""
+    """Yield edits that leave out one operand of a sum or product."""
     for place, item in references(at.step) if short(at.step) in ("add", "sub", "mul", "div") else ():
         if place < 2 and at.program.values[item.index].shape == at.value.shape:
             other = at.step.args[1 - place]

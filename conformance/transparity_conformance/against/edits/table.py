@@ -1,4 +1,4 @@
-"""All edits, in the order in which they are tried at a step."""
+"""All kinds of edits, in the order in which they are tried at a step."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
-"""Edits that are numerous at each step, or whose numbers come from the port; they are tried later."""
+"""Edits that are numerous at each step, or whose numbers come from the port, and that are therefore tried later."""

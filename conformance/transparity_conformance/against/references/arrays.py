@@ -1,7 +1,7 @@
-"""A call of a NumPy function as a program, run by PyTorch's own implementation of NumPy.
+"""Record a call of a NumPy function as a program, run by PyTorch's own implementation of NumPy.
 
-During the call, NumPy's names in the reference's files mean `torch._numpy`. The arrays that the reference holds become
-its arrays. NumPy runs functions that `torch._numpy` lacks, as single operations.
+During the call, NumPy's names in the reference's files refer to `torch._numpy`, and the reference's arrays become its
+arrays. NumPy itself runs functions that `torch._numpy` lacks; each is recorded as a single operation.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
     Args:
         call: The function, or the callable object.
-        inputs: Arrays by the names of its arguments.
-        answer_of: Returns the array to compare, from the result.
+        inputs: Arrays by argument name.
+        answer_of: Returns the array to compare, given the result.
     """
     names: dict[int, str] = {}
 
@@ -51,7 +51,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
     try:
         with _in_place_of_numpy([each.__globals__ for each in functions], recorder):
             whole = walk(call)
-            for function in functions:  # what they name at the top of their files
+            for function in functions:  # covers the arrays that functions refer to by global names
                 walk(function)
             learned = set(names.values())
             given = {name: wrapped(name, np.asarray(value)) for name, value in inputs.items()}
@@ -119,7 +119,7 @@ def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: An
 
 
 class _Namespace(ModuleType):
-    """A NumPy module with emulated functions."""
+    """A NumPy module whose functions are emulated."""
 
     def __init__(self, real: Any, other: Any, recorder: Recorder) -> None:
         super().__init__(real.__name__)
@@ -132,7 +132,7 @@ class _Namespace(ModuleType):
         return self.of(real, name)
 
     def of(self, real: Any, name: str) -> Any:
-        """Return the replacement of a function or type of NumPy."""
+        """Return the replacement of a NumPy function or type."""
         other = getattr(self._other, name, None)
         if other is not None or not callable(real) or isinstance(real, type):
             return real if other is None else other
@@ -140,17 +140,17 @@ class _Namespace(ModuleType):
 
 
 def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
-    """Call a function that the emulation lacks with NumPy."""
+    """Call NumPy for a function that the emulation lacks."""
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)
-    with _disable_current_modes():  # the operation is recorded, not what it does with tensors
+    with _disable_current_modes():  # record one operation, not its operations on tensors
         made = recorder.run(_Foreign(function), tensors, named)
     return emulated.ndarray(made)
 
 
 class _Foreign:
-    """A NumPy function as an operation."""
+    """A NumPy function, recorded as an operation."""
 
     _schema = SimpleNamespace(arguments=(), returns=())
 
@@ -168,7 +168,7 @@ class _Foreign:
 
 
 def _plain(item: Any) -> Any:
-    """Return an array of a tensor; half precision becomes float32."""
+    """Return a tensor as an array; half precision becomes float32."""
     if not isinstance(item, torch.Tensor):
         return item
     return (item.float() if item.dtype in (torch.bfloat16, torch.float16) else item).numpy()

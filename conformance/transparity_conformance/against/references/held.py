@@ -1,4 +1,4 @@
-"""The arrays that a function or an object holds, named by the paths to them."""
+"""The arrays that a function or an object contains, named by the paths to them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """Walks over the contents of an object.
+    """Visits all arrays within an object.
 
-    `change` receives each array with its name; its result replaces the array until `undo`.
+    `change` receives each array with its name. Its result replaces the array until `undo` is called.
     """
 
     def __init__(self, change: Change) -> None:
@@ -26,17 +26,16 @@ class Walk:
         self._undo: list[Callable[[], Any]] = []
 
     def undo(self) -> None:
-        """Put everything back."""
         for each in reversed(self._undo):
             each()
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Return the replacement of an object: itself, unless it contains arrays that changed."""
+        """Return the replacement of an object: the object itself, unless it contains arrays that changed."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:
-            self._seen[id(node)] = node, node  # a cycle ends here
+            self._seen[id(node)] = node, node  # ends the recursion in a cycle
             self._seen[id(node)] = node, self._walked(node, path)
         return self._seen[id(node)][1]
 
@@ -91,7 +90,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays that an object holds, with their names; one with two names has the first."""
+    """Yield the arrays that an object contains, with their names; an array with two names has its first name."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

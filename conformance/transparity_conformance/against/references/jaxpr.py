@@ -1,6 +1,6 @@
-"""A call of a JAX function as a program: its equations as equivalent PyTorch operations.
+"""Record a call of a JAX function as a program: its equations run as equivalent PyTorch operations.
 
-JAX traces the function with `jit` off, so that loops are unrolled and every equation has its source lines.
+JAX traces the function with `jit` disabled, so that loops are unrolled and every equation has its source lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transparity_conformance.listening.program import Place, Program, Recorder
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-"""Primitives whose equations are evaluated one by one."""
+"""Primitives that contain equations, which are evaluated one by one."""
 
 
 def record(
@@ -34,9 +34,9 @@ def record(
 
     Args:
         call: The function.
-        inputs: Arrays by the names of its arguments.
-        held: The arrays that it holds, by their names.
-        answer_of: Returns the array to compare, from the result.
+        inputs: Arrays by argument name.
+        held: The arrays that the function contains, by name.
+        answer_of: Returns the array to compare, given the result.
     """
     with jax.disable_jit():
         closed = jax.make_jaxpr(lambda inputs: answer_of(call(**inputs)))(
@@ -52,7 +52,7 @@ def record(
 
 
 class _Evaluation:
-    """Runs the equations with PyTorch."""
+    """Runs equations with PyTorch."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self.places: tuple[Place, ...] = ()
@@ -60,7 +60,7 @@ class _Evaluation:
         self.composites = composites()
 
     def run(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
-        """Return the results of a function of tensors."""
+        """Return the results of a traced function for given tensors."""
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
         for (place, _), group in itertools.groupby(jaxpr.eqns, self._composite):
             equations = list(group)
@@ -74,7 +74,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the function of `jax.nn` to which an equation belongs, and the places that called it."""
+        """Return the function of `jax.nn` to which an equation belongs, and the instructions that called it."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -82,7 +82,7 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """Run a function of `jax.nn` as one operation, if one gives the same numbers."""
+        """Run a function of `jax.nn` as one operation, if a PyTorch function gives the same numbers."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars
@@ -93,7 +93,7 @@ class _Evaluation:
             for each in equations:
                 self._equation(each, parts, plainly=True)
             x, expected = parts[outside[0]], parts[last[0]]
-            apart = RULES["float32"].budget(0, epsilon("float32"), 1.0)  # of constants that `jax.nn` rounds
+            apart = RULES["float32"].budget(0, epsilon("float32"), 1.0)  # `jax.nn` rounds constants
             alike = (each for each in self.composites[code](x) if _is_close(each(x), expected, apart))
             function = next(alike, None)
         if function is None:
@@ -128,7 +128,7 @@ class _Evaluation:
         except (KeyError, NotImplementedError):
             foreign = _Foreign(equation)
             given = list(map(tensor, given))
-            with _disable_current_modes():  # the operation is recorded, not what it does with tensors
+            with _disable_current_modes():  # record one operation, not its operations on tensors
                 return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
     def _scan(self, given: Sequence[Any], **params: Any) -> list[Any]:
@@ -158,7 +158,7 @@ class _Evaluation:
 
 
 class _Foreign:
-    """A primitive that JAX runs, in the precision of its inputs."""
+    """A primitive that JAX itself runs, in the precision of its inputs."""
 
     _schema = SimpleNamespace(arguments=(), returns=())
 
@@ -182,11 +182,11 @@ class _Foreign:
 
 
 def _in(value: Any, precision: torch.dtype) -> Any:
-    """Return a parameter of a primitive, with floating dtypes replaced by the precision."""
+    """Return a parameter of a primitive, with floating-point dtypes replaced by the precision."""
     dtype = np.dtype(jnp.dtype(str(precision).removeprefix("torch.")))
     if isinstance(value, np.dtype) and value.kind == "f":
         return dtype
-    if isinstance(value, core.Jaxpr):  # as the sum that a scatter makes
+    if isinstance(value, core.Jaxpr):  # such as the sum within a scatter
         avals: list[Any] = [each.aval for each in value.invars]
         given = [jax.ShapeDtypeStruct(each.shape, dtype if each.dtype.kind == "f" else each.dtype) for each in avals]
         return jax.make_jaxpr(lambda *args: eval_jaxpr(value, (), *args))(*given).jaxpr
@@ -204,7 +204,7 @@ def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:
 
 
 def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
-    """Return an array as a tensor; floats in a precision, integers in 64 bits."""
+    """Return an array as a tensor: floats in `precision`, integers in 64 bits."""
     numbers = np.asarray(value)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         return torch.from_numpy(numbers.astype(np.float64)).to(precision)
@@ -212,7 +212,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a literal; a float32 number becomes the shortest one that rounds to it, as in the source."""
+    """Return a literal. A float32 number becomes the shortest decimal that rounds to it, as in the source."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value
@@ -225,7 +225,7 @@ def _is_close(a: Any, b: Any, apart: float) -> bool:
 
 
 def _places(equation: Any) -> tuple[Place, ...]:
-    """Return the places in code of an equation, the innermost first, up to the call."""
+    """Return the instructions that run an equation, innermost first, up to the call of `record`."""
     traceback = equation.source_info.traceback
     frames: Iterator[Place] = zip(*traceback.raw_frames(), strict=True) if traceback is not None else iter(())
     return tuple(itertools.takewhile(lambda place: place[0] is not record.__code__, frames))

@@ -1,4 +1,4 @@
-"""The reference of a model: a module of PyTorch, or a function or an object of any framework."""
+"""Make the reference of a model: a PyTorch module, or a function or an object of any framework."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from transparity_conformance.running.frameworks.modules import initialised
 from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
 
 LARGEST = 8
-"""The number of cached programs; it limits only memory."""
+"""The number of recorded programs that are kept, to limit memory."""
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
     """Return the reference of an object that a user's function made; raise `TransparityError` if it is not callable.
 
     Args:
-        name: Its name in messages.
+        name: The name of the object in messages.
         made: A module of PyTorch, flax or Equinox, a function of arrays, a callable object, or a pair (function,
             parameters), called with the parameters first.
         dtype: The precision of the port.
@@ -46,7 +46,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
 
 
 class TracedReference(Reference):
-    """A function or an object of any framework, which takes `inputs` by the names of its arguments."""
+    """A function or an object of any framework, called with `inputs` by the names of its arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others = name, model, dtype, 0
@@ -57,7 +57,7 @@ class TracedReference(Reference):
         self._programs: dict[bytes, Program] = {}
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the largest difference that rounding explains of the numbers that count."""
+        """Return the answer in float64, and the largest difference that rounding can explain, except at padding."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
@@ -65,25 +65,23 @@ class TracedReference(Reference):
         return answer, self.budget(inputs, answer, points)
 
     def truth(self, inputs: Inputs) -> np.ndarray:
-        """Return the answer in float64."""
         program = self.program(inputs)
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the same as `answer`, because neighbouring points are cheap."""
+        """Return the same as `answer`, because this class measures rounding errors quickly."""
         return self.answer(inputs)
 
     def _check(self, inputs: Inputs, answer: np.ndarray, budget: float) -> None:
-        """Raise `TransparityError` unless the reference itself gives the answer of its program."""
+        """Raise `TransparityError` unless the original reference gives the answer of its recorded program."""
         own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
         if apart(answer, own, self.kept(inputs, answer.shape)).max() > budget:
             raise TransparityError(
-                f"{self.name} cannot be followed: its recorded operations give another answer than the original. "
-                "Return a deterministic function of its inputs that keeps no state between calls."
+                f"{self.name} cannot be followed: its recorded operations give another answer than the original; "
+                "return a deterministic function that keeps no state."
             )
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64."""
         key = b"".join(name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         if key not in self._programs:
             if len(self._programs) == LARGEST:
@@ -101,7 +99,6 @@ class TracedReference(Reference):
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """Return every tensor by its name."""
         return {name: as_numbers(array) for name, array in arrays_of(self.model)}
 
     @property
@@ -114,7 +111,7 @@ class TracedReference(Reference):
 
 
 def _framework_of(model: Any) -> str:
-    """Return the framework of the model's arrays, or of the names in its file."""
+    """Return the framework of the model's arrays or, without arrays, of the imports in its file."""
     held = [array for _, array in arrays_of(model)]
     kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
     found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
@@ -122,7 +119,7 @@ def _framework_of(model: Any) -> str:
 
 
 def _with_settings(model: Any) -> Callable[..., Any]:
-    """Return a model with arguments that switch training off."""
+    """Return a model with arguments that switch it to evaluation mode."""
     settings = settings_of(takes_of(model))
     return functools.partial(model, **settings) if settings else model
 
@@ -149,4 +146,4 @@ def _of_numpy(model: Any, inputs: Inputs) -> Program:
 
 
 RECORDERS: Mapping[str, Callable[[Any, Inputs], Program]] = {"torch": _of_torch, "jax": _of_jax, "numpy": _of_numpy}
-"""Recorders by the framework of a model's arrays."""
+"""The function that records a model, by the framework of its arrays."""

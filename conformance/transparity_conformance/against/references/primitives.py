@@ -1,4 +1,4 @@
-"""The primitives of JAX as functions of PyTorch tensors and numbers, with the primitives' own parameters."""
+"""The primitives of JAX as functions of PyTorch tensors and numbers, with the same parameters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Meaning = Callable[..., Any]
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """Return PyTorch's dtype for a JAX dtype; integers have 64 bits, as PyTorch's indexing requires."""
+    """Return PyTorch's dtype for a JAX dtype; integers have 64 bits, as indexing in PyTorch requires."""
     kind = getattr(name, "kind", "V")
     return torch.int64 if kind in "iu" else torch.bool if kind == "b" else getattr(torch, str(name))
 
 
 def tensor(value: Any) -> Any:
-    """Return a number as a tensor; a tensor is unchanged."""
+    """Return a number as a tensor; return a tensor unchanged."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.full((), value, dtype=torch.float64 if isinstance(value, float) else None)
@@ -83,7 +83,7 @@ def _slice(
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Return the start of a slice, clipped to its array."""
+    """Return the start of a slice on each axis, clipped so that the slice lies within the array."""
     ends = zip(starts, sizes, x.shape, strict=True)
     return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
 
@@ -114,12 +114,12 @@ def _reduced(function: Meaning) -> Meaning:
 
 
 def _each(function: Meaning) -> Meaning:
-    """Return a reduction over several axes, from one over a single axis."""
+    """Return a reduction over several axes, made from a reduction over a single axis."""
     return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
 
 
 def _along(function: Meaning, name: str = "axis") -> Meaning:
-    """Return a function along an axis, in either direction."""
+    """Return a function that works along an axis, in either direction."""
 
     def run(x: Any, **given: Any) -> Any:
         axis = given[name]
@@ -161,13 +161,13 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
 
 
 def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
-    """Return rows by index: slices that are whole on every axis without indices."""
+    """Look up rows by index. Raise `NotImplementedError` unless each slice is whole on every axis without indices."""
     numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
     whole = [axis for axis in range(x.ndim) if axis not in indexed]
     is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
     if not is_rows or any(slice_sizes[axis] != x.shape[axis] for axis in whole):
         raise NotImplementedError
-    with _disable_current_modes():  # a question, no operation of the model
+    with _disable_current_modes():  # a check that is not part of the model
         last = torch.tensor([x.shape[axis] - 1 for axis in indexed])
         is_inside = bool(((starts >= 0) & (starts <= last)).all())
     if not is_inside and "CLIP" not in str(mode):
@@ -199,13 +199,13 @@ def _unchanged(x: Any, **_: Any) -> Any:
 
 
 OPERATORS = ("add", "sub", "mul", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge", "xor", "abs")
-"""Primitives with the names of Python's operators."""
+"""Primitives that have the names of Python's operators."""
 
 FUNCTIONS = (
     *("exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
     *("erf", "erfc", "floor", "ceil", "sign", "atan2", "real", "imag"),
 )
-"""Primitives with the names of PyTorch's functions."""
+"""Primitives that have the names of PyTorch's functions."""
 
 MEANINGS: Mapping[str, Meaning] = {
     **{name: _of_any(getattr(operator, name)) for name in OPERATORS},
@@ -256,16 +256,19 @@ MEANINGS: Mapping[str, Meaning] = {
     "top_k": _top_k,
     "dot_general": _dot,
 }
-"""Functions by the name of a primitive; JAX runs primitives without one, or with `NotImplementedError`."""
+"""The function for each primitive.
+
+JAX itself runs a primitive that is missing here, or whose function raises `NotImplementedError`.
+"""
 
 
 def softmax_candidates(x: Any) -> list[Callable[[Any], Any]]:
-    """Return softmax along each axis, the last first."""
+    """Return softmax along each axis, the last axis first."""
     return [functools.partial(torch.softmax, dim=axis) for axis in range(-1, -x.ndim - 1, -1)]
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Return the candidates for functions of `jax.nn`, by their code; the first with equal numbers is used."""
+    """Return candidates for functions of `jax.nn`, by their code. The first candidate with equal numbers is used."""
     import jax
     from torch.nn import functional as F
 

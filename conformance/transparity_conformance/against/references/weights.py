@@ -1,4 +1,4 @@
-"""Pair the reference's tensors with differently named port tensors, by the values that the port computes."""
+"""Pair the reference's tensors with the port's tensors of other names, by the values that the port computes."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""The number of places tried for the tensors of one operation, the likely ones first; it limits only time."""
+"""At most this number of places is tried for the tensors of one operation, the most likely first, to limit time."""
 
 Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a port tensor that contains a part of a reference tensor."""
+    """A tensor of the port, or a part of it, that holds a tensor of the reference."""
 
     name: str
     axis: int = 0
     start: int = 0
     size: int = -1
-    """-1 for the whole tensor."""
+    """The number of rows or columns; -1 for the whole tensor."""
     is_transposed: bool = False
 
     def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the part as a view."""
+        """Return this part of a port's tensors as a view."""
         whole = values[self.name]
         if self.size < 0:
             return whole
@@ -48,14 +48,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Paired:
-    """The locations of the reference's tensors in the port."""
+    """The places of the reference's tensors in the port."""
 
     places: Mapping[str, Place]
     confirmed: frozenset[str] = frozenset()
-    """The tensors with which the port computes the reference's values."""
+    """The tensors that are confirmed, because the port computes the reference's values with them."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return the tensors of the port."""
+        """Return the port's tensors, filled with the reference's numbers."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
@@ -68,7 +68,7 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        """Return a note that lists the tensors paired without evidence."""
+        """Return a note that lists the tensors that are paired without evidence."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return [f"paired by the order of the tensors, not by values: {', '.join(guessed)}"] if guessed else []
 
@@ -76,16 +76,16 @@ class Paired:
 def paired(
     program: Program, dtype: str, theirs: Tensors, forward: Any, listen: Callable[[], Sequence[Operation]]
 ) -> Paired:
-    """Find the tensors of a port that correspond to a reference's.
+    """Find the tensors of a port that correspond to the reference's tensors.
 
     Args:
-        program: A call of the reference.
+        program: The recorded call of the reference.
         dtype: The precision of the port.
         theirs: The tensors of the reference by name, in the order of definition.
-        forward: A port with methods that read and write its tensors.
-        listen: Returns the port's operations of the same call.
+        forward: The port, with methods that read and write its tensors.
+        listen: Returns the port's operations in the same call.
 
-    Raises `PortError` with the name of a tensor that has no counterpart.
+    Raises a `PortError` that names a tensor without a counterpart.
     """
     port = ask(forward, "tensors")
     if not port:
@@ -101,7 +101,10 @@ def paired(
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors, split where the port has equal parts along an axis."""
+    """Yield the reference's tensors.
+
+    A tensor is split along an axis if the port has tensors of the size of its parts.
+    """
     shapes = {_sizes(value) for value in port.values()}
     for name, value in theirs.items():
         parts = _split(value, shapes) if _sizes(value) not in shapes else None
@@ -122,7 +125,7 @@ def _sizes(value: np.ndarray) -> tuple[int, ...]:
 
 
 def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
-    """Return places by shape, in the order of definition."""
+    """Return a first guess: places that fit by shape, in the order of definition."""
     free = [place for name, value in port.items() for place in _places(name, value, theirs)]
     shapes = {name: value.shape for name, value in port.items()}
     is_turned = _are_turned(theirs, port)
@@ -145,7 +148,7 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
 
 
 def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """Yield places in a port tensor: the whole tensor, or the equal parts that are reference tensors."""
+    """Yield the places in a port's tensor: the whole tensor, or equal parts that fit tensors of the reference."""
     shapes = {_sizes(each) for each in theirs.values()}
     if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
         yield Place(name)
@@ -161,7 +164,7 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
 
 
 def _are_turned(theirs: Tensors, port: Tensors) -> bool:
-    """Return whether the port's linear maps are transposed, as non-square ones show."""
+    """Return whether most non-square matrices of the port are transposed."""
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
     return len({shape for shape in maps if shape[::-1] in ours}) > len({shape for shape in maps if shape in ours})
@@ -183,7 +186,7 @@ class _Search:
         """Pairs of operations whose tensors were swapped."""
 
     def run(self, now: Paired, whole: Tensors) -> Paired:
-        """Return the pairs for which the port has the value of each operation that uses tensors, where possible."""
+        """Return the places for which the port has the value of each operation with tensors, as far as possible."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts = self.parts_of(step, whole)
@@ -192,7 +195,7 @@ class _Search:
             if not self._has(step, known):
                 before = {name for each in self._makers(step, whole) for name in self.parts_of(each, whole)}
                 if parts and not before <= confirmed:
-                    continue  # what it computes with is lost before
+                    continue  # An earlier tensor is not confirmed, so this value shows nothing.
                 some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step, whole)
                 for tried in itertools.islice(some, MOST_TRIES):
                     heard = self._known(tried)
@@ -205,7 +208,7 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def parts_of(self, step: Step, whole: Tensors) -> list[str]:
-        """Return the tensors that belong to a step."""
+        """Return the tensors that a step uses."""
         names = [name for name in self._names(step) if name in whole]
         return [each for each in self.theirs if each in names or each.rpartition("[")[0] in names]
 
@@ -213,9 +216,10 @@ class _Search:
         return short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
 
     def _exchanges(self, now: Paired, step: Step, whole: Tensors) -> Iterator[Paired]:
-        """Yield the pairs with the tensors of two operations on one operand swapped.
+        """Yield the places after swapping the tensors of two operations that have an operand in common.
 
-        Both values exist in the port but are used differently, as with the gate of a feed-forward.
+        Such a swap is needed if both values exist in the port but are used differently, as with the gate of a
+        feed-forward.
         """
         near = self._makers(step, whole)
         every = [each for each in self.program.steps if self.parts_of(each, whole)]
@@ -232,7 +236,7 @@ class _Search:
                 yield Paired(places)
 
     def _makers(self, step: Step, whole: Tensors) -> list[Step]:
-        """Return the last steps with tensors before a step."""
+        """Return the nearest steps with tensors before a step."""
         waiting, near, seen = [step.number], list[Step](), set[int]()
         while waiting:
             for number in self.program.makers(waiting.pop()) - seen:
@@ -244,7 +248,7 @@ class _Search:
         return near
 
     def _operands(self, step: Step) -> set[int]:
-        """Return the inputs of a step that are not parameters, without views."""
+        """Return the inputs of a step that are not parameters; a view counts as the tensor behind it."""
         return {index for _, item in references(step) if (index := self._root(item.index)) not in self.program.given}
 
     def _root(self, index: int) -> int:
@@ -258,14 +262,13 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _names(self, step: Step) -> list[str]:
-        """Return the names of the parameters of a step."""
         if short(step) in VIEWS:
             return []
         given = {given_of(self.program, item) for _, item in references(step)}
         return [self.program.names[index] for index in sorted(given & self.program.parameters)]
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port has the value of a step, or of the parts into which it is split."""
+        """Return whether the port has the value of a step, or of the parts into which later steps split it."""
         waiting, values = [step], self.program.values
         while waiting:
             made = waiting.pop()
@@ -276,7 +279,7 @@ class _Search:
         return False
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield the pairs with some tensors moved to other places, swapped with the previous ones there."""
+        """Yield the places after moving some tensors. Each swaps its place with the tensor that was there."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
         combined = sorted(itertools.product(*map(enumerate, choices)), key=_unlikeliness)
         for chosen in combined:
@@ -289,7 +292,7 @@ class _Search:
                 yield Paired(places)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the possible places of a tensor: its own first; a transposed square one last."""
+        """Yield the possible places of a tensor: its current place first, and transposed square places last."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
@@ -299,14 +302,14 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """Return a place for a tensor, transposed if that gives its shape."""
+        """Return a place for a tensor, transposed if its shape requires it."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the places, with layers after a fault placed as the layers before it."""
+    """Return the places; unconfirmed tensors are placed as the same tensors of a confirmed layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:
@@ -324,7 +327,7 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
 
 
 def _unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-    """Return a sort key that prefers a map and a bias of the same module, then the first choices."""
+    """Return a sort key that prefers a weight and bias of the same module, then the first choices."""
     owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
     return len(owners), sum(number for number, _ in chosen)
 

@@ -1,1 +1,1 @@
-"""Models of transformers made small, with drawn weights, and their inputs."""
+"""Small transformers models with random weights, and their inputs."""

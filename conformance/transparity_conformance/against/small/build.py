@@ -1,4 +1,4 @@
-"""Models of transformers that are small enough for a CPU, with drawn weights."""
+"""Build models of transformers that are small enough for a CPU, with random weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.against.small.inputs import example_inputs as examp
 from transparity_conformance.against.small.sizes import made_small as made_small
 
 LARGEST = 30_000_000
-"""Parameters that a small model may have."""
+"""The largest number of parameters that a small model may have."""
 
 KEPT: tuple[tuple[str, ...], ...] = (
     (),
@@ -31,7 +31,10 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""Ways to shrink a configuration: the kinds of sizes that stay unchanged, or ratios of widths."""
+"""Ways to shrink a configuration.
+
+Each lists the kinds of sizes that stay unchanged; `ratios` keeps the ratios of widths.
+"""
 
 AUTO = (
     "CAUSAL_LM",
@@ -45,7 +48,7 @@ AUTO = (
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
-    """Return the configuration in a config.json or in a folder that has one."""
+    """Return the configuration in a config.json, or in a folder that contains one."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -57,7 +60,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
     if model_type not in transformers.CONFIG_MAPPING:
         version = transformers.__version__
         raise TransparityError(
-            f"{shown(str(file))} has model_type {shown(model_type)}; expected one of transformers {version}."
+            f"{shown(str(file))} has model_type {shown(model_type)}; expected a model type of transformers {version}."
         )
     try:
         return AutoConfig.for_model(**fields)
@@ -68,7 +71,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the named class, else the configuration's, else the first auto mapping's."""
+    """Return the class with the given name, or the class that the configuration names, or a class by auto mapping."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -76,7 +79,7 @@ def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[t
     found = getattr(transformers, names[0], None) if names else None
     if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
         what = f"class {shown(names[0])}" if names else f"class for model_type {shown(config.model_type)}"
-        raise TransparityError(f"transformers {transformers.__version__} has no {what}; expected the name of a model.")
+        raise TransparityError(f"transformers {transformers.__version__} has no {what}; expected a model class.")
     return found
 
 
@@ -85,9 +88,9 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small model in float32, in evaluation mode, whose weights `seed` determines.
+    """Return a small model in float32, in evaluation mode, with weights that `seed` determines.
 
-    The configuration is shrunk in several ways; the first whose model runs is used.
+    The configuration is shrunk in several ways; the first way whose model runs is used.
     """
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
@@ -103,12 +106,12 @@ def build(config: PretrainedConfig, model_class: str | type | None = None, seed:
         raise failures[0]
     reason = shown(str(failures[0]))
     raise TransparityError(
-        f"{made.__name__} does not run when made small ({reason}); expected a model of texts, images or sounds."
+        f"{made.__name__} does not run when made small ({reason}); expected a model of text, images or sound."
     ) from failures[0]
 
 
 def _drawn(made: Any, small: PretrainedConfig, seed: int) -> torch.nn.Module:
-    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # a few classes need numbers
+    with torch.device("meta"), contextlib.suppress(RuntimeError, TypeError):  # a few classes need real numbers
         _refuse_large(made(copy.deepcopy(small)))
     with torch.random.fork_rng(devices=[]), _uninitialised_is_nan():
         torch.manual_seed(seed)
@@ -135,7 +138,7 @@ def _refuse_large(model: torch.nn.Module) -> None:
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
-    """Return the nested configuration of `config` that the class is built from."""
+    """Return the nested configuration from which the class is built."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
@@ -143,9 +146,9 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace parameters, and statistics and biases that are buffers, by random numbers; tables of sines stay."""
+    """Replace parameters by random numbers, and also buffers with statistics or biases; tables of sines stay."""
     generator = torch.Generator().manual_seed(seed)
-    modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # which own what is tied
+    modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # these own tied weights
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}
     with torch.no_grad():
         for name, each in model.named_parameters():
@@ -160,7 +163,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are equal and finite, or all are uninitialised."""
+    """Return whether all numbers are equal and finite, or all are uninitialized."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())
@@ -169,7 +172,7 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 def _drawn_weight(
     name: str, built: torch.Tensor, noise: torch.Tensor, owner: torch.nn.Module | None, generator: torch.Generator
 ) -> torch.Tensor:
-    if isinstance(owner, torch.nn.Embedding):  # rows of small numbers show an epsilon
+    if isinstance(owner, torch.nn.Embedding):  # rows of small numbers reveal an epsilon
         return noise * 10 ** (-2 * torch.rand((len(noise), 1), generator=generator))
     if noise.ndim < 2:
         return torch.nan_to_num(built, float(name.endswith("weight"))) + 0.3 * noise

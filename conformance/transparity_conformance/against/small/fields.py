@@ -1,4 +1,4 @@
-"""Fields of transformers' configurations by the kind of size that they specify."""
+"""Classify the fields of transformers' configurations by the kind of size that they specify."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""Kinds of sizes, and patterns of their fields; the first match is used."""
+"""Kinds of sizes, each with a pattern of field names. The first match determines a field's kind."""
 
 MOST = {
     "vocabulary": 131,
@@ -52,7 +52,7 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest value of a shrunk size that depends on no other."""
+"""The largest value of each kind of size that does not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
 """The kind and value of each field."""
@@ -64,32 +64,30 @@ def kind_of(name: str) -> str:
 
 
 def fields_of(values: dict[str, Any]) -> Fields:
-    """Return the fields that are whole numbers or lists."""
+    """Return the fields whose values are integers or lists."""
     return {name: (kind_of(name), value) for name, value in values.items() if is_whole(value) or is_list(value)}
 
 
 def of_kind(fields: Fields, kind: str) -> dict[str, Any]:
-    """Return the values of the fields of a kind."""
     return {name: value for name, (each, value) in fields.items() if each == kind}
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an int but not a bool."""
+    """Return whether a value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_size(value: Any) -> bool:
-    """Return whether a value is a positive whole number."""
+    """Return whether a value is a positive integer."""
     return is_whole(value) and value > 0
 
 
 def is_list(value: Any) -> bool:
-    """Return whether a value is a list or a tuple."""
     return isinstance(value, list | tuple)
 
 
 def are_names(value: Any) -> bool:
-    """Return whether a value is a list of strings."""
+    """Return whether a value is a nonempty list of strings."""
     return is_list(value) and len(value) > 0 and all(isinstance(each, str) for each in value)
 
 
@@ -101,14 +99,14 @@ def are_places(value: Any) -> bool:
 
 
 def sizes(value: Any) -> list[int]:
-    """Return the positive whole numbers of a value, which may be nested lists."""
+    """Return the positive integers in a value, which may be nested lists."""
     if is_list(value):
         return [number for each in value for number in sizes(each)]
     return [value] if is_size(value) else []
 
 
 def mapped(value: Any, function: Callable[[int], int]) -> Any:
-    """Apply a function to each positive whole number of a value."""
+    """Apply a function to each positive integer in a value."""
     if is_list(value):
         return type(value)(mapped(each, function) for each in value)
     return function(value) if is_size(value) else value

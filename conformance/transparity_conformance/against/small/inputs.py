@@ -1,4 +1,4 @@
-"""Inputs of a model of transformers, by the names of its forward."""
+"""Make inputs of a transformers model, by the argument names of its `forward`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ FEATURES = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs besides text, the method that extracts their features, and the fields with a placeholder's id."""
+"""For each input besides text: the method that extracts its features, and the fields with the placeholder's id."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
-"""Samples of raw audio; token ids run from FIRST to LAST, without special ids."""
+"""The number of samples of raw audio, and the first and last token ids that are used."""
 
 MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
 
 
 def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, seed: int = 0) -> Arrays:
-    """Return arrays that the model's forward takes by name.
+    """Return arrays that the model's `forward` accepts by name.
 
     Args:
-        model: the model; of several layouts that its inputs may have, the first that runs is returned.
-        length: the number of text tokens; a decoder beside an encoder has two less.
+        model: the model; several layouts of inputs are tried, and the first that runs is returned.
+        length: the number of text tokens; after an encoder, a decoder gets two tokens less.
         batch: the number of rows; the last two tokens of the last row are padding.
-        seed: what the numbers are drawn from.
+        seed: the seed of the random numbers.
     """
-    failure: Exception = TypeError(f"{type(model).__name__}.forward takes none of {', '.join(MAIN)}")
+    failure: Exception = TypeError(f"{type(model).__name__}.forward accepts none of {', '.join(MAIN)}")
     for number, inputs in enumerate(_Inputs(model, length, batch, seed).candidates()):
         try:
             with torch.no_grad():
@@ -50,12 +50,11 @@ def example_inputs(model: torch.nn.Module, length: int = 11, batch: int = 2, see
 
 
 def tensors(inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """Return the inputs as tensors of PyTorch."""
     return {name: torch.from_numpy(value) for name, value in inputs.items()}
 
 
 class _Inputs:
-    """Draws the inputs of one model."""
+    """Makes random inputs of one model."""
 
     def __init__(self, model: Any, length: int, batch: int, seed: int) -> None:
         self.model, self.config, self.length, self.batch = model, model.config, length, batch
@@ -67,7 +66,7 @@ class _Inputs:
         self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
 
     def candidates(self) -> Iterator[Arrays]:
-        """Yield inputs of several layouts, the likely ones first."""
+        """Yield inputs in several layouts, the most likely layouts first."""
         beside = self._beside()
         if "input_ids" in self.names:
             yield from self._with_features()
@@ -88,7 +87,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the first of the fields that the configuration, or a nested one, has."""
+        """Return the value of the first of these fields that the configuration, or a nested configuration, has."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -119,7 +118,7 @@ class _Inputs:
         return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
 
     def _beside(self) -> Arrays:
-        """Return the further inputs of forward."""
+        """Return the additional inputs of `forward`."""
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
@@ -153,7 +152,7 @@ class _Inputs:
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:
-        """Yield images as rows of patches, of four by four patches each."""
+        """Yield images as sequences of patches, with four by four patches in each image."""
         patch = self._find("patch_size")
         if not isinstance(patch, int):
             return
@@ -180,7 +179,10 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield texts that start with a placeholder for each feature of an image or sound, or have a token for each."""
+        """Yield text with features of an image or sound.
+
+        The text starts with one placeholder for each feature, or has one token for each feature.
+        """
         for name, (method, tokens) in FEATURES.items():
             extract = getattr(self.model, method, None)
             if name not in self.names or extract is None:
@@ -212,7 +214,7 @@ class _Inputs:
 
 
 def _rows_of(features: Any) -> int:
-    """Return the number of vectors among extracted features."""
+    """Return the number of vectors in extracted features."""
     for name in ("pooler_output", "last_hidden_state"):
         if getattr(features, name, None) is not None:
             features = getattr(features, name)

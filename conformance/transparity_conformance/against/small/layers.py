@@ -1,4 +1,4 @@
-"""The layers that a small model keeps: two of each kind."""
+"""Choose the layers that a small model keeps: two of each kind."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from transparity_conformance.against.small.fields import (
 )
 
 PREFIX, LONGEST = 6, 16
-"""The number of layers up to which the first ones are kept, and the largest number of kept layers."""
+"""`PREFIX`: up to this number, the first layers are kept. `LONGEST`: the largest number of kept layers."""
 
 KINDS = ("layers", "depths", "first", "last", "place", "places")
-"""Kinds of fields about layers; `depths` may list the layers per stage, all of which are kept."""
+"""Kinds of fields about layers. `depths` may list the number of layers in each stage; then all stages are kept."""
 
 
 class Layers:
     """The layers that a small configuration keeps.
 
     Attributes:
-        picks: for each number of layers in the configuration, the indices of those that are kept.
+        picks: for each number of layers in the configuration, the indices of the layers that are kept.
     """
 
     def __init__(self, fields: Fields, special: Mapping[int, Any]) -> None:
@@ -44,7 +44,7 @@ class Layers:
         self.kept = self.picks.get(self.count, [])
 
     def has_one_for_each(self, kind: str, value: Any) -> bool:
-        """Return whether a field's value is a list with an item for each layer."""
+        """Return whether a field's value is a list with one item for each layer."""
         return is_list(value) and len(value) > 2 and len(value) in self.picks and not self._are_places(kind, value)
 
     def cut(self, value: Any) -> Any:
@@ -52,7 +52,7 @@ class Layers:
         return type(value)(value[old] for old in self.picks[len(value)])
 
     def new(self, kind: str, value: Any) -> Any:
-        """Return the value that a field about layers has in the small configuration."""
+        """Return the value of a field about layers in the small configuration."""
         if self.kept and self._are_places(kind, value):
             return type(value)(new for new, old in enumerate(self.kept) if old in value)
         if is_list(value):
@@ -66,11 +66,11 @@ class Layers:
         return sum(old < value if kind == "first" else old >= self.count - value for old in self.kept)
 
     def _are_places(self, kind: str, value: Any) -> bool:
-        """Return whether a list has indices of layers, and not 0 or 1 for each layer."""
+        """Return whether a list contains indices of layers, rather than 0 or 1 for each layer."""
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        """Return all facts that the configuration states about each of `count` layers."""
+        """Return all properties that the configuration states about each of `count` layers."""
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
@@ -87,12 +87,15 @@ class Layers:
         return list(zip(*rows, strict=True))
 
     def _is_listed(self, name: str) -> bool:
-        """Return whether a list repeats the facts of a period of attention."""
+        """Return whether the configuration also lists each layer's kind, so that a period of attention adds nothing."""
         return "layer_types" in self.fields and re.search("att|window", name) is not None
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the first layers if they have each kind twice, else two layers of each kind, of which one may repeat."""
+    """Return the first layers if they contain each kind twice, otherwise two layers of each kind.
+
+    If a kind has only one layer, this layer is repeated.
+    """
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

@@ -1,4 +1,4 @@
-"""Small configurations of transformers: sizes shrink, and sizes that must match still do."""
+"""Make small configurations of transformers: sizes shrink, and sizes that must match still match."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from transparity_conformance.against.small.fields import (
 from transparity_conformance.against.small.layers import KINDS, Layers
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The size of a head, the narrowest width that shrinks, and the most heads and labels."""
+"""The size of a head, the narrowest width that shrinks, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Token ids from here on become ids in the small vocabulary that no text has."""
+"""Special tokens with this id or a larger id get new ids at the end of the small vocabulary, which texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Parts of a layer with their own heads, besides attention."""
+"""Parts of a layer, besides attention, that have their own heads."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
-    """Return a small copy.
+    """Return a small copy of a configuration.
 
     Args:
-        config: the configuration; those inside it become small, too.
-        keep: kinds of fields that are unchanged; with `ratios`, widths of all configurations keep their ratios.
+        config: the configuration; nested configurations shrink too.
+        keep: kinds of fields that stay unchanged; `ratios` keeps the ratios of all widths.
     """
     small = copy.deepcopy(config)
     widths: dict[int, int] = {}
@@ -64,7 +64,7 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
 
 
 def configs_in(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedConfig]:
-    """Yield a configuration and those inside it, each once."""
+    """Yield a configuration and its nested configurations, each once."""
     if id(config) not in seen:
         seen.add(id(config))
         yield config
@@ -74,15 +74,15 @@ def configs_in(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedC
 
 
 class _Part:
-    """One configuration of a tree.
+    """A configuration, which may be nested in another.
 
     Attributes:
-        widths: by the widths of all configurations, the small ones.
-        tokens: by the ids of all special tokens, the small ones.
-        heads: by mixer, by numbers of heads, the small ones.
+        widths: maps each width in any configuration to its small width.
+        tokens: maps the id of each special token to its id in the small vocabulary.
+        heads: maps, for each mixer, each number of heads to its small number.
         width: the width of the residual stream, or 0.
-        unit: by what sizes of heads are divided.
-        factor: by what widths are divided.
+        unit: the divisor of head sizes.
+        factor: the divisor of widths.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class _Part:
         return of_kind(self.fields, kind)
 
     def _mixer(self, name: str) -> str:
-        """Return the part of a layer that has these heads; empty for attention."""
+        """Return the part of a layer to which a field about heads belongs; empty for attention."""
         if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
             return "mamba"
         return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
-        """Return the first number of the first field that has one."""
+        """Return the first number in the first of these fields that contains a number."""
         values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
         return next((number for value in values for number in sizes(value)), 0)
 
     def _width(self) -> int:
         names = [*WIDTHS, *(name for name, value in self._of("width").items() if is_list(value))]
         lists = [value for value in self._of("heads").values() if is_list(value)]
-        if any(len(each) not in self.layers.picks for each in lists):  # stages; hidden_size is the width of the last
+        if any(len(each) not in self.layers.picks for each in lists):  # then hidden_size is the last stage's width
             names.remove("hidden_size")
         width = 0 if "width" in self.keep else self._named(*names)
         return width if width >= NARROWEST else 0
@@ -136,7 +136,7 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that no other configuration has, and that all numbers of heads divide."""
+        """Return a width that no other configuration has, and that is a multiple of all numbers of heads."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -169,7 +169,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """Keep only the last stages of a backbone whose stages are its layers; it still returns the same number."""
+        """Keep the last stages of a backbone whose stages are its layers, and return the same number of stages."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -219,12 +219,12 @@ class _Part:
         return max(8, round(exact / 8) * 8)
 
     def _has_stages(self) -> bool:
-        """Return whether there are depths or widths of several stages."""
+        """Return whether the configuration lists depths or widths of several stages."""
         lists = [*self._of("depths").values(), *self._of("width").values()]
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Preserve the relation of heads × head size to the width: a multiple of it, or another width."""
+        """Preserve the relation of heads × head size to the width: a multiple of the width, or another width."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -239,7 +239,10 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Return a rotary embedding with its per-frequency numbers truncated to the small head."""
+        """Return the settings of a rotary embedding.
+
+        Lists with a number for each frequency are cut to the size of the small head.
+        """
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -251,7 +254,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of positions; if it depends on the length of a text, it applies to short texts."""
+        """Keep the scaling of positions. If it depends on the length of the text, let it apply to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -266,7 +269,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Return small numbers of heads in the proportions of `counts`; one head stays one."""
+    """Return small numbers of heads in the proportions of `counts`; one head stays one head."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1
@@ -277,12 +280,12 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
 
 
 def _stem(name: str) -> str:
-    """Return the field name of a head count or head size, without these words."""
+    """Return a field name without the words for the number or size of heads."""
     return re.sub(r"(^|_)(num|n|d|heads?|headdim|dim|attention|size)(?=_|$)", "", name).strip("_")
 
 
 def _shares(parts: list[int], total: int) -> list[int]:
-    """Return whole numbers in the proportions of `parts` that sum to `total`."""
+    """Return integers in the proportions of `parts` that sum to `total`."""
     exact = [part * total / sum(parts) for part in parts]
     whole = [int(each) for each in exact]
     for place in sorted(range(len(parts)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:

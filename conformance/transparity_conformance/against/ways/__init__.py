@@ -1,1 +1,1 @@
-"""Comparisons besides one forward pass: sizes, repeated calls, cached steps, generation, losses, gradients."""
+"""Comparisons besides one forward pass: other sizes, repeated calls, cached steps, generation, losses, gradients."""

@@ -1,4 +1,4 @@
-"""The place where two backward passes diverge: between a wrong gradient and the next function."""
+"""Find the place where two backward passes diverge: between a wrong gradient and the next function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_conformance.report.report import Cause
 
 
 class Place:
-    """The last value of the port whose gradient is wrong, and the function that reads it."""
+    """The last value of the port whose gradient is wrong, and the function that reads this value."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port
@@ -35,7 +35,7 @@ class Place:
                 self.alike[counterpart].append(index)
 
     def backwards(self) -> list[str]:
-        """Return the reference's parameters in the order in which a backward pass reaches them."""
+        """Return the names of the reference's parameters in the order in which a backward pass reaches them."""
         last: dict[int, int] = {}
         for index, operation in enumerate(self.theirs.operations):
             last |= dict.fromkeys(operation.inputs, index)
@@ -52,12 +52,12 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def _is_cut(self, index: int) -> bool:
-        """Return whether no gradient reaches a value of the port, although one reaches its counterparts."""
+        """Return whether no gradient reaches a value of the port, although a gradient reaches its counterparts."""
         alike = self.alike[index]
         return not self.port.passes[index] and (not alike or any(self.theirs.passes[each] for each in alike))
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the lines of both, and the cause if a function lets no gradient pass."""
+        """Return the lines of the port and the reference, and the cause if a function passes no gradient on."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()
@@ -72,14 +72,17 @@ class Place:
         return _line(operation.source), theirs, causes
 
     def _counterpart(self, culprit: int, given: int) -> Mapping[str, Any] | None:
-        """Return the reference's line for the first other matched value computed from the culprit's counterpart."""
+        """Return the reference's line of the first counterpart of a value that depends on `culprit`.
+
+        Values with the counterparts of `given` are skipped.
+        """
         for index in self._following(culprit):
             for each in self.alike[index] if self.alike[index] != self.alike[given] else ():
                 return _line(self.theirs.operations[each].source)
         return None
 
     def _following(self, index: int) -> Iterator[int]:
-        """Yield a value and what is computed from it."""
+        """Yield the index of a value, and the indices of all values that depend on it."""
         after = {index}
         for number, operation in enumerate(self.port.operations):
             if number == index or not after.isdisjoint(operation.inputs):
@@ -92,7 +95,7 @@ def _line(source: Source | None) -> Mapping[str, Any] | None:
 
 
 def _apart(exact: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference in any order, as a share of the largest number."""
+    """Return the largest difference of the sorted numbers, as a share of the largest number."""
     a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
     scale = float(np.abs(a).max(initial=0.0))
     if a.shape != b.shape:

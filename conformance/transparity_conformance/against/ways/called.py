@@ -12,11 +12,11 @@ from torch import nn
 from transparity_conformance.against.reference import Inputs, Reference
 
 Way = Callable[[Any, dict[str, Any]], Any]
-"""Calls a model with tensors by name; returns the answer."""
+"""A function that calls a model with tensors by name and returns the answer."""
 
 
 class _Called(nn.Module):
-    """A module whose `forward` calls another one in a given way, with the other's tensor and module names."""
+    """A module whose `forward` calls another module in some way. It has the other module's tensors and names."""
 
     def __init__(self, model: nn.Module, way: Way) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Called(nn.Module):
 
 
 class InWay(Reference):
-    """A reference that is called in a given way; it shares the tensors of the original."""
+    """A reference that is called in another way. It shares the tensors of the original reference."""
 
     def __init__(self, reference: Reference, way: Way) -> None:
         super().__init__(reference.name, _Called(reference.model, way), reference.dtype)

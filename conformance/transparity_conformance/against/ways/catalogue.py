@@ -1,7 +1,7 @@
-"""Our names for faults, if the reference belongs to a family that we can read.
+"""Name faults as in the catalogue, if the checker supports the family of the reference.
 
-Catalogued faults are put into our own column of the same folder. If a fault gives the port's answers, its name is the
-name of the departure.
+The faults of the catalogue are put into the checker's own NumPy reference, with the weights of the same folder. If a
+fault gives the port's answers, the departure gets the fault's name.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MOST_PROBES = 3
 def with_names(
     report: Report, folder: Path | None, answers: Sequence[Answer], budget: float, progress: Progress
 ) -> Report:
-    """Return the report with our names of the faults of its forward pass, if we read the family of the folder."""
+    """Return the report with the catalogue's names of faults, if the checker supports the family of the folder."""
     if folder is None or not any(not each.agrees for each in answers):
         return report
     try:
         checkpoint = import_checkpoint(folder)
-    except TransparityError:  # of a family that we do not read
+    except TransparityError:  # the family is not supported
         return report
     probes = dict(_probes(checkpoint.config, checkpoint.parameters, answers))
     actual = {each.probe: {"logits": each.actual} for each in answers if each.probe in probes}
@@ -47,12 +47,15 @@ def with_names(
     causes = [cause for fault in ours.faults for cause in fault.causes]
     if not causes or any(not fault.causes or fault.causes[-1].explained < PRACTICALLY_ALL for fault in ours.faults):
         return report
-    notes = [f"our name: {each.mistake}: {each.says}; `transparity explain {each.mistake}`" for each in causes]
+    notes = [f"known as {each.mistake}: {each.says}; see `transparity explain {each.mistake}`" for each in causes]
     return dataclasses.replace(report, faults=_named(report.faults, causes), notes=(*report.notes, *notes))
 
 
 def _named(faults: Sequence[Divergence], causes: Sequence[Cause]) -> tuple[Divergence, ...]:
-    """Return the faults with our ids: the one that an edit explains, or the only unexplained one."""
+    """Return the fault with its id in the catalogue, if there is one fault with one cause.
+
+    An unexplained fault also gets the cause of the catalogue.
+    """
     if len(faults) != 1 or len(causes) != 1:
         return tuple(faults)
     (fault,), (ours,) = faults, causes
@@ -63,7 +66,7 @@ def _named(faults: Sequence[Divergence], causes: Sequence[Cause]) -> tuple[Diver
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Yield the first wrong answers without padding, and a right one, as probes of our column."""
+    """Yield the first wrong answers without padding, and one right answer, as probes of the checker's reference."""
     whole = [each for each in answers if not each.is_padded and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]
     for each in [*(each for each in whole if not each.agrees), *right][:MOST_PROBES]:

@@ -1,4 +1,4 @@
-"""Gradients by parameter, of the inner product of the answer with random numbers."""
+"""Compare gradients, for each parameter, of the inner product of the answer with random numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     expected = Expected(sides.reference, _with_cotangent(sides.reference, inputs))
     try:
         expected.near  # noqa: B018 - which computes the reference's
-    except Exception as error:  # noqa: BLE001 - what the reference returns may have no derivative
+    except Exception as error:  # noqa: BLE001 - the result may have no derivative
         return not_compared(f"{CLAIM}: the reference raises {describe_error(error)}")
     try:
         actual, unknown = _of_port(sides, expected)
@@ -48,7 +48,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
 
 
 def _with_cotangent(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with a random number for each number of the answer; padding has none."""
+    """Return the inputs, and a random number for each number of the answer; 0 at padding."""
     answer, _ = reference.near(inputs)
     drawn = np.random.default_rng(answer.size).standard_normal(answer.shape).astype(np.float32)
     kept = reference.kept(inputs, answer.shape)
@@ -81,7 +81,7 @@ class Expected:
 
     @functools.cached_property
     def own(self) -> tuple[Gradients, Gradients]:
-        """Return the gradients in float64, and in the precision."""
+        """Return the gradients in float64, and in the precision of the reference."""
         return self._pair(self.reference.exact, self.reference.rounded)
 
     @property
@@ -90,7 +90,7 @@ class Expected:
 
     @functools.cached_property
     def scale(self) -> float:
-        """Return the largest number of all gradients, taken as one vector."""
+        """Return the largest absolute value in all gradients."""
         return max(float(np.abs(value).max(initial=0.0)) for value in self.exact.values())
 
     def _budgets(self, pairs: list[tuple[Gradients, Gradients]]) -> dict[str, float]:
@@ -102,16 +102,19 @@ class Expected:
 
     @functools.cached_property
     def near(self) -> dict[str, float]:
-        """Return the difference in each parameter that the reference's own error explains."""
+        """Return, for each parameter, the difference that the rounding of the reference explains."""
         return self._budgets([self.own])
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return the same with errors at neighbouring points, because the error at one point may be small by chance."""
+        """Return, for each parameter, the difference that rounding explains for slightly different weights.
+
+        For a single set of weights, the error may be small by chance.
+        """
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:
-        """Return the records of the backward pass in float64 and in the precision."""
+        """Return the records of the backward pass, in float64 and in the precision of the reference."""
         model = self.reference.exact
         with exactly():
             exact = from_lists(self._called(model, backward))
@@ -119,7 +122,7 @@ class Expected:
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
-    """Return the port's gradients by the reference's names, and the names without a parameter in the port."""
+    """Return the port's gradients by the reference's names, and the names that have no parameter in the port."""
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
@@ -156,5 +159,5 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
         source=source,
         reference_source=theirs,
     )
-    says = f"gradients: {len(wrong)} of {len(shares)} differ; {first} is the first one in the backward pass"
+    says = f"gradients: {len(wrong)} of {len(shares)} differ; {first} is the first in the backward pass"
     return CapabilityResult((claim,), (fault,), notes=(says,))

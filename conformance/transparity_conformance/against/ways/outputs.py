@@ -1,4 +1,4 @@
-"""Outputs besides logits: greedily generated tokens, and the loss of labels."""
+"""Compare outputs besides logits: greedily generated tokens, and losses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
 
 
 def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the tokens after the first inputs, and after the first with padding on the left."""
+    """Compare the tokens that both generate after the first inputs, and after inputs with padding on the left."""
     if reason := why_not(GENERATION.method, sides):
         return not_compared(f"{GENERATION.claim}: {reason}")
     view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
     for name, inputs in telling(probes).items():
         if any("mask" in each and not value[:, -1].all() for each, value in inputs.items()):
-            continue  # nobody goes on from padding
+            continue  # no text is continued after padding
         try:
             is_clear = _is_clear(view, sides.reference, inputs)
         except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
@@ -39,10 +39,10 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
 
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
-    """Return whether rounding decides no token.
+    """Return whether no generated token depends on rounding.
 
-    The reference must choose the same tokens in float64 and in the precision. Without padding, the margin must exceed
-    the budget of its logits.
+    The reference must choose the same tokens in float64 and in its precision. Without padding, the margin of each
+    choice must exceed the budget of the logits.
     """
     tokens, _ = view.near(inputs)
     if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
@@ -60,16 +60,16 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 LOSS = Way("loss", "loss", (), "")
 
 IGNORED, SHARE = -100, 0.2
-"""The ignored label of PyTorch and transformers, and the number of ignored labels."""
+"""The label that PyTorch and transformers ignore, and the share of labels that are ignored."""
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the losses of the first inputs, and of inputs with padding."""
+    """Compare the losses on the first inputs, and on inputs with padding."""
     if reason := why_not(LOSS.method, sides):
         return not_compared(f"{LOSS.claim}: {reason}")
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
     view = LOSS.reference(sides.reference)
-    try:  # a text of one token has no next one, and so no loss
+    try:  # a text of one token has no next token, and so no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
         return not_compared(f"{LOSS.claim}: with these labels the reference raises {describe_error(error)}")
@@ -77,7 +77,10 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with labels; the labels of padding, of predictions at padding, and some others are ignored."""
+    """Return the inputs with labels.
+
+    Labels of padding, labels that padding predicts and some random labels are ignored.
+    """
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])
@@ -85,6 +88,6 @@ def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     kept = reference.kept(inputs, answer.shape)
     if kept is not None:
         labels[~kept[..., 0]] = IGNORED
-        if labels.ndim > 1:  # the first token after padding, which padding predicts
+        if labels.ndim > 1:  # the token before this one is padding
             labels[:, 1:][~kept[:, :-1, 0]] = IGNORED
     return {**inputs, LABELS: labels}

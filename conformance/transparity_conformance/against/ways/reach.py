@@ -1,4 +1,4 @@
-"""Other forward passes: lengths and batches that cross every number of the configuration, and repeated calls."""
+"""Compare other forward passes: lengths beyond each size in the configuration, other batches, and repeated calls."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 CLAIM = Way("forward.reach", "", (), "")
 
 SECONDS = 2.0
-"""Processor seconds after which no further length is tried, so that small models get a verdict within seconds."""
+"""After this processor time, further lengths are skipped, so that small models get a verdict within seconds."""
 
 MOST_ROWS = 13
-"""Batches alternate between 1 and this many rows."""
+"""The numbers of rows in a batch run from 1 to this number, in turn."""
 
 
 def longest_of(reference: Reference) -> int:
-    """Return the longest text: limited by the positions, by about 0.2 s, or by `LONGEST`."""
+    """Return the length of the longest text: limited by the positions, by about 0.2 s, or by `LONGEST`."""
     positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
     size = sum(each.size for each in reference.weights.values())
     return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
-    """Return the integers of the configuration that a text may exceed, such as a window or chunk."""
+    """Return the integers of the configuration that a text may exceed, such as a window or a chunk."""
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
 def compare_sizes(sides: Sides) -> CapabilityResult:
-    """Compare both at other lengths and batches; the first wrong length is searched for."""
+    """Compare both at other lengths and batches. If a length is wrong, search for the first wrong length."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
     for length, batch in _sizes(sides):
         if time.thread_time() - began > SECONDS:
@@ -61,7 +61,7 @@ def _calls(outcome: Outcome) -> list[Call]:
 
 
 def _sizes(sides: Sides) -> list[tuple[int, int]]:
-    """Return lengths and batches: short lengths with all batches in turn, longer ones with one or two rows."""
+    """Return lengths and batches. Short lengths use all batches in turn; longer lengths use one or two rows."""
     model = sides.reference.model
     if not is_text(model):
         return [(1, batch) for batch in BATCHES]
@@ -84,7 +84,7 @@ def _result(sides: Sides, outcome: Outcome, left_out: list[int]) -> CapabilityRe
     if outcome.wrong:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
     if left_out:
-        found += not_compared(f"lengths {', '.join(map(str, left_out))}: the comparison takes too long for all of them")
+        found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
     return found
 
 
@@ -94,7 +94,7 @@ TIMES = 3
 
 
 def compare_repeats(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Call the first inputs several times, then others, and then the first again."""
+    """Call both with the first inputs several times, with other inputs, and with the first inputs again."""
     (first, inputs), *others = probes.items()
     calls = {f"{first}, called again ({number})": inputs for number in range(1, TIMES + 1)}
     if others:

@@ -1,4 +1,4 @@
-"""Cached steps: a prompt, then one position or a few at a time, across the thresholds of the configuration."""
+"""Compare cached steps: a prompt, then one or a few positions at a time, across the thresholds of the configuration."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from transparity_conformance.report.capability_result import CapabilityResult, n
 from transparity_conformance.running.ways import up_to
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""The prompt, the positions taken at once after it, and the length of a text, beyond small models' windows."""
+"""The length of the prompt, the positions in each step after it, and the length of a text.
+
+Texts are longer than the windows of small models.
+"""
 
 BEYOND = 4
-"""Positions after a threshold; the prompt ends one before it."""
+"""The number of positions after a threshold. The prompt ends one position before the threshold."""
 
 SECONDS = 2.0
-"""Processor time after which no longer prompt is started, so that small models get a verdict within seconds."""
+"""After this processor time, longer prompts are skipped, so that small models get a verdict within seconds."""
 
 CLAIM = "step"
 
 
 def compare_steps(sides: Sides) -> CapabilityResult:
-    """Compare cached steps, except where the reference differs from its own forward pass."""
+    """Compare cached steps, except where the reference's steps differ from its own forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -36,7 +39,7 @@ def compare_steps(sides: Sides) -> CapabilityResult:
         if found.faults:
             break
         if time.thread_time() > ends:
-            return found + not_compared(f"{CLAIM}, {way.says}, and longer ones: it would take too long")
+            return found + not_compared(f"{CLAIM}, {way.says}, and longer prompts: the comparison takes too long")
         found += _compared(way, sides, probes)
     return found
 
@@ -78,7 +81,7 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return why the reference's steps cannot be compared: they are not its own forward pass; empty if they can."""
+    """Return why the reference's steps cannot be compared; empty if they equal its own forward pass."""
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take

@@ -1,4 +1,4 @@
-"""A third implementation, called as the port is, to show which of the three differs from the other two."""
+"""Compare a third implementation, called like the port, to show which of the three differs from the other two."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def compare_third(
     """Compare a third implementation with the reference, and with the port within the budgets of both.
 
     Args:
-        sides, answers: the port and the reference, and the answers of both.
-        make, name: makes the third implementation's forward pass; and its name.
+        sides, answers: The port and the reference, and their answers.
+        make, name: A function that makes the third implementation's forward pass, and its name.
     """
     third = Sides(sides.reference, make, 0.0, sides.progress)
     given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))

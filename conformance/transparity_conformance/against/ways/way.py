@@ -1,4 +1,4 @@
-"""A way to call two implementations: the resulting claim, or the reason why there is no comparison."""
+"""Call two implementations in some way, and return a claim, or the reason why there is no comparison."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ from transparity_conformance.running.ways import offers as model_offers
 
 @dataclass(frozen=True)
 class Way:
-    """A way to call both."""
+    """A way to call both implementations."""
 
     claim: str
-    """The claim of the report."""
+    """The name of the claim in the report."""
     method: str
-    """Its name among the ways to call a model."""
+    """The name of the way to call a model."""
     settings: tuple[int, ...]
     says: str
     """A description in words."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return the reference, called in this way."""
         from transparity_conformance.against.ways.called import InWay
 
         function = WAYS[self.method][0]
@@ -50,7 +49,6 @@ class Way:
 
 
 FORWARD = Way("forward", "", (), "")
-"""The forward pass itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,32 +65,31 @@ class Sides:
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
-        """Return the port's forward pass, the same object in all calls."""
+        """Return the port's forward pass, which is the same object in all calls."""
         return self.make()
 
     def answered(
         self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
     ) -> np.ndarray:
-        """Return the port's answer in a given way; an empty `method` is its forward pass."""
+        """Return the port's answer to a call. An empty `method` means the forward pass."""
         answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
         if answer.dtype.kind not in "fiu":
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
         return np.asarray(answer, np.float64)
 
     def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
-        """Return the same with the port's operations."""
+        """Return the port's answer to a call, and the port's operations."""
         answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
         return np.asarray(as_numbers(answer), np.float64), operations
 
     def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Compare the answers of both."""
         if way is FORWARD:
             self.called.extend(probes.values())
         call = functools.partial(self.answered, way.method, way.settings)
         return judged(reference or self.reference, call, probes, self.progress)
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """Find out where and why the answers differ, if they do: on a single call, or because of earlier calls."""
+        """If the answers differ, find where and why; a difference may also result from earlier calls."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
@@ -103,13 +100,12 @@ class Sides:
         return found.because(Cause("history", HISTORY, None, 0.0, 1.0)) if is_history else found
 
     def _is_right_alone(self, answer: Answer, way: Way, reference: Reference) -> bool:
-        """Return whether a new port gives the right answer."""
+        """Return whether a newly built port gives the right answer."""
         forward = self.make()
         call = functools.partial(self.answered, way.method, way.settings, forward=forward)
         return not judged(reference, call, {answer.probe: answer.inputs}).wrong
 
     def compared(self, probes: Mapping[str, Inputs]) -> Outcome:
-        """Compare forward passes on every probe."""
         return self.explained(self.judged(probes))
 
 
@@ -120,15 +116,15 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare both in a given way; return a claim, with a fault if they differ.
+    """Compare both implementations in a given way; return a claim, and a fault if they differ.
 
     Args:
-        way, sides, probes: the way, both implementations, and the inputs.
-        reference: the reference in this way.
-        shorten: returns fewer inputs on which a wrong answer is wrong, too.
+        way, sides, probes: The way, both implementations, and the inputs.
+        reference: The reference, called in this way.
+        shorten: Returns shorter inputs on which a wrong answer remains wrong.
     """
     if not probes:
-        return not_compared(f"{way.claim}: no inputs have one")
+        return not_compared(f"{way.claim}: no inputs allow this comparison")
     try:
         outcome = sides.judged(probes, way, reference)
         if outcome.wrong and shorten is not None:
@@ -141,7 +137,7 @@ def compare_way(
 
 
 def why_not(method: str, sides: Sides) -> str:
-    """Return the reason why a way is not compared; empty if both offer it."""
+    """Return the reason why both are not compared in a given way; empty if both offer it."""
     model = sides.reference.model
     offered = {
         "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),
@@ -152,7 +148,7 @@ def why_not(method: str, sides: Sides) -> str:
 
 
 def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
-    """Return the claim of a comparison and its faults."""
+    """Return the claim of a comparison, with its faults."""
     worst = max(outcome.answers, key=lambda each: share(each.error, each.budget))
     verdict: Any = "diverges" if outcome.wrong else "agrees"
     where = f"{worst.probe}, {way.says}" if way.says else worst.probe

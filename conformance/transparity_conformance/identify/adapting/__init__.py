@@ -1,1 +1,4 @@
-"""Find the adapter of a model with its own parameter names: run it once, record it, and match it place by place."""
+"""Find the adapter of a model with its own parameter names.
+
+One run of the model is recorded. Its parameters are then matched in the order of the forward pass.
+"""

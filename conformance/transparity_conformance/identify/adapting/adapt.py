@@ -1,4 +1,4 @@
-"""Find the adapter of a port by running the port, and prove it with drawn weights."""
+"""Find the adapter of a port by running the port, and prove the adapter with random weights."""
 
 from __future__ import annotations
 
@@ -26,31 +26,27 @@ from transparity_conformance.running.process.running import run
 
 
 class Tensors(Protocol):
-    """A port's model, in this process or another one."""
+    """A port's model, in this process or another process."""
 
-    def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the model."""
+    def __call__(self, **tokens: np.ndarray) -> Any: ...
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return its tensors by name."""
+    def tensors(self) -> dict[str, np.ndarray]: ...
 
-    def buffers(self) -> dict[str, np.ndarray]:
-        """Return its buffers by name."""
+    def buffers(self) -> dict[str, np.ndarray]: ...
 
-    def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write `values` into its tensors or buffers."""
+    def assign(self, values: Mapping[str, np.ndarray]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """An adapter and the result of its proof."""
+    """An adapter, and the result of its proof."""
 
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
     """How the logits differ with the adapter; None if they agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
-    """Parameters that the port's own loader stores in another place than the one it computes with."""
+    """Parameters that the port's loader stores in other tensors, or in another layout, than the model reads."""
 
     @property
     def is_settled(self) -> bool:
@@ -69,13 +65,13 @@ def adapt(
     """Find the adapter of a port, and prove it.
 
     Args:
-        make: the port: a class of modules or a function that returns one, called as `Model()` or `Model(config)`; or a
-            `build(config, parameters)`, whose own mapping is then checked against its computation.
+        make: the port, as a class of modules or a function that returns a module, called as `Model()` or
+            `Model(config)`; or as `build(config, parameters)`, whose mapping of parameters is then also checked.
         config: the port's configuration.
-        budget: seconds for the search.
-        progress: called at every step.
+        budget: the time limit of the search, in seconds.
+        progress: receives the progress of the search.
 
-    Raises `PortError` if the port cannot be made, or raises.
+    Raises `PortError` if the port cannot be built, or raises an error.
     """
     parameters = probe_parameters(config)
     return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget, progress=progress)
@@ -89,12 +85,12 @@ def adapt_model(
     budget: float = BUDGET,
     progress: Progress | None = None,
 ) -> Adapted:
-    """Find the adapter of a model that exists already; see `adapt`.
+    """Find the adapter of an existing model; see `adapt`.
 
     Args:
         model: the model.
         config: its configuration.
-        given: the parameters that the model was built with, if its own loader read them.
+        given: the parameters that the model's own loader read, if any.
         budget, progress: as for `adapt`.
     """
     told = progress or ignore_progress
@@ -108,7 +104,7 @@ def adapt_model(
         found = matched(model, tensors, model.assign, config, clock)
     adapter = _adapter(found, tensors)
     result = Adapted(adapter, found, None)
-    if any(own.values()):  # otherwise it keeps its own weights
+    if any(own.values()):  # If no parameter is found, the port has kept its own weights.
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)
@@ -119,7 +115,7 @@ def adapt_model(
 def _fitting(
     found: FoundAdapter, buffers: Mapping[str, np.ndarray], config: TransformerConfig
 ) -> dict[str, np.ndarray]:
-    """Return the buffers whose size fits a parameter without a tensor."""
+    """Return the buffers whose size fits a parameter that no tensor matches."""
     shapes = parameter_shapes(config)
     sizes = {math.prod(shapes[name]) for name, line in found.lines.items() if line == ABSENT}
     return {name: value for name, value in buffers.items() if value.size in sizes}
@@ -134,13 +130,13 @@ def _adapter(found: FoundAdapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
 
 
 def proof_of(model: Tensors, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """Compare a model with the reference on drawn weights, which the adapter writes.
+    """Compare a model with the reference on random weights, which the adapter writes.
 
     Args:
         model: the model.
-        tensors: its tensors before any weights are written.
+        tensors: the model's tensors before weights are written.
         probes: the inputs.
-        adapter: where it keeps each parameter.
+        adapter: the tensor of each parameter.
     """
 
     def answer(probe: Probe) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Hypotheses about a place: the lines that its parameters may have, most likely first."""
+"""Yield the lines that some parameters may have in an adapter, the most likely lines first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, Shapes, at_layer, parted, templates
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
-"""The steps that turn a kernel into a matrix, or into a vector, before its rows are cut."""
+"""The steps that turn a kernel into a matrix or a vector, before its rows are cut."""
 
 IsRight = Callable[[Lines, str], bool]
 
@@ -25,11 +25,11 @@ def hypotheses_of(
     """Yield the lines that the parameters of a place may have.
 
     Args:
-        place: the place.
+        place: parameters that are matched together.
         config: the configuration, with all biases enabled.
         pool: the port's tensors.
-        pools: the tensors that are still free, most likely first.
-        is_right: returns whether the reference, with the given lines, computes a tap of the port.
+        pools: the groups of unmatched tensors, most likely first.
+        is_right: returns whether the reference with these lines computes the port's value at a tap.
     """
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
     for shapes, in_one in itertools.product(pools, (True, False)):
@@ -47,14 +47,14 @@ def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append the steps that reorder the rows of a query or key, or of their gains, for rotation."""
+    """Append the steps that reorder the rows of a query or key, or of its gain, for rotation."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
 
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
-    """Yield the lines of the same place in the first layer, with this layer's number."""
+    """Yield the lines of the first layer's parameters, with the number of this layer."""
     match = LAYER.match(place.tap)
     if match is None or match["layer"] == "0":
         return
@@ -68,7 +68,7 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
 
 
 def templates_of(text: str, pool: Pool) -> list[str]:
-    """Return the candidate lines for all layers, given the line of the first."""
+    """Return the possible lines for all layers, given the line of the first layer."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
 
 
@@ -82,10 +82,10 @@ def _exists(text: str, pool: Pool) -> bool:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the candidate lines of a map's parameters; those that a separate tap of the map contradicts are left out.
+    """Return the possible lines of a map's parameters, except lines that the map's own tap contradicts.
 
     Args:
-        in_one: whether all tensors must belong to one module, judged by their names.
+        in_one: whether the names of all tensors must belong to one module.
     """
     ways = [
         dict(zip(each.parameters, texts, strict=True))
@@ -98,7 +98,7 @@ def _ways(
 
 
 def _module(text: str, pool: Pool) -> str:
-    """Return a tensor's name without its last part."""
+    """Return the name of a line's tensor without its last part."""
     return text if text == ABSENT else parted(text, pool.shapes)[0].rpartition(".")[0]
 
 

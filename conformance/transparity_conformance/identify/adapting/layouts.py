@@ -1,4 +1,4 @@
-"""How ports store a parameter: transposed, fused with others, packed by heads, or permuted for RoPE."""
+"""The layouts in which ports store a parameter: transposed, fused, packed by heads, or permuted for RoPE."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps that cut a parameter's rows from a matrix, and the matrix's number of rows."""
+"""The steps that cut a parameter's rows from a matrix, and the number of rows of the matrix, as an expression."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
-"""The inputs per feature of convolution kernels and patch maps."""
+"""The number of inputs of each feature in convolution kernels and patch maps, as an expression."""
 
 LAST_AXIS_FIRST = {"patch_projection": ".permute(3, 2, 0, 1)", "first_convolution": ".permute(2, 1, 0)"}
 LAST_AXIS_FIRST["second_convolution"] = LAST_AXIS_FIRST["first_convolution"]
-"""The steps that turn flax's kernels into PyTorch's."""
+"""The steps that turn flax's kernels into PyTorch's kernels."""
 
 CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
-"""The steps for a patch map whose channels come last."""
+"""The steps that turn a patch map with channels last into a map with channels first."""
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The maps that ports fuse in a gated delta network and in Mamba-2, in their order."""
+"""The linear maps that ports fuse, in order: in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
-    """Return the number of input features of a weight, as an expression in letters."""
+    """Return the number of input features of a weight, as an expression of letters such as `N*H`."""
     role = parameter.split(".")[-2]
     if ".recurrence." in parameter:
         return "R*V" if role == "output" else str(config.convolution_width) if "convolution" in role else "D"
@@ -45,7 +45,7 @@ def columns_of(parameter: str, config: TransformerConfig) -> str:
 
 
 def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield every way to view the tensor as a matrix with `columns` columns, with its number of rows."""
+    """Yield each view of a tensor as a matrix with `columns` columns: its line and its number of rows."""
     into = size_of(columns, sizes)
     if len(shape) == 1:
         yield from [(f"{name}.view(-1, {columns})", 1)] * (shape[0] == into)
@@ -63,25 +63,25 @@ def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str
 
 
 def _is_repeat(order: Sequence[int], shape: Sequence[int], cut: int) -> bool:
-    """Return whether a permutation only moves an axis of size 1, or merges axes in an order that no code uses."""
+    """Return whether a permutation only moves an axis of size 1, or merges axes in an order that no port uses."""
     return any(list(part) != sorted(part) for part in (order[:cut], order[cut:])) or any(
         shape[axis] == 1 and axis != place for place, axis in enumerate(order)
     )
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
-    """Return the line of a tensor as a vector, and its size."""
+    """Return the line that reads a tensor as a vector, and the vector's size."""
     return (name if len(shape) == 1 else f"{name}.view(-1)"), math.prod(shape)
 
 
 def _block(number: int, size: str) -> str:
-    """Return the step that takes block `number` of equal blocks of rows."""
+    """Return the step that takes block `number` of equally large blocks of rows."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
 
 def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
-    """Return the row layouts of a linear map's weight or bias, simplest first."""
+    """Return the row layouts of a linear map's weight or bias, the simplest first."""
     scope = parameter.rpartition(".")[0].rpartition(".")
     role, is_shared = scope[2], config.projection == "shared-per-head"
     if ".recurrence." in parameter:
@@ -138,7 +138,7 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _latent(role: str, config: TransformerConfig) -> list[Rows]:
-    """Return the row layouts of a map of latent attention: separate, or fused with another head by head."""
+    """Return the row layouts of a map in latent attention: separate, or fused with another map head by head."""
     rank, key, value = config.kv_lora_rank or 0, config.projected_key_dim, config.value_dim
     both, down = f"K*{key + value}", f"{rank + config.rotated_dim}"
     joined = {
@@ -151,8 +151,10 @@ def _latent(role: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _recurrent(role: str) -> list[Rows]:
-    """Return the row layouts of a map or kernel of a recurrence: separate, concatenated as a whole, or concatenated per
-    head of the keys."""
+    """Return the row layouts of a map or kernel in a recurrence: separate or concatenated.
+
+    Ports concatenate whole maps, or the parts of each key head.
+    """
     kind = role.removesuffix("_convolution")
     whole = dict.fromkeys(("query", "key"), "G*S") | dict.fromkeys(("value", "gate"), "R*V")
     whole |= dict.fromkeys(("decay", "beta"), "R")
@@ -172,15 +174,16 @@ def _recurrent(role: str) -> list[Rows]:
 
 
 def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
-    """Return the slice of one kind in a concatenation of several."""
+    """Return the slice of the map `kind` in a concatenation of maps."""
     before = [widths[each] for each in order[: order.index(kind)]]
     return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
 
 
 def rotations(config: TransformerConfig) -> list[str]:
-    """Return the steps from a port's feature order within a head to the reference's, with `{}` for the number of heads.
+    """Return the steps from a port's feature order within a head to the reference's order.
 
-    Without rotary positions there are none; otherwise they reorder pairs into halves, or halves into pairs.
+    `{}` stands for the number of heads. With rotary positions, the steps turn pairs into halves, or halves into pairs.
+    Without rotary positions, no steps are needed.
     """
     turned = config.rotary_dim or config.head_dim
     if config.positions != "rotary" or turned != config.head_dim or config.head_dim % 2:

@@ -1,4 +1,4 @@
-"""Match a model's tensors with the reference's parameters: draw weights, run the model, and record it."""
+"""Match a model's tensors with the reference's parameters: draw random weights, then record a run of the model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.process.running import run_listening
 
 MIDDLE, SPREAD = 0.6, 0.3
-"""Mean and spread of drawn vectors, which may be gains or biases."""
+"""Mean and standard deviation of random vectors, which may be gains or biases."""
 
 
 def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw distinct numbers, scaled for a vector or for a matrix in either orientation."""
+    """Draw distinct random numbers; scale matrices by their smaller side, because their orientation is unknown."""
     random = np.random.default_rng(seed)
     values = {}
     for name, tensor in tensors.items():
@@ -34,7 +34,7 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
 
 
 def match(make: Make, config: TransformerConfig, clock: Clock | None = None) -> FoundAdapter:
-    """Match the tensors of a model in this process; raise `PortError` if it cannot be made or run."""
+    """Match the tensors of a model in this process; raise `PortError` if it cannot be built or run."""
     model = made_by(make, config)
     return matched(model, model.tensors(), model.assign, config, clock or Clock(BUDGET, lambda *_: None))
 
@@ -46,12 +46,12 @@ def matched(
     config: TransformerConfig,
     clock: Clock,
 ) -> FoundAdapter:
-    """Match the tensors of a model in this process or another one.
+    """Match the tensors of a model in this process or another process.
 
     Args:
         forward: a forward pass of the model.
-        tensors: its tensors by name.
-        assign: writes into them.
+        tensors: the model's tensors, by name.
+        assign: writes values into the tensors.
         config, clock: as for `search`.
     """
     values = drawn(tensors)

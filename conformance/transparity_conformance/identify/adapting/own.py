@@ -1,4 +1,4 @@
-"""A port's own mapping: the tensor that stores each given parameter, compared with the tensor that computes with it."""
+"""A port's own mapping of parameters: the tensor that stores each, compared with the tensor that the model reads."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""The steps that regroup rows rotated in neighbouring pairs (Meta's order), and rows rotated in halves."""
+"""Steps that regroup rows: from rotation in neighboring pairs (Meta's order), and from rotation in halves."""
 
-ORDERS = {"H/2, 2, -1)": "neighbours (as Meta's)", "2, H/2, -1)": "halves"}
-GIVEN = {"halves": "halves", "interleaved": "neighbours (as Meta's)"}
-"""The row order that the port receives, by `rope_layout`."""
+ORDERS = {"H/2, 2, -1)": "neighbors (as in Meta's code)", "2, H/2, -1)": "halves"}
+GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
+"""The order of rotated rows that the port receives, by `rope_layout`."""
 
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A parameter that a port stores in another place than the one it computes with."""
+    """A parameter that a port stores in one place but reads from another place."""
 
     ours: str
     kept: str | None
-    """The line that stores it; None if no tensor contains it unchanged."""
+    """The line that stores the parameter; None if no tensor contains its numbers unchanged."""
     needed: str
     given: str
-    """The order of rotated rows that the port received."""
+    """The order of the rotated rows that the port received."""
 
     @property
     def says(self) -> str:
@@ -61,7 +61,7 @@ def own_lines(
     Args:
         config: the configuration.
         parameters: the parameters that the port received, with distinct numbers.
-        tensors: the port's tensors after it has loaded them.
+        tensors: the port's tensors after loading the parameters.
     """
     pool = Pool(tensors, config)
     return {name: _kept(name, shape, config, parameters, pool) for name, shape in parameter_shapes(config).items()}
@@ -92,11 +92,11 @@ def _with_orders(text: str, name: str, config: TransformerConfig) -> Iterator[st
 def misplaced(
     own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that a port stores in another place than the one it computes with, all layers as one.
+    """Return the parameters that a port stores in one place but reads from another; equal layers are listed once.
 
     Args:
-        own: the lines that store them.
-        right: the lines that it computes with, as far as they are known.
+        own: the lines that store the parameters.
+        right: the lines that the model reads, as far as known.
         config: the configuration.
         tensors: the port's tensors.
     """

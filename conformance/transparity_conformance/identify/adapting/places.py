@@ -14,7 +14,7 @@ OF_THE_HEAD = ("pooler", "head_transform", "head_norm", "head")
 
 @dataclass(frozen=True)
 class Map:
-    """A linear map, table or norm of a place: its parameters, and the tap that shows only its result."""
+    """A linear map, table or norm at a place: its parameters, and the tap that shows only its result."""
 
     parameters: tuple[str, ...]
     tap: str
@@ -22,13 +22,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters that are matched together, because only one tap tells them apart."""
+    """Parameters that are matched together, because no earlier tap distinguishes them."""
 
     maps: tuple[Map, ...]
     tap: str
-    """The first tap whose value changes when any two of them are swapped."""
+    """The first tap whose value changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The taps after the previous place, up to this one; a port's fault may be at any of them."""
+    """The taps after the previous place, up to this place. A fault of the port may be at any of them."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def places_of(config: TransformerConfig) -> Iterator[Place]:
 
 
 def _maps(tap: str, config: TransformerConfig) -> list[Map]:
-    """Return the maps that act between the preceding taps and this one."""
+    """Return the maps that act between the previous tap and `tap`."""
     scope, _, last = tap.rpartition(".")
     if last == "embedding" and config.reads_pixels:
         tables = [Map((f"{scope}.{each}_embedding.weight",), tap) for each in ("class", "position")]
@@ -92,7 +92,7 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
 
 
 def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
-    """Return the parameters of a recurrence that act between the preceding taps and the tap `last`."""
+    """Return the parameters of a recurrence that act between the previous tap and the tap `last`."""
     if last.endswith("_convolved"):
         role = last.removesuffix("_convolved")
         return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]

@@ -1,4 +1,4 @@
-"""The tensors of a port that may be parameters: single, stacked by number, or one layer of a stacked tensor."""
+"""The tensors of a port that may be parameters: single tensors, several stacked by number, or one layer of a stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.running.adapters.notation import (
 
 
 class Pool:
-    """The tensors of a port, with marks on the numbers that are already matched."""
+    """The tensors of a port, with a mark on each number that is already matched."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.tensors, self.sizes = tensors, sizes_of(config)
@@ -34,13 +34,13 @@ class Pool:
         return self._selected[text]
 
     def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return a line's numbers in float64, in the shape of the parameter."""
+        """Return the numbers that a line of the adapter selects, in float64 and in the shape of the parameter."""
         if text == ABSENT:
             return np.zeros(shape)
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return, for each number of a line, whether it is already matched."""
+        """Return, for each number that a line selects, whether it is already matched."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
@@ -55,7 +55,7 @@ class Pool:
             self.taken[name] = part
 
     def overlap(self, texts: Iterable[str]) -> bool:
-        """Return whether any number is in two of the lines, or is already matched."""
+        """Return whether two of the lines share a number, or any number is already matched."""
         before = dict(self.taken)
         try:
             for text in texts:
@@ -67,14 +67,14 @@ class Pool:
             self.taken = before
 
     def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
-        """Yield the tensors with unmatched numbers, most likely first.
+        """Yield the tensors with unmatched numbers in growing groups, the most likely group first.
 
         Args:
-            layer, layers: the layer's number and the number of layers; None before and after the layers.
+            layer, layers: the layer's number, or None outside the layers; and the number of layers.
             stack: `encoder` or `decoder`.
 
-        Yields: tensors whose names have the layer's number first and do not name the other stack; tensors that
-        have the number anywhere; all tensors.
+        In the first group, the first number in each name is the layer's, and no name contains the other stack. In the
+        second group, each name contains the layer's number anywhere. The last group has all tensors.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         wanted = [int(layer)] if layer is not None else []
@@ -101,7 +101,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _is_of_other(name: str, stack: str) -> bool:
-    """Return whether a name, up to its first number, names the other stack."""
+    """Return whether a name contains the name of the other stack before its first number."""
     before = NUMBER.split(name)[0].lower()
     own, other = ("enc", "dec") if stack == "encoder" else ("dec", "enc")
     return other in before and own not in before

@@ -1,4 +1,4 @@
-"""The reference with the parameters matched so far, and which of its values the port computed."""
+"""The reference with the parameters matched so far, compared with the values of the port."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.running.adapters.notation import LAYER
 
 SCORES = ("scores", "weights", "scores in order")
-"""How queries and keys are identified, surest first.
+"""The comparisons that identify queries and keys, the most certain first.
 
-Swapped queries and keys give the transposed scores, so scores and weights are compared together. A port may
-shift its scores: then its weights decide. A port may have a wrong mask: then the scores decide, in the order of their
-axes.
+If queries and keys are swapped, the scores are transposed, so the first comparison uses scores and weights. A port may
+shift its scores; then the weights are compared. A port may have a wrong mask; then the scores are compared, in the
+order of their axes.
 """
 
 
 class Reference:
-    """The reference on the port's tokens.
+    """The reference, run on the port's tokens.
 
     Args:
-        config: its configuration.
+        config: the configuration.
         inputs: one row of tokens without padding.
-        candidates: every value that the port computed from the tokens.
+        candidates: all values that the port computed from the tokens.
     """
 
     def __init__(self, config: TransformerConfig, inputs: Arrays, candidates: Recorded) -> None:
@@ -44,21 +44,22 @@ class Reference:
         self.faults: tuple[Hypothesis, ...] = ()
 
     def computed(self, values: Arrays, tap: str, faults: Sequence[Hypothesis] = ()) -> Arrays:
-        """Return the taps up to `tap`, with `values` added to the known parameters and `faults` to the known faults."""
+        """Return the taps up to `tap`, with `values` and `faults` added to the known parameters and faults."""
         trial = AlignedRow("adapting", "row", "one row without padding", self.config, self.known | values, self.inputs)
         recorded = {name: value for name, value in self.taps.items() if name.endswith("output")}
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
-        """Record matched parameters, and the faults that the port shows with them."""
+        """Record matched parameters, and the faults with which they match."""
         self.known |= values
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)
 
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return 0 if the port computed the reference's value at `tap` with `values`; otherwise `best`.
+        """Return 0 if the reference with `values` computes a value of the port at `tap`; otherwise `best`.
 
-        For scores, return the index of the first comparison in `SCORES` that succeeds, or `best` if none below it does.
+        For scores, return the index of the first comparison in `SCORES` that succeeds, or `best` if none before it
+        does.
         """
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
@@ -70,7 +71,7 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed the value, by itself or added to the residual."""
+        """Return whether the port computed the value of a tap, either separately or added to the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)

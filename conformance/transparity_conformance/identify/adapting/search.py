@@ -1,8 +1,8 @@
-"""Search for the tensor of each parameter. A hypothesis is right if it makes the reference compute a value of the port.
+"""Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
 
 The port runs once on distinct weights. The search follows the order of the forward pass. At each place, the reference
 runs with the port's tensors as its parameters, in every layout that ports use. The right layout gives an activation
-that is among the port's values. Each place uses the results of the earlier ones, so the cost grows with the sum of the
+that is among the port's values. Each place uses the results of earlier places, so the cost grows with the sum of the
 hypotheses, not with their product. If no hypothesis is right, the reference also tries each fault of the catalogue, so
 that a wrong port is matched too.
 """
@@ -41,19 +41,17 @@ from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lin
 
 @dataclass
 class FoundAdapter:
-    """The result of the search."""
-
     lines: Lines = field(default_factory=dict)
     zero: Lines = field(default_factory=dict)
-    """Lines of biases that only the port has; they must be 0."""
+    """Lines of biases that only the port has, and that must therefore be 0."""
     unused: tuple[str, ...] = ()
-    """Tensors with at least one number that is no parameter."""
+    """Tensors with at least one number that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parameters that no hypothesis explains, with the lines that fit their shapes."""
+    """Parameters for which no hypothesis is right, with the lines that fit their shapes."""
     lost_at: str | None = None
-    """The tap that no hypothesis finds among the port's values; None if every tap was found."""
+    """The tap at which the search failed, because no hypothesis gives a value of the port; None if it succeeded."""
     faults: tuple[Hypothesis, ...] = ()
-    """The port's faults, without which some of its values are not found."""
+    """Faults that the port must have for its values to match."""
 
 
 def search(
@@ -65,8 +63,8 @@ def search(
         config: the port's configuration.
         tensors: the port's tensors, with distinct numbers.
         inputs: one row of tokens without padding.
-        candidates: every value that the port computed from the tokens; the last is its answer.
-        clock: the time for the search.
+        candidates: all values that the port computed from the tokens; the last value is the answer.
+        clock: the time limit of the search.
     """
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)
@@ -95,9 +93,9 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the parameters whose lines differ from the first layer's, in the layer where the search failed.
+    """Return the parameters whose lines differ from the first layer's lines, in the layer where the search failed.
 
-    A shallower port has its final norm there.
+    A port with fewer layers has its final norm there.
     """
     match = LAYER.match(lost_at or "")
     if match is None or match["layer"] == "0":
@@ -115,7 +113,7 @@ def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]
 
 
 def _joined(zero: Lines, pool: Pool) -> Lines:
-    """Return the lines of zero biases; a tensor that is zero as a whole is given by its name."""
+    """Return the lines of zero biases; a tensor that must be zero as a whole is listed by its name."""
     for text in zero.values():
         pool.take(text)
     names = {text: pool.selection(text).names for text in zero.values()}
@@ -124,7 +122,10 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 def with_biases(config: TransformerConfig) -> TransformerConfig:
-    """Enable every bias, because a port may have biases that are 0; maps of a latent have none."""
+    """Return the configuration with every bias enabled, because a port may have biases that are 0.
+
+    Maps of a latent have no bias.
+    """
     names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
     fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.kv_lora_rank else {})
     return dataclasses.replace(config, **fields)
@@ -140,7 +141,7 @@ class _Seeker:
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """Return the lines of a place; None if no hypothesis is right."""
+        """Return the lines of the parameters at a place; None if no hypothesis is right."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -161,8 +162,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter changes the result when the fault is present; otherwise its line is not
-        proved."""
+        """Return whether every parameter changes the faulty result; a parameter without effect is not identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -170,7 +170,7 @@ class _Seeker:
         return not any(np.array_equal(computed, other[tap], equal_nan=True) for other in others)
 
     def _rank(self, lines: Lines, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return the rank of the lines if it is better than `best`; otherwise `best`."""
+        """Return the rank of the lines if it is lower than `best`; otherwise `best`."""
         self.clock.check()
         with contextlib.suppress(Impossible), under_hypothesis():
             return self.reference.rank(self._values(lines), tap, best, faults)
@@ -185,7 +185,7 @@ class _Seeker:
         return ()
 
     def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
-        """Yield the possible hypotheses; with `passes`, only for the most likely tensors."""
+        """Yield the possible lines of a place. `passes` limits how many groups of tensors are tried."""
         pools = itertools.islice(self.pool.free(*layer_of(place.tap, self.config)), passes)
         heard: dict[tuple[str, ...], bool] = {}
 
@@ -210,7 +210,10 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add the port's own biases wherever one is right; the value without it is an intermediate result."""
+        """Add a bias of the port wherever the reference with the bias also matches.
+
+        The value without the bias may be an intermediate result of the port, so a match without a bias proves nothing.
+        """
         *_, every = self.pool.free(*layer_of(place.tap, self.config))
         for name in [name for name, text in lines.items() if text == ABSENT]:
             seen = next((each.tap for each in place.maps if name in each.parameters and each.tap), place.tap)
@@ -240,7 +243,7 @@ class _Seeker:
 
 
 def layer_of(name: str, config: TransformerConfig) -> tuple[int | None, int, str]:
-    """Return the layer number of a name, the number of layers of its stack, and the stack."""
+    """Return the layer number in a name, the number of layers in the stack, and the stack."""
     match = LAYER.match(name)
     if match is None:
         stack = name.partition(".")[0]

@@ -1,5 +1,7 @@
-"""Alternate between finding taps and running the reference; after a fault, the reference continues from the port's
-value."""
+"""Alternate between finding taps by value and running the reference.
+
+After a fault, the reference continues from the port's value.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
     Taps after a fault are compared with a reference that continues from the port's value.
 
     Args:
-        port: everything that the port computed; the last value is its answer.
-        clock: the time for taps after faults.
-        known: faults of the port, which the reference applies too.
+        port: the recorded call of the port; its last value is the answer.
+        clock: the time limit of the search after faults.
+        known: faults of the port that the reference applies too.
     """
     aligning = _Aligning(Found(probe, port, flow_of(probe, known), clock, {}, known))
     with contextlib.suppress(OutOfTime):
@@ -47,16 +49,16 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 class _Aligning:
-    """The taps found so far."""
+    """The search, with the taps found so far."""
 
     def __init__(self, found: Found) -> None:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps that the port does not compute at that place."""
+        """Taps that the port does not compute where the reference does."""
 
     def alternate(self) -> None:
-        """Add the taps with the reference's numbers, then the tap after which most further taps match; repeat."""
+        """Repeatedly add the taps with the reference's numbers, then the tap with which the most other taps match."""
         while True:
             while equal := self.found.equal() or reordered(self.found):
                 self.by_value |= set(equal)
@@ -72,9 +74,9 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Apply the faults of the resumed taps wherever the reference can make them, if more of its values then match.
+        """Apply the faults of new taps wherever they can occur, if more of the reference's values then match.
 
-        One wrong line of code is wrong in every layer.
+        The reason is that one wrong line of code is wrong in every layer.
         """
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
@@ -107,17 +109,19 @@ class _Aligning:
         return [tap for tap in self.taps if tap not in self.found.matches]
 
     def _told_by_flow(self, lost: Sequence[str]) -> list[str]:
-        """Return the lost taps that the flow of data may identify: no choices, and nothing made from an unknown choice.
+        """Return the missing taps that the data flow may identify.
 
-        A port that gathers the weights of a few experts computes the weights of all of them, and never the tap's.
+        Choices are excluded, and so are the taps computed from an unknown choice. A port that gathers the weights of a
+        few experts computes the weights of all experts, but never the value of the tap.
         """
         unknown = {tap for tap in self._missing if is_choice(tap)}
         return [tap for tap in lost if not is_choice(tap) and not self.found.flow.inputs[tap] & unknown]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
-        """Return the first lost tap that the port's values or the same code in another layer identify.
+        """Return a match for the first missing tap that can be identified.
 
-        A value identifies it if a later tap of the reference then matches the port.
+        A value identifies the tap if a later tap of the reference then matches the port. Otherwise, the same code in
+        another layer identifies it.
         """
         found, port = self.found, self.found.port
         for tap in lost:
@@ -140,7 +144,7 @@ class _Aligning:
     def _fill(self, guessed: Mapping[str, Match | None]) -> None:
         """Add the taps between faults: by the numbers of one fault if possible, otherwise as `guessed`.
 
-        A wrong tap may have no consequence: scores that are shifted before a softmax.
+        Such a tap may be wrong without changing later values. Examples are scores that are shifted before a softmax.
         """
         for tap, guess in guessed.items():
             found = self.found
@@ -151,8 +155,10 @@ class _Aligning:
                 self.found = found.adding({tap: match})
 
     def _told_apart(self) -> list[str]:
-        """Rematch taps with equal numbers so that each match leads to the values made from its tap; return those
-        without such a match."""
+        """Match taps with equal numbers again, so that each match leads to the taps after it.
+
+        Return the taps for which this fails.
+        """
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:
             found, match = self.found, self.found.matches[tap]
@@ -168,7 +174,7 @@ class _Aligning:
         return astray
 
     def _exchange(self, astray: Collection[str]) -> None:
-        """Find values with the numbers of other taps, such as swapped keys and values, by their uses."""
+        """Match taps that have the numbers of other taps, such as swapped keys and values, by their uses."""
         kept = self.found.without(astray)
         for tap in astray:
             if match := _the_only(behind_faults(kept, tap)):

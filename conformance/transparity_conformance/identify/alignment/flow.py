@@ -1,4 +1,4 @@
-"""The flow of data between the reference's taps, which the port's values must follow."""
+"""The data flow between the reference's taps, which the port's values must follow."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from transparity_conformance.oracle.reach.models import small_system
 
 @dataclass(frozen=True)
 class Flow:
-    """The taps that each tap is computed from, and the taps computed from it, without another tap in between."""
+    """For each tap, the taps directly before and directly after it in the data flow."""
 
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]
 
     @functools.cached_property
     def behind(self) -> Mapping[str, frozenset[str]]:
-        """Return all taps that are made from each tap."""
+        """Return, for each tap, all taps that depend on it."""
         found: dict[str, frozenset[str]] = {}
         for tap in reversed([*self.outputs]):
             found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
         return found
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
-        """Return the taps that are made from `tap` without passing through a found one."""
+        """Return the taps that depend on `tap` directly, or only through taps that are not found."""
         reached: set[str] = set()
         waiting = [tap]
         while waiting:
@@ -41,7 +41,7 @@ class Flow:
         return reached
 
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
-        """Return, in order, the lost taps from which no `confirming` tap is made directly.
+        """Return, in order, the missing taps on which no `confirming` tap directly depends.
 
         A choice of experts confirms nothing, because other numbers may lead to the same choice.
         """
@@ -50,9 +50,9 @@ class Flow:
 
 
 def flow_of(probe: Probe, known: Combination = ()) -> Flow:
-    """Return the flow of data of the reference: which taps change when a tap is perturbed.
+    """Return the data flow of the reference, by perturbing each tap and observing which taps change.
 
-    A large model is replaced by a small one with the same layers, without the `known` faults.
+    A large model is replaced by a small model with the same layers. The small model has none of the `known` faults.
     """
     if probe.is_large:
         known = ()
@@ -74,12 +74,12 @@ def dependents(
     tap: str,
     known: Combination = (),
 ) -> set[str]:
-    """Return the taps that the reference makes from `tap` without passing through another given one."""
+    """Return the taps that depend on `tap` without passing through another tap of `values`."""
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
 
 
 def perturbed(value: np.ndarray) -> np.ndarray:
-    """Return other numbers of the same size: reversed along every axis, and moved a little."""
+    """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
     value = np.nan_to_num(value)
     return np.flip(value) * 1.01 + 0.01 * float(np.abs(value).max(initial=0.0))

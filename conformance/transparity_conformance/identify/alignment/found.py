@@ -1,4 +1,4 @@
-"""The taps found in a call of a port; after a fault, the reference continues from the port's value."""
+"""The taps found in a call of a port. After a fault, the reference continues from the port's value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Matches = Mapping[str, Match]
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The operations of a port that compute taps, and the reference run on their values."""
+    """The operations of a port that compute taps, and a run of the reference that continues from their values."""
 
     probe: Probe
     port: Recorded
@@ -32,10 +32,10 @@ class Found:
     """The remaining time."""
     matches: Matches
     known: Combination = ()
-    """Faults of the port that are also put into the reference."""
+    """Faults of the port that the reference also applies."""
 
     def adding(self, matches: Matches) -> Found:
-        """Return a copy with more taps, or with other matches for them."""
+        """Return a copy with additional or replaced matches of taps."""
         return dataclasses.replace(self, matches={**self.matches, **matches})
 
     def without(self, taps: Iterable[str]) -> Found:
@@ -50,7 +50,7 @@ class Found:
 
     @functools.cached_property
     def ours(self) -> Mapping[str, np.ndarray]:
-        """Return the reference's value of every tap, each made from the port's values."""
+        """Return the reference's value of every tap, computed from the port's values of earlier taps."""
         return walk(self.probe, self.values, self.known)
 
     def at(self, tap: str, faults: Sequence[Hypothesis] = ()) -> np.ndarray:
@@ -58,30 +58,29 @@ class Found:
         return walk(self.probe, self.values, (*self.known, *faults), until=tap)[tap]
 
     def index(self, tap: str) -> int:
-        """Return the operation of a tap."""
+        """Return the index of the operation that computes a tap."""
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
-        """Return whether an operation may be `tap`, given the operations before and after it.
+        """Return whether an operation may be `tap`, given the operations of the taps before and after it.
 
-        A fault may cut some of the paths between two taps; one must remain on each side.
+        A fault may cut some paths between two taps. On each side, one path must remain.
         """
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
 
     def _next(self, tap: str, next_to: Mapping[str, frozenset[str]]) -> set[int]:
-        """Return the operations of the taps nearest to `tap` in one direction."""
+        """Return the operations of the nearest found taps before or after `tap`."""
         found: set[int] = set()
         for name in next_to[tap]:
             found |= {self.index(name)} if name in self.matches else self._next(name, next_to)
         return found
 
     def leads_on(self, tap: str, index: int) -> bool:
-        """Return whether an operation leads only to values made from `tap` and does not just move another tap's
-        numbers.
+        """Return whether an operation leads only to taps after `tap`, and does not just move another tap's numbers.
 
-        If several operations have equal values, this selects the one on the path.
+        If several operations have equal values, this condition selects the operation on the path.
         """
         port, behind = self.port, self.flow.behind[tap]
         return not any(
@@ -91,37 +90,39 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a value splits its features as its inputs of the same shape do."""
+        """Return whether a value splits its features as the found inputs of the same shape do."""
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the operation with the reference's value of a tap, if its position in the flow allows it."""
+        """Return the operation nearest to the reference's value of a tap, at a possible place in the data flow."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:
-        """Return the operations with the reference's values of further taps."""
+        """Return the operations whose values equal taps of the reference that are not found yet."""
         return self.port.equal({tap: value for tap, value in self.ours.items() if tap not in self.matches})
 
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match at `tap` that brings most further taps among the port's values; None if none brings any.
+        """Return the match of `tap` with which the most other taps match the port; None if no other tap does.
 
         Args:
-            before: the reference's values without it; `ours` by default.
+            before: the reference's values without this match; `ours` by default.
         """
         most, chosen = 0, None
         for match in matches:
             self.clock.check()
             gained = self._gained(tap, match, self.ours if before is None else before)
-            if gained > most:  # values that differ by what a norm or a softmax removes: the first is the tap
+            if gained > most:  # a norm or softmax may remove a difference: keep the first
                 most, chosen = gained, match
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the taps after `tap` that match the port only with this match; taps after an unmatched one do not
-        count."""
+        """Count the taps after `tap` that match the port only with this match.
+
+        A tap counts only if the taps before it match.
+        """
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)
         changed = [name for name in now if name != tap and not np.array_equal(now[name], before[name], equal_nan=True)]

@@ -1,7 +1,7 @@
-"""Move taps that one row finds too early: the port changes the value again, but the numbers of that row do not show it.
+"""Move taps to later operations that change their values, but not visibly on the row where taps were found.
 
-A factor before a norm, for example, acts only through eps. With ordinary activations it is within rounding; other
-probes have activations small enough to show it.
+For example, a factor before a norm acts only through eps. With ordinary activations, its effect is within rounding.
+Other probes have small activations, which show it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged_gap
 
 Taps = Mapping[str, Arrays]
-"""The taps of a port by probe."""
+"""The taps of a port, by probe."""
 
 
 def further_on_probes(
     plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
 ) -> Plan:
-    """Return the plan in which each tap is the value that the port continues from, where that makes the next taps
-    right.
+    """Return the plan, with each tap moved to a later value if the taps after it are right only then.
 
     Args:
-        row: the aligned call.
-        read: returns the taps of each probe's call by a plan.
+        row: the row on which the plan was made.
+        read: returns the taps of each probe's call, located by a plan.
         clock: the remaining time.
     """
     wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
@@ -49,8 +48,10 @@ def further_on_probes(
 
 
 def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    """Return the taps that differ from the reference on some probe by more than rounding, computed from the port's
-    values."""
+    """Return the taps that differ from the reference by more than rounding on some probe.
+
+    The reference continues from the port's values.
+    """
     wrong: set[str] = set()
     for key, shown in taps.items():
         probe, ours = probes[key], walk(probes[key], shown, known)
@@ -60,7 +61,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later values that are `tap` with a fault of the catalogue and on which everything made from it depends."""
+    """Yield later values that equal `tap` with a fault, and through which all later taps depend on `tap`."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

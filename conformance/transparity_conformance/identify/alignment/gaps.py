@@ -1,7 +1,7 @@
-"""Find taps between two faults, which no value identifies, by the flow of data or by the code of another layer.
+"""Find taps between two faults, which no value identifies, by the data flow or by the code of another layer.
 
-A tap that is wrong, and whose next tap is computed wrongly too, equals nothing in the reference. But its neighbours are
-known: it is the last value of its size that depends on the one and leads to the other.
+If a tap is wrong and the next tap is computed wrongly too, no value of the reference equals the tap. But the taps
+around it are known. The tap is the last value of its size that depends on the tap before and leads to the tap after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
 
 def between(found: Found, lost: Sequence[str]) -> Matches:
-    """Return the `lost` taps that the flow of data identifies, nearest to known taps first."""
+    """Return the `lost` taps that the data flow identifies; the taps nearest to known taps are tried first."""
     known, port = found, found.port
     depends = {tap: found.flow.reached(tap, found.matches) for tap in found.matches}
     for tap in reversed(lost):
@@ -39,9 +39,9 @@ def between(found: Found, lost: Sequence[str]) -> Matches:
 
 
 def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -> int | None:
-    """Return the last value of this shape that is made from the known taps before `tap` and leads to all after it.
+    """Return the last value of this shape that depends on the taps before `tap` and leads to all taps after it.
 
-    A value that leads to each of them directly is preferred.
+    A value that leads to each later tap directly is preferred.
     """
     if not made_from and known.flow.inputs[tap]:
         return None
@@ -60,7 +60,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the operation that computed the numbers of `match`; later ones only move them."""
+    """Return the operation that computed the numbers of `match`, which later operations only move."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -75,7 +75,10 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _frontiers(known: Found) -> list[set[int]]:
-    """Return, for each operation, the found taps that its value is made from; a found one counts as its own."""
+    """Return, for each operation, the found taps on which it directly depends.
+
+    A found tap counts as depending only on itself.
+    """
     own = {match.index for match in known.matches.values()}
     flow: list[set[int]] = []
     for index, inputs in enumerate(known.port.inputs):
@@ -84,12 +87,12 @@ def _frontiers(known: Found) -> list[set[int]]:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations that lead to an end without passing through one of `every`."""
+    """Return the operations that lead to an end without passing through an operation of `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return the match of the `lost` tap, given another layer's; None if the layers do not run the same code."""
+    """Return a match for the tap `lost` by the same code in another layer; None if the layers run different code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None

@@ -33,34 +33,37 @@ from transparity_conformance.report.report import Divergence
 from transparity_conformance.running.process.running import run_listening
 
 Forwards = Mapping[int, Callable[..., Any]]
-"""The built port, by the identity of its parameters."""
+"""The built ports, by the `id` of their parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class AlignedCall:
-    """One call of a port, with every recorded operation."""
+    """One call of a port, with all recorded operations and the taps found among them."""
 
     operations: Sequence[Operation]
     taps: Arrays
     numbers: Mapping[str, int]
-    """The operation that computed each tap."""
+    """The index of the operation that computed each tap."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedPort:
-    """The recorded calls by probe; empty if nothing was recorded, with the reason in `notes`."""
+    """The recorded calls of a port, by probe.
+
+    If nothing was recorded, there are no calls, and `notes` has the reason.
+    """
 
     calls: Mapping[str, AlignedCall]
     notes: tuple[str, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
-    """Probes that were recorded in addition to those that the caller passed."""
+    """Probes that were recorded in addition to the probes of the check."""
 
 
 NOT_ASKED = RecordedPort({})
 
 
 class AlignedRow(Probe):
-    """One row without padding, with its exact parameters in memory because the reference runs on it often."""
+    """One row without padding, whose exact parameters stay in memory because the reference runs on it often."""
 
     keeps_exact = True
 
@@ -70,25 +73,25 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""Bytes per number of a tap, measured by `meta.listening.cost`.
+"""Memory for each number of a tap, in bytes, as measured by `meta.listening.cost`.
 
-PyTorch records 6.7 numbers of 8 bytes. The port's process, the answer in transit and the alignment, which sorts them,
-share this memory.
+PyTorch records 6.7 numbers of 8 bytes. The memory includes the port's process, the transfer of its answer and the
+sorting of values.
 """
 
 WALKS_OF_A_TAP = 2
-"""Alignment changes each tap once for the flow of data, and once after faults."""
+"""The runs of the reference for each tap: the first finds the data flow, the second tries values after a fault."""
 
 
 def row_of(probe: Probe) -> Probe:
-    """Return one row without padding, of the same model and lengths as `probe`."""
+    """Return a probe with one row without padding, for the model and the lengths of `probe`."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
 
 
 def wrong_logits(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> Divergence | None:
-    """Return the largest divergence of the logits over all probes; None if they are right or have another shape."""
+    """Return the largest divergence of the logits over all probes; None if they are right or have a wrong shape."""
     worst = Divergence("logits", 0.0, 1.0)
     for key, taps in actual.items():
         oracle, logits = probes[key].oracle, taps["logits"]
@@ -110,12 +113,12 @@ def hear(
     row: Probe | None = None,
     known: Combination = (),
 ) -> RecordedPort:
-    """Record a port whose logits are wrong. Taps that the port shows under their names stay unchanged.
+    """Record a port whose logits are wrong. Taps that the port shows by name stay unchanged.
 
     Args:
-        actual: what the port showed on each probe, including its logits.
-        clock: the time for finding taps after faults.
-        row: one row without padding, on which taps are matched; by default the first probe's. A large model is
+        actual: the taps that the port showed on each probe, including the logits.
+        clock: the time limit for finding taps after faults.
+        row: one row without padding, on which taps are matched; by default a row of the first probe. A large model is
             recorded only on this row.
         known: faults with which the reference computes the port's logits.
     """
@@ -125,7 +128,7 @@ def hear(
         return NOT_ASKED
     if reason := _why_not(row, clock):
         return RecordedPort(
-            {}, (f"the port's operations were not recorded: {reason}; taps in the port would show more",)
+            {}, (f"the port's operations were not recorded: {reason}; add taps to the port to compare more",)
         )
     try:
         return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress, known)
@@ -136,19 +139,19 @@ def hear(
 
 
 def shows_all(probes: Mapping[str, Probe], actual: Actual) -> bool:
-    """Return whether a port shows every tap under its name."""
+    """Return whether a port shows every tap by name."""
     return all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items())
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
-    """Return the reason why a model is too large to record; empty if it is not."""
+    """Return the reason why a model is too large to record; empty if it is small enough."""
     lengths = lengths_of(row.config, row.inputs)
     shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
     exact = 8 * sum(value.size for value in row.parameters.values())
     needed, free = exact + BYTES_OF_A_TAP * sum(map(math.prod, shapes.values())), available_memory()
     if needed > free:
         return f"its weights and its values on one row need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
-    walk(row, {})  # the first run also casts the parameters
+    walk(row, {})  # The first run also casts the parameters.
     began = time.thread_time()
     walk(row, {})
     of_a_walk = time.thread_time() - began
@@ -172,7 +175,7 @@ def _heard(
     progress("listening to the port", 0, len(probes) + 1)
     taps, operations = run_listening(forwards[id(row.parameters)], row)
     if not operations:
-        return RecordedPort({}, ("no operation of the port could be recorded; taps in the port would show more",))
+        return RecordedPort({}, ("no operation of the port could be recorded; add taps to the port to compare more",))
     plan = plan_of(row, operations, taps["logits"], dtype, clock, known)
     loops, has_loops = without_loops(row, operations), False
     if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
@@ -200,7 +203,10 @@ def _heard(
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
-    """Return a call read by the plan; values that the port shows in the shape of their tap replace the matched ones."""
+    """Return the taps of a call as the plan locates them.
+
+    Values that the port shows by name, in the shape of their tap, replace the values found.
+    """
     expected = probe.oracle.expected
     taps, numbers = read(plan, probe, operations, shown["logits"])
     own = {tap: value for tap, value in shown.items() if value.shape == expected[tap].shape}
@@ -215,7 +221,7 @@ def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapp
 
 
 def aligned_probe(probe: Probe) -> Probe:
-    """Return the first row of `probe` without padding; all its tokens are distinct."""
+    """Return the first row of `probe` without padding. The reference's parameters stay in memory."""
     inputs = {name: value[:1] for name, value in probe.inputs.items()}
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
@@ -225,6 +231,6 @@ def aligned_probe(probe: Probe) -> Probe:
 def _found(plan: Plan, probe: Probe) -> str:
     taps = list(probe.oracle.expected)
     absent = [tap for tap in taps if tap not in plan.matches]
-    named = f"; not {', '.join(absent[:3])}{', …' if absent[3:] else ''}" if absent else ""
+    named = f"; not found: {', '.join(absent[:3])}{', …' if absent[3:] else ''}" if absent else ""
     found = len(taps) - len(absent)
     return f"{found} of {len(taps)} taps were found by value among the port's operations{named}"

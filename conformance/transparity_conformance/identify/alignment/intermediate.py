@@ -1,4 +1,4 @@
-"""Every intermediate result of the reference up to a tap, not only the taps."""
+"""Collect every intermediate result of the reference up to a tap, not only the taps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_numpy.transformer import transformer
 
 
 class Recorded(np.ndarray):
-    """An array that appends every result computed from it to `into`; the results are such arrays too."""
+    """An array that appends every result computed from it to `into`. The results do the same."""
 
     into: list[np.ndarray]
 
@@ -62,24 +62,24 @@ def _plain(value: Any) -> Any:
 
 
 TURNED = ("query", "query_norm", "key", "key_norm")
-"""Taps that may be rotated next."""
+"""Names of taps that the model may rotate next."""
 
 
 def _quarter_turn(config: TransformerConfig, x: np.ndarray) -> np.ndarray:
-    """Return the feature pairs (a, b) rotated to (−b, a), which many ports multiply by the sines."""
+    """Return the feature pairs (a, b) rotated to (−b, a). Many ports multiply this array by the sines."""
     turned = x[..., : config.rotated_dim]
     half = np.ones((x.shape[-2], config.rotated_dim // 2))
     return rotate(turned, (0 * half, half), config.rope_layout)
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
-    """Return the parameters and every value that the reference computes up to the tap `until` from the port's taps.
+    """Return the parameters and every value that the reference computes from the port's taps, up to the tap `until`.
 
-    Embedding tables are left out; the rows that are looked up are included.
+    Embedding tables are left out; rows that the model looks up are included.
 
     Args:
         given: the port's values by tap.
-        hypotheses: faults that the reference applies; its values without them are included too.
+        hypotheses: faults that the reference applies; values without these faults are included too.
     """
     values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
 
@@ -105,12 +105,12 @@ def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[
     except TapReached:
         pass
     found = list(values)
-    values.clear()  # each value has a base that contains the list; the collector ignores cycles through arrays
+    values.clear()  # Each array's base refers to the list. Python does not collect cycles through arrays.
     return found
 
 
 def tables(probe: Probe) -> list[np.ndarray]:
-    """Return the numbers that the reference computes only from positions: angles, waves, slopes and distance biases."""
+    """Return the numbers that depend only on positions: angles, sines and cosines, slopes, and distance biases."""
     config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
     positions = np.arange(length)
     found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]

@@ -1,4 +1,4 @@
-"""Taps after a known fault: with the fault in the reference, its value is one of the port's."""
+"""Find taps that a fault of the catalogue explains: with the fault, the reference computes a value of the port."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ByOperation = dict[int, Match]
 
 
 def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOperation:
-    """Return the port's values that are `tap` with some fault of the catalogue, by operation.
+    """Return the port's values that equal `tap` with some fault of the catalogue, by operation.
 
     Args:
-        of_weights: also try faults of weights.
+        of_weights: whether to try faults of weights too.
     """
     strict: ByOperation = {}
     loose: ByOperation = {}
@@ -31,11 +31,11 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):
             loose.setdefault(match.index, match)
-    return strict or loose  # an operation that makes another tap makes this one only if no other operation does
+    return strict or loose  # An operation that may also be another tap counts only if there is no better operation.
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes a match's value at a tap, each at every possible site."""
+    """Yield the faults with which the reference computes the value of a match, each at every possible tap."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -45,9 +45,9 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 
 
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
-    """Return the last of `matches` that only a fault computes.
+    """Return the last of `matches` that only a fault explains.
 
-    A right port has such intermediate values too: scores before their bias is added.
+    A correct port has some of these values too, such as scores before their bias is added.
     """
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
@@ -56,18 +56,18 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def may_be_chosen(tap: str, value: np.ndarray) -> bool:
-    """Return whether a value may be a choice, which is 0 or 1 everywhere; True for other taps.
+    """Return whether a value may be a choice of experts, which is 0 or 1 everywhere; true for all other taps.
 
-    A port may compute a softmax over all experts first; from it, the reference would weight every expert.
+    A port may compute a softmax over all experts first. From such a value, the reference would weight every expert.
     """
     return not is_choice(tap) or bool(np.isin(value, (0, 1)).all())
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """Return the `matches` from which the reference computes the port's values after a choice; all of them for other
-    taps.
+    """Return the `matches` of a choice of experts with which the reference computes the port's later values.
 
-    Marks identify nothing by themselves: a choice of groups may equal a choice of experts in a larger model.
+    For other taps, return all matches. The marks of a choice identify nothing by themselves: a choice of groups may
+    equal a choice of experts in a larger model.
     """
     if not is_choice(tap):
         return matches
@@ -77,7 +77,7 @@ def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
     def is_followed(match: Match) -> bool:
         chosen = found.port.read(match)
         if any(np.array_equal(values[name] != 0, chosen != 0) for name in found.flow.outputs[tap] & values.keys()):
-            return True  # these experts, and no others, have weights, whatever is wrong with the weights
+            return True  # The weights are nonzero for exactly these experts, even if the weights are wrong.
         ours = found.adding({tap: match}).ours
         return bool(behind) and all(found.port.agree(values[name], ours[name]) for name in behind)
 
@@ -85,14 +85,14 @@ def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
 
 
 def is_reached(found: Found, tap: str) -> bool:
-    """Return whether `tap`, right or with one fault, is among the port's values."""
+    """Return whether the port computes `tap` from the found taps, correctly or with one fault."""
     if found.port.nearest(found.at(tap)):
         return True
     return made_by_a_fault(found, tap, behind_faults(found, tap)) is not None
 
 
 def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault, np.ndarray]]:
-    """Yield the reference's value at `tap` with every fault that can be there."""
+    """Yield every fault that can occur at `tap`, and the reference's value with the fault."""
     for fault in faults_at(found.probe.config, tap):
         found.clock.check()
         if fault.alter is not None and not of_weights:

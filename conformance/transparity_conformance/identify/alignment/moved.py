@@ -1,7 +1,7 @@
-"""Taps whose numbers a port moves or changes before it continues.
+"""Find taps whose numbers the port moves or changes before it uses them.
 
-Examples are heads merged in another order, and query and key features in another order, which gives the same
-scores if both use it.
+For example, a port merges heads in another order. Or it keeps the features of queries and keys in another order, which
+leaves the scores unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from transparity_conformance.matching.recorded import Match, Recorded
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return taps before the `lost` one whose numbers the port moves, such as heads merged without moving the axes.
+    """Return taps before the tap `lost` whose numbers the port moves, such as heads merged without moving the axes.
 
-    The moved values must make everything computed from them match the port's values.
+    From the moved values, the reference must compute the port's values.
     """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
@@ -35,10 +35,10 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first value made from a tap's value that has its numbers in other places.
+    """Return the first value computed from a tap that has the tap's numbers at other places.
 
     Args:
-        is_any: compare with every reading of the axes, not only with the most natural one.
+        is_any: whether to try every order of the axes, not only the least permuted.
     """
     ours, match, port = found.values[tap], found.matches[tap], found.port
     same = {match.index}
@@ -56,9 +56,9 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return a later value for a tap that `lost` is made from and that was found too early.
+    """Return later values for taps before `lost` that were found too early.
 
-    Two taps may have to move together: queries and keys that are normalized once more.
+    Two taps may have to move together, such as queries and keys that the port normalizes once more.
     """
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
@@ -79,7 +79,7 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return taps with the value of their input that lead only to `moved` taps: a norm that the port applies later."""
+    """Return taps that equal their input and lead only to `moved` taps, such as a norm that the port applies later."""
     return [
         tap
         for tap, match in found.matches.items()
@@ -92,9 +92,9 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def reordered(found: Found) -> dict[str, Match]:
-    """Return the queries and keys, not yet `found`, whose features the port keeps in another order.
+    """Match queries and keys whose features the port keeps in another order.
 
-    Both must have the same order; otherwise the scores change.
+    Both must have the same order; otherwise the scores would change.
     """
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
@@ -107,7 +107,7 @@ def reordered(found: Found) -> dict[str, Match]:
 
 
 def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
-    """Return the first values with the numbers of a query and a key whose features share another order."""
+    """Return a query and a key of the port whose features are reordered alike; empty if there are none."""
     for pair in itertools.product(*(_with_numbers_of(each, port) for each in ours)):
         query, key = (port.read(match) for match in pair)
         if features := _order(ours, (query, key), port.tolerance):
@@ -117,16 +117,16 @@ def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
 
 
 def _with_numbers_of(ours: np.ndarray, port: Recorded) -> Iterator[Match]:
-    """Yield the values with the numbers of a tap, in each order of their axes."""
+    """Yield the values that have the numbers of a tap, with each order of axes."""
     for index in port.with_numbers(ours, port.by_size.get(ours.size, ())):
         fits = layouts(ours.shape, port.values[index].shape, port.heads)
         yield from (Match(index, fit) for fit in fits if fit.split == ours.shape)
 
 
 def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
-    """Return, for each of our features, the nearest unused feature of theirs, in query and key together.
+    """Return, for each of our features, the nearest unused feature of the port, in query and key together.
 
-    The result is empty if a feature has none within the relative `tolerance`.
+    The result is empty if some feature has no counterpart within the relative `tolerance`.
     """
     wanted, given = _features(ours, ours), _features(theirs, ours)
     order: list[int] = []
@@ -140,7 +140,7 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """Return the numbers of each feature of a query and a key, relative to the largest of each."""
+    """Return the numbers of each feature in a query and a key, each divided by the largest number of its scale."""
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

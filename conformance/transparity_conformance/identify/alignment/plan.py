@@ -1,4 +1,4 @@
-"""The plan of a port: the operation that computes each tap, learned on one call and used on every other."""
+"""The plan of a port: the operation that computes each tap, found on one call and used on every other call."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from transparity_conformance.oracle.probes import Probe
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The operation of each tap in the aligned call."""
+    """The operation of each tap in the aligned call, which has one row without padding."""
 
     port: Recorded
-    """Everything that the port computed in that call."""
+    """The recorded aligned call."""
     matches: Matches
     in_order: Matches
-    """The operation that puts a tap's numbers into the order of the tap's axes, where one exists."""
+    """For some taps, a later operation that puts the tap's numbers into the order of the tap's axes."""
     unchanged: Mapping[str, Sequence[Match]]
-    """The operations that a tap passes next and that leave it unchanged, such as a padding mask without padding."""
+    """For each tap, the operations directly after it that leave it unchanged, such as a mask without padding."""
     known: Combination
-    """The faults of the aligned reference."""
+    """The faults that the reference applied in the aligned call."""
 
 
 def plan_of(
@@ -47,26 +47,26 @@ def plan_of(
     """Align the operations of a call with the reference.
 
     Args:
-        probe: the model and the tokens of the call, one row without padding.
-        operations: everything that the port computed, in order.
-        answer: the logits that it returned.
+        probe: the model, and the tokens of the call: one row without padding.
+        operations: all operations of the port, in order.
+        answer: the logits that the port returned.
         dtype: the precision of the port.
-        clock: the time for taps after faults.
-        known: faults of the port, which the reference applies too.
+        clock: the time limit of the search after faults.
+        known: faults of the port that the reference applies too.
     """
     port = recorded(probe, operations, answer, dtype)
     return planned(port, align(probe, port, clock, known), known)
 
 
 def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, dtype: str) -> Recorded:
-    """Return everything that a port computed in a call, with repeated heads of keys and values reduced to one."""
+    """Return the recorded call, with each repeated head of keys and values only once."""
     heads, shared = probe.config.num_heads, probe.config.key_value_heads
     once = [dataclasses.replace(each, value=unrepeated(each.value, heads, shared)) for each in operations]
     return Recorded(once, answer, heads, dtype)
 
 
 def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
-    """Return the plan with these operations for the taps."""
+    """Return the plan in which these operations compute the taps."""
     ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
     unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
@@ -74,7 +74,7 @@ def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
 
 
 def _unchanged(port: Recorded, match: Match) -> list[Match]:
-    """Return the chain of sole users of a match's value that leave it unchanged."""
+    """Return the operations after a match that leave its value unchanged, as long as each has only one reader."""
     found: list[Match] = []
     index, value = match.index, port.values[match.index]
     while len(users := set(port.readers.get(index, ()))) == 1:
@@ -87,9 +87,9 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation with a match's numbers in the order of the tap's axes, or None.
+    """Return the first operation that has a match's numbers in the order of the tap's axes, or None.
 
-    Its axes are unambiguous in every call, even where two of them have the same length.
+    The axes of its value are unambiguous in every call, even if two of them have the same length.
     """
     if match.layout.is_in_order:
         return match
@@ -105,7 +105,7 @@ def _in_order(port: Recorded, match: Match) -> Match | None:
 def read(
     plan: Plan, probe: Probe, operations: Sequence[Operation], answer: np.ndarray
 ) -> tuple[Arrays, dict[str, int]]:
-    """Return the taps of another call of the same port, and the number of the operation that computed each.
+    """Return the taps of another call of the same port, and the index of the operation that computed each tap.
 
     A port that loops over the rows of a batch repeats its operations for each row.
     """
@@ -142,8 +142,10 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """Return the value of a tap in every reading of the operations `indices`, each with rows of `shape`; empty for
-    masked scores."""
+    """Return the value of a tap for each possible reading of the operations `indices`; empty for masked scores.
+
+    Each operation gives rows of `shape`.
+    """
     values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
     grows = any(operations[index].grows for index in indices) and tap.endswith(".scores")
     if grows or any(np.isneginf(value).any() for value in values):
@@ -155,19 +157,19 @@ def _ways(
 
 
 def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
-    """Return the value with each head once, if it has too many numbers for the shape of its tap."""
+    """Return the value with each head only once, if it has too many numbers for the shape of its tap."""
     is_right = value.size == math.prod(shape)
     return value if is_right else unrepeated(value, config.num_heads, config.key_value_heads)
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
-    """Return the operation to read each tap from.
+    """Return the operation from which to read each tap.
 
-    An operation with the tap's axes in order is preferred. If the call lacks an operation, for example because a
-    product is another one on several rows, an unchanged later one replaces it.
+    An operation with the tap's axes in order is preferred. If the call lacks the operation, a later operation with the
+    same value replaces it. A product, for example, may be another operation if there are several rows.
 
     Args:
-        moved: the operations of the aligned call that the other call has too; None for all of them.
+        moved: the operations of the aligned call that the other call also has; None if it has all of them.
     """
     placed: dict[str, Match] = {}
     for tap, match in plan.matches.items():
@@ -179,9 +181,9 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps that both calls make from the same other taps.
+    """Return the taps that both calls compute from the same other taps.
 
-    A call may skip code, such as an expert without tokens; then the same code of another layer may be matched instead.
+    A call may skip code, such as an expert without tokens. Then the same code of another layer may be matched instead.
     """
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
@@ -194,7 +196,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Return, for each operation of `indices`, a bit set of the others that its value is made from."""
+    """Return, for each operation of `indices`, a bit set of the other operations on which its value depends."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
@@ -203,10 +205,10 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 
 
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
-    """Return the value in the shape of its tap, in every way that agrees with the learned layout, or else the natural
-    one.
+    """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
 
-    The aligned call has one row: it does not show which axis is the batch, nor the order of more or fewer features.
+    Without such an order, the least permuted layout is used. The aligned call has one row, so its layout does not show
+    the batch axis, nor the order of more or fewer features.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []
@@ -223,7 +225,7 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 def _nearest(
     plan: Plan, probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]
 ) -> tuple[np.ndarray, int]:
-    """Return the reading nearest to the reference on the port's own activations, with its operation."""
+    """Return the reading that is nearest to the reference, run on the port's own activations, and its operation."""
     before = {name: value for name, value in taps.items() if name != "logits"}
     ours = walk(probe, before, plan.known, until=tap)[tap]
     with np.errstate(invalid="ignore"):
@@ -231,7 +233,7 @@ def _nearest(
 
 
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Return the operations of the aligned call with their counterparts in another call."""
+    """Map operations of the aligned call to their counterparts in another call."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}
@@ -240,7 +242,7 @@ def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
 
 
 def _as_used(plan: Plan, here: Recorded, moved: Mapping[int, int]) -> dict[int, int]:
-    """Return counterparts of operations by the later operation that uses them.
+    """Map operations to their counterparts by the later operation that reads them.
 
     A loop over experts may run more often in one call than in another; the last sum is the tap.
     """

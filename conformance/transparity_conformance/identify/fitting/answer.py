@@ -1,4 +1,4 @@
-"""The answer of a fit, in sentences."""
+"""The answer of `transparity fit`, in sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_conformance.identify.fitting.templates import NOT_RUN, SIZES, t
 
 
 def sentences(fit: Fit, port: str) -> Iterator[str]:
-    """Yield sentences: the nearest template, the differences from it, the evidence, and fields that no call shows."""
+    """Yield sentences: the nearest template, the differences from it, the evidence, and undetermined fields."""
     pairs = fit.differences.items()
     fields = "; ".join(f"{name} is {_shown(ours)}, not {_shown(theirs)}" for name, (theirs, ours) in pairs)
     yield f"{port} is {fit.template}{f', but {fields}' if fields else ', apart from its sizes'}."
@@ -25,7 +25,7 @@ def sentences(fit: Fit, port: str) -> Iterator[str]:
     else:
         yield (
             f"Not confirmed: the reference with this configuration differs from the module by {fit.share:.2g} × the "
-            "budget. A part of the module is not configurable, or was read wrongly."
+            "budget; some part has no field, or was not recognized."
         )
     yield from (f"{remark}." for remark in fit.remarks)
     yield f"Departures from the paper: {'; '.join(departures(fit.config)) or 'none'}."
@@ -39,9 +39,9 @@ AGAINST = "If another implementation is at hand, `check PORT --against REFERENCE
 
 
 def unfinished(error: FitError) -> tuple[str, str]:
-    """Return the partial configuration of a fit that stopped, and a sentence that names the nearest template.
+    """Return the incomplete configuration of a fit that stopped, and a sentence with the nearest template.
 
-    An unknown field on which the templates differ has the value "?".
+    If the templates differ in an unknown field, its value is "?".
     """
     known = {name: value for name, value in error.known.items() if name not in SIZES}
     others = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
@@ -62,7 +62,7 @@ def unfinished(error: FitError) -> tuple[str, str]:
 
 
 def differences_from(known: Mapping[str, Any], template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """Return the known fields in which a template differs, as pairs (template's, known)."""
+    """Return the known fields in which a template differs, as pairs (template's value, known value)."""
     pairs = {name: (getattr(template, name), value) for name, value in known.items() if name not in NOT_RUN}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

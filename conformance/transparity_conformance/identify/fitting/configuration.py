@@ -1,4 +1,4 @@
-"""Determine the fields of a configuration, and the parameters by the reference's names, from the parts of a call."""
+"""Determine the fields of a configuration from the parts of a call, and name the parameters as in the reference."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import HEADS
 
 FEW = 3
-"""The number of digits up to which another multiplier is equally plausible."""
+"""A different multiplier is equally plausible if it has at most this number of digits."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields and parameters of a module."""
     _sizes(found, subject, parts)
     _biases_and_maps(found, parts)
     _norms(found, subject, parts)
@@ -71,7 +70,6 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _heads(first: Attention) -> dict[str, Any]:
-    """Return the sizes of attention."""
     width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
     key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
     return {
@@ -154,7 +152,10 @@ def _norms(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) -> tuple[str, float]:
-    """Return the kind and the eps of all norms; add the factor after the last norm, and a remark on each other eps."""
+    """Return the kind and the eps of all norms.
+
+    Record the factor after the last norm, and a remark for each norm with another eps.
+    """
     final = f"{last.name}.final_norm"
     kind, eps = kind_and_eps([norm for name, norm in named.items() if name != final] or list(named.values()))
     factor = factor_behind(named[final], kind, eps) if final in named else 1.0
@@ -167,7 +168,7 @@ def _kind_and_eps(found: FoundFields, named: Mapping[str, Norm], last: Stack) ->
 
 
 def _scaled(factor: float, root: float) -> dict[str, float]:
-    """Return the ways to write a factor, directly or as a multiple of √embed_dim, simplest first."""
+    """Return the ways to write a factor, directly or as a multiple of √embed_dim, the simplest first."""
     options = {"none": factor, "embed_dim": settled(factor / root)}
     return dict(sorted(options.items(), key=lambda each: (each[1] != 1, digits(each[1]))))
 
@@ -192,7 +193,7 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """Add the fields that give the factor of the token embeddings, with the simplest multiplier."""
+    """Determine the factor of token embeddings, and write it with the simplest multiplier."""
     options = _scaled(last.scale, last.value.shape[1] ** 0.5)
     (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}
@@ -258,7 +259,7 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Determine how the states of positions become one per row: the first way that gives every call's output."""
+    """Determine how states are pooled: choose the first pooling that gives the output of every call."""
     head = parts.head
     if not head.is_pooled:
         return

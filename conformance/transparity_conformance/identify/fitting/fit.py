@@ -1,4 +1,4 @@
-"""The configuration of a module: sizes from its parameters, everything else from the values of its operations."""
+"""Find the configuration of a module: sizes from its parameters, all other fields from the values of its operations."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range in which an eps is searched that the first calls do not show."""
+"""The range of the search for eps, if the first calls do not show eps."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The configuration of a module, with the evidence for it."""
+    """The configuration of a module, and the evidence for it."""
 
     config: TransformerConfig
     share: float
-    """The largest difference from the reference with this configuration, as a share of the budget."""
+    """The largest difference between the module and the reference with this configuration, as a share of the budget."""
     template: str
-    """The nearest preset or family."""
+    """The name of the nearest preset or family."""
     differences: dict[str, tuple[object, object]]
     untold: dict[str, str]
-    """Fields for which other values would give the same outputs, with the reason."""
+    """Fields for which other values would give the same outputs, each with the reason."""
     parameters: Arrays
-    """The module's drawn parameters, by the reference's names."""
+    """The module's random parameters, by the reference's names."""
     unused: tuple[str, ...] = ()
     """The module's parameters that no recognized operation uses."""
     remarks: tuple[str, ...] = ()
-    """Departures of the module that no configuration expresses, if the fit is not confirmed."""
+    """Differences that no configuration expresses; empty if the fit is confirmed."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -80,7 +80,7 @@ class Fit:
 def fit_port(spec: str, timeout: float | None = None) -> Fit:
     """Find the configuration of the module that `path/to/file.py:Model` makes, in a separate process.
 
-    Raise `PortError` if no module is found or `timeout` seconds pass without an answer.
+    Raise `PortError` if no module is found, or if `timeout` seconds pass without an answer.
     """
     build = isolated_build(spec, timeout, "")
     try:
@@ -92,17 +92,18 @@ def fit_port(spec: str, timeout: float | None = None) -> Fit:
 def fit(module: Any, seed: int = 0) -> Fit:
     """Find the configuration of a module, or of the module that a function without arguments returns.
 
-    The module's weights stay unchanged. Raise `FitError` with the first part that no configuration expresses.
+    The module's weights stay unchanged. Raise a `FitError` that names the first part that no configuration
+    expresses.
     """
     with kept(module):
         return fitted(FittedModel(made_by(module, None), seed))
 
 
 def fitted(subject: FittedModel) -> Fit:
-    """Find the configuration of a subject; return the first confirmed reading, or else the nearest.
+    """Find the configuration of a model: the first confirmed interpretation, or else the nearest.
 
-    Readings differ in loops over heads or rows, and in whether keys are computed before queries. If no reading
-    succeeds, raise the first error.
+    Interpretations differ in loops over heads or rows, and in whether keys are computed before queries. If no
+    interpretation succeeds, raise the first error.
     """
     errors: list[FitError] = []
     made: list[Fit] = []
@@ -126,7 +127,10 @@ def fitted(subject: FittedModel) -> Fit:
 
 
 def _readings(subject: FittedModel) -> Iterator[Fit]:
-    """Yield the fit with queries before keys, then with keys before queries; raise the first error if both fail."""
+    """Yield the fit with queries before keys, then the fit with keys before queries.
+
+    Raise the first error if either fails.
+    """
     sizes, plain = first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
@@ -164,7 +168,7 @@ def _unread(failed: Impossible) -> FitError:
 
 
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
-    """Return the fields that tables and attention weights show, whatever else the module is."""
+    """Determine the fields that depend only on tables and attention weights."""
     lengths, batch = list(heard.lengths.values()), len(next(iter(heard.inputs.values())))
     found = softmaxes(heard.operations, batch, lengths)
     heads = {softmax.weights.shape[1] for softmax in found}
@@ -188,9 +192,9 @@ def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:
 
 
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
-    """Return whether the attentions of the last stack mask the future.
+    """Return whether the attentions of the last stack hide later tokens.
 
-    If every token attends only to itself, token types decide, because only an encoder has them.
+    If every token attends only to itself, token types decide, because only encoders have them.
     """
     batch, lengths = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())
     found = softmaxes(heard.operations, batch, lengths)
@@ -207,7 +211,7 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
     """Compare the fit with all calls and with the probes of a check.
 
-    Undetermined fields take the values of the nearest template, if these fit.
+    Undetermined fields take the values of the nearest template, if the module still agrees.
     """
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
@@ -229,8 +233,10 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 
 
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
-    """Compare the module with the reference on the weights and probes of a check, in float64 or in the module's
-    precision."""
+    """Compare the module with the reference on the weights and probes of a check.
+
+    The module runs in float64 or, if it then differs, in its own precision.
+    """
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
     for key, probe in probes.items():
@@ -246,21 +252,21 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
     try:
         proof = proved(probes, answer)
-        if proof.share > 1:  # for example, the masks of transformers are infinite in float64
+        if proof.share > 1:  # for example, transformers uses infinite masks in float64
             subject.narrow()
             proof = proved(probes, answer)
         return proof
     except ModuleError as error:
-        error.add_note("A check calls the module this way. Return a function that pads inputs and cuts the output.")
+        error.add_note("A check calls the module this way; return a function that pads the inputs and cuts the output.")
         raise
     finally:
         subject.model.assign(subject.values)
 
 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
-    """Return the eps with which the reference answers a probe as the module does.
+    """Return the eps with which the reference gives the module's answer to a probe.
 
-    It is visible where activations are small relative to it, unless the module computes its norms in float32.
+    Eps is visible if activations are small, unless the module computes its norms in float32.
     """
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
@@ -276,7 +282,7 @@ def _eps_of(probe: Probe, answer: np.ndarray) -> float:
 def _as_usual(
     config: TransformerConfig, template: str, found: FoundFields, calls: Sequence[RecordedCall]
 ) -> TransformerConfig:
-    """Give the undetermined fields the template's values where the calls stay the same."""
+    """Set the undetermined fields to the template's values, as long as all calls still agree."""
     every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
     for fields in (every, *({name: value} for name, value in every.items())):
         usual = changed(config, fields)
@@ -292,12 +298,12 @@ def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[Recor
 
 
 def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
-    """Return the largest difference of the calls' outputs, as a share of its budget."""
+    """Return the largest difference of a call's output from the reference, as a share of its budget."""
     return max(_share_of(probe, call.output) for probe, call in zip(probes, calls, strict=True))
 
 
 def _share_of(probe: Probe, output: np.ndarray) -> float:
-    """Return the difference of a call's output, as a share of its budget."""
+    """Return the difference of one call's output from the reference, as a share of its budget."""
     oracle = probe.oracle
     expected = oracle.expected["logits"]
     if expected.shape != output.shape:

@@ -1,4 +1,4 @@
-"""The fields of masks: value, windows and padding tokens, from the places where scores are masked."""
+"""Determine the fields of masks from the masked scores: the value, windows and padding tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from transparity_conformance.identify.fitting.values.numbers import digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 LOWEST = float(np.finfo(np.float32).min) / 4
-"""A mask below this is the dtype's lowest number, or −inf."""
+"""Masks below this number count as the dtype's lowest number or −inf."""
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of masks from a plain call, a padded call and, if the module takes a mask, a masked call."""
+    """Add the fields of masks from a plain call, a padded call and, if the module accepts one, a call with a mask."""
     plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
     _read_windows(found, parts, plain)
     values = [each.masked_value for call in (plain, padded, *masked) for each in call.values()]
     value = next((each for each in values if each is not None), None)
     found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, found.config().score_scale)
     if found.fields["mask_value"] in (-np.inf, 0):
-        found.untold["mask_order"] = "the scale does not change such a mask"
+        found.untold["mask_order"] = "the scale does not change a mask of 0 or −∞"
     if value is None:
         found.untold["mask_value"] = "no score is masked"
     obeys = bool(masked) and any(
@@ -37,12 +37,12 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
     _read_padding(found, parts, calls[1], plain, padded)
     if obeys and list(parts.stacks) == ["decoder"]:
         found.fields["target_mask"] = "causal"
-        found.untold["target_mask"] = "an attention_mask applies in both cases"
+        found.untold["target_mask"] = "with an attention_mask, both values mask the same tokens"
     _read_counting(found, parts, calls[-1 if obeys else 1])
 
 
 def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
-    """Yield the scores of every attention of a call, by the reference's names."""
+    """Yield the scores of every attention in a call, by the reference's names."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
     weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), list(call.lengths.values()))
@@ -51,7 +51,7 @@ def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
 
 
 def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:
-    """Determine the sliding window and the layers without it."""
+    """Determine the sliding window, and which layers have it."""
     for stack in parts.stacks:
         own = [each.masked for name, each in plain.items() if name.startswith(stack) and "self" in name]
         if windowed := layers_with([window_of(masked) for masked in own]):
@@ -60,7 +60,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
             if size > 1 and all(in_chunks(masked, size) for masked in own if window_of(masked) is not None):
                 found.fields["window_kind"] = "chunked"
             if "layer_types" not in windowed:
-                found.untold["layer_types"] = f"kinds beyond the {len(own)} layers have no effect"
+                found.untold["layer_types"] = f"only the first {len(own)} entries have an effect"
             return
     longest = max(len(each.masked[0]) for each in plain.values())
     found.untold["sliding_window"] = f"no window of up to {longest} tokens"
@@ -69,7 +69,7 @@ def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) ->
 def _read_padding(
     found: FoundFields, parts: Parts, call: RecordedCall, plain: dict[str, Scores], padded: dict[str, Scores]
 ) -> None:
-    """Determine the padding token from the masked keys, and whether the target's padding is masked too."""
+    """Determine the padding token from the masked keys, and whether padding in the target is masked too."""
     pads: dict[str, list[int]] = {}
     for stack in [name for name, each in parts.stacks.items() if each.embedding.reads_tokens]:
         first = next(name for name in padded if name.startswith(stack) and "self" in name)
@@ -109,7 +109,7 @@ def _read_counting(found: FoundFields, parts: Parts, call: RecordedCall) -> None
 
 
 def is_causal(masked: np.ndarray) -> bool:
-    """Return whether every later key is masked, in (batch, queries, keys)."""
+    """Return whether every later key is masked in (batch, queries, keys)."""
     return bool(masked[:, np.triu(np.ones(masked.shape[1:], bool), 1)].all())
 
 
@@ -128,7 +128,7 @@ def in_chunks(masked: np.ndarray, size: int) -> bool:
 
 
 def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
-    """Return the window, and the layer kinds if only some layers have it; empty without a window."""
+    """Return the fields of the window, with layer kinds if only some layers have it; empty without a window."""
     window = next((each for each in windows if each is not None), None)
     if window is None:
         return {}
@@ -143,7 +143,7 @@ def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
 
 
 def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, axis: int) -> list[int]:
-    """Return the tokens (batch, length) whose keys (axis 1) or queries (axis 2) are masked only as padding."""
+    """Return the tokens whose keys (axis 1) or queries (axis 2) are masked only as padding."""
     seen = np.broadcast_to(~plain.all(0), masked.shape)
 
     def is_hidden(token: int) -> bool:
@@ -154,7 +154,10 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, before or after the scale, whichever has fewer digits."""
+    """Return the number that replaces masked scores, and whether it replaces them before or after the scale.
+
+    The order is chosen so that the number has fewer digits.
+    """
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"
     if value == 0:

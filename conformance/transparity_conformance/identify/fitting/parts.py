@@ -1,4 +1,4 @@
-"""Split one call of a module into stacks, sublayers, norms and head."""
+"""Split one call of a module into stacks, sublayers, norms and the head."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stack:
 
     @property
     def mixers(self) -> list[Mixer]:
-        """Return the mixer at the start of each layer that has one."""
+        """Return the attention or recurrence at the start of each layer, if there is one."""
         return [each for name, each in self.sublayers if name.endswith("self_attention") and isinstance(each, Mixer)]
 
     def attentions(self, kind: str = "self_attention") -> list[Attention]:
@@ -58,8 +58,6 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts of a call."""
-
     heard: RecordedCall
     stacks: dict[str, Stack]
     head: Head
@@ -71,10 +69,10 @@ class Parts:
 
 
 def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_first: bool = False) -> Parts:
-    """Split a call into parts; raise `FitError` with the first part that the reference lacks.
+    """Split a call into parts; raise a `FitError` that names the first part that the reference lacks.
 
     Args:
-        causal: whether the attention of a single stack masks later tokens.
+        causal: whether attention masks later tokens, if there is only one stack.
         keys_first: whether keys are computed before queries.
     """
     values, inputs, tokens = subject.values, heard.inputs, subject.inputs
@@ -113,13 +111,13 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
 
 
 def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
-    """Return the sublayers; raise `FitError` for one whose result cannot be added to the residual."""
+    """Return the sublayers; raise `FitError` if the result of one cannot be added to the residual."""
     for index, each in enumerate(found):
         made = each.result[1].shape[-1]
         if made != width:
             raise FitError(
-                f"Sublayer {index} ({tensor_of(each)}) seems to return {made} features, but the residual has {width}. "
-                "Expected attention, a gated delta network or Mamba-2, and feed-forwards."
+                f"Sublayer {index} ({tensor_of(each)}) seems to return {made} features, but the residual has {width}; "
+                "expected attention, a gated delta network, Mamba-2 or a feed-forward."
             )
     return found
 
@@ -140,7 +138,7 @@ def _streams(
     heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
-    """Return the streams of all stacks, with norms at the same places."""
+    """Return the streams of all stacks, with norms at the same places in each."""
     *memories, last = named
     options: list[Stream | None] = [None]
     for name in memories:
@@ -161,7 +159,7 @@ def _streams(
     name, sublayer = named[last][reached] if named[last] else (last, None)
     at = f" at {name} ({tensor_of(sublayer)})" if sublayer is not None else ""
     raise FitError(
-        f"The residuals and norms of the {last} were not recognized{at}. Expected layer, RMS or batch norms before, "
+        f"The residuals and norms of the {last} were not recognized{at}; expected layer, RMS or batch norms before, "
         "after or around each sublayer."
     )
 
@@ -169,9 +167,9 @@ def _streams(
 def _recurrences(
     subject: FittedModel, heard: RecordedCall, maps: Sequence[Linear], taken: set[str]
 ) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of every recurrence, with the maps of its input.
+    """Return the convolutions of every recurrence, with the linear maps that have the same input.
 
-    Parameters that linear maps or other parts use are no kernels.
+    Parameters that linear maps or other parts use are not convolution kernels.
     """
     used = taken | {one.name.partition("[")[0] for one in maps}
     kernels = {name: value for name, value in subject.values.items() if name not in used}
@@ -189,7 +187,7 @@ def _embedding(subject: FittedModel, heard: RecordedCall, name: str) -> Embeddin
 
 
 def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Sublayer]]:
-    """Return the sublayers of each stack; a feed-forward belongs to the stack of the attention before it."""
+    """Return the sublayers of each stack. A feed-forward belongs to the stack of the attention before it."""
     if len(lengths) == 1:
         return [list(found)]
     split: list[list[Sublayer]] = [[], []]
@@ -202,8 +200,10 @@ def _split(found: Sequence[Sublayer], lengths: Sequence[int]) -> list[list[Subla
 
 
 def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
-    """Return the sublayers by the reference's names; raise `FitError` unless every layer has attention and a
-    feed-forward."""
+    """Return the sublayers by the reference's names.
+
+    Raise `FitError` unless every layer has attention and a feed-forward, or no layer has a feed-forward.
+    """
     named: list[tuple[str, Sublayer]] = []
     layer, position, kinds = 0, 0, ["self_attention", "cross_attention", "feed_forward"]
     has_none = not any(isinstance(each, FeedForward | Experts) for each in found)
@@ -226,7 +226,7 @@ def _named(stack: str, found: Sequence[Sublayer]) -> list[tuple[str, Sublayer]]:
 
 
 def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """Return the head: the maps after the last sublayer, and the kind of output."""
+    """Return the head: the linear maps after the last sublayer, and the kind of output."""
     last = rest[-1] if rest else None
     if output.ndim == 2:
         return _pooled_head(rest, output, embed_dim)
@@ -234,7 +234,7 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
         return Head("hidden")
     if output.size == last.made.size:
         return Head("logits", last)
-    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # a pooler that the output does not depend on
+    if output.ndim == 3 and output.shape[-1] == last.given.shape[-1]:  # an unused pooler
         return Head("hidden")
     raise FitError(
         f"The output has the shape {output.shape}, but the last linear map returns {last.made.shape}; expected logits, "
@@ -243,7 +243,7 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
 
 
 def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
-    """Return whether each row of the output is the map's result at one of its positions."""
+    """Return whether each row of the output is the map's result at one position of that row."""
     if made.shape[1] != output.shape[1] or len(made) % len(output):
         return False
     own = zip(np.split(made, len(output)), output, strict=True)
@@ -251,7 +251,7 @@ def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
 
 
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
-    """Return the head of one vector per row: a pooled state, or classes, with or without a pooler."""
+    """Return the head of a model with one vector per row: a pooled state or classes, with or without a pooler."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:

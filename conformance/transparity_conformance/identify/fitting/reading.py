@@ -1,4 +1,4 @@
-"""The fields of attention: query and key norms, rotation, scale, and the effect of positions on scores."""
+"""Determine the fields of attention: norms of queries and keys, rotation, scale, and the effect of positions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from transparity_numpy.positions.relative import relative_buckets
 USUAL_DISTANCES = (128, 64, 256)
 
 FEW = 4
-"""The number of rotated features up to which only one angle is left for rope_theta and scaling."""
+"""With at most this number of rotated features, a single angle determines both rope_theta and the scaling."""
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The first self-attention of a stack: its query and key before their product, its scores and their scale."""
+    """The first self-attention of a stack: the query and key before their product, the scores and their scale."""
 
     attention: Attention
     query: np.ndarray
@@ -42,19 +42,19 @@ class Heads:
     scale: Scale
     raw: np.ndarray
     own: np.ndarray
-    """query · key of each token with itself, and the scores without their bias."""
+    """For each token with itself: `raw` is query · key, and `own` is the score without its bias."""
     table: str | None
-    """The table of relative positions, if any."""
+    """The module's name of the table of relative positions, if any."""
 
     @property
     def left(self) -> np.ndarray:
-        """Return what positions add to the scores; 0 where they are masked."""
+        """Return the term that positions add to the scores; 0 where scores are masked."""
         left = self.scores.values - self.scale(raw_scores(self.query, self.key))
         return np.where(np.broadcast_to(self.scores.masked[:, None], left.shape), 0.0, left)
 
 
 def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    """Add the fields of heads, scale and positions inside attention."""
+    """Determine the fields of attention: its heads, its scale and its positions."""
     normed = _normed(found, subject, parts)
     for stack in [each for each in parts.stacks.values() if each.attentions()]:
         heads = _heads(subject, parts, stack, normed)
@@ -63,8 +63,10 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the query and key of every attention by the reference's names, normalized if the module normalizes
-    them."""
+    """Return the query and key of every attention, normalized if the module normalizes them.
+
+    They have the reference's names.
+    """
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -122,7 +124,7 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
 
 
 def read_scale(found: FoundFields, heads: Heads) -> None:
-    """Add the fields that give the factor of scores, with the simplest multiplier."""
+    """Determine the factor of scores, and write it with the simplest multiplier."""
     fields, factor = found.fields, heads.scale.factor
     options = []
     bases = (("head_dim", heads.attention.head_dim**-0.5), ("embed_dim", fields["embed_dim"] ** -0.5), ("none", 1.0))
@@ -132,7 +134,7 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
         def error(multiplier: float, base: float = base) -> float:
             return difference(Scale(multiplier * base, heads.scale.softcap)(heads.raw), heads.own)
 
-        under_root = max(1, round(estimate**-2))  # a scalar as Gemma's: 1 / √n
+        under_root = max(1, round(estimate**-2))  # Gemma's query_pre_attn_scalar n gives the factor 1 / √n
         multiplier = settle(estimate, error, (1.0, under_root**-0.5))
         length = min(digits(multiplier), 1 + digits(under_root) if multiplier == under_root**-0.5 else DIGITS)
         options.append((multiplier != 1, length, index, name, multiplier))
@@ -157,7 +159,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     distances = np.arange(length) - np.arange(length)[:, None]
 
     def is_left(bias: np.ndarray) -> bool:
-        """Return whether the bias (heads, queries, keys) is what is added to the scores."""
+        """Return whether positions add exactly this bias (heads, queries, keys) to the scores."""
         return is_same(np.where(shown, bias, 0.0), left)
 
     if heads.table is not None and _read_relative(found, subject, stack, heads.table, is_left, distances):
@@ -192,7 +194,10 @@ def _read_relative(
     is_left: Callable[[np.ndarray], bool],
     distances: np.ndarray,
 ) -> bool:
-    """Add a largest distance for which the bias consists of the rows of `table`; return whether one exists."""
+    """Add the fields of relative positions if the bias consists of rows of `table`; return whether it does.
+
+    The largest distance is found by trial.
+    """
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)

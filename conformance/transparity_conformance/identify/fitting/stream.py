@@ -1,4 +1,4 @@
-"""The residual stream of a stack: find the places of its norms by trying each on the values of the sublayers."""
+"""Find the places of a stack's norms by trying each place on the inputs and outputs of the sublayers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from transparity_conformance.identify.fitting.values.numbers import factor_betwe
 from transparity_conformance.listening.operation import Operation
 
 Values = Sequence[tuple[int, np.ndarray]]
-"""Values of the stream's size (rows, width), with the index of their operation."""
+"""Values of the stream's size (rows, width), each with the index of its operation."""
 
 AHEAD = 40
-"""Operations within which the result of a norm is searched."""
+"""The result of a norm is searched for within this number of operations."""
 
 PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
 
 @dataclass
 class Stream:
-    """The norms of a stack by the reference's names, and its output."""
+    """The norms of a stack by the reference's names, and the stack's output."""
 
     position: NormPosition = "pre"
     branches: Branches = "sequential"
@@ -38,7 +38,7 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_factor: float = 1.0
-    """The factor of the head's input, apart from the factor of its norm."""
+    """The factor of the head's input, without the factor of its norm."""
     multiplier: float = 1.0
     """The factor of a sublayer's output before it is added to the residual."""
 
@@ -58,15 +58,14 @@ def values_like(rows: np.ndarray, operations: Sequence[Operation]) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class End:
-    """The consumer of a stack's output: all states, or one per row of the batch."""
+    """The value that the head reads: all states, or one vector per row of the batch."""
 
     value: np.ndarray
     choices: tuple[np.ndarray, ...] = ()
     """Matrices that may pool the states; empty if all states are read."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that may be read from the states `x`, and whether each is one of the states rather than a
-        mean."""
+        """Yield the values that the head may read from the states `x`, and whether each is a state, not a mean."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -77,24 +76,24 @@ class End:
 
 @dataclass
 class Walk:
-    """One stack: its embedding, its sublayers by the reference's names, and the consumer of its output."""
+    """One stack: its embedding, its sublayers by the reference's names, and the value that the head reads."""
 
     embedded: np.ndarray
     sublayers: Sequence[tuple[str, Sublayer]]
     end: End | None
-    """The consumer of the output: the head's input; None for an encoder's memory."""
+    """The value that the head reads; None for an encoder whose output is a memory."""
     operations: Sequence[Operation]
     memory: np.ndarray | None = None
-    """The encoder's output, for a decoder with one."""
+    """The encoder's output, for a decoder with cross-attention."""
     reached: int = 0
-    """The largest number of sublayers that any placement explains."""
+    """The largest number of sublayers that any placement of norms explains."""
 
     @property
     def width(self) -> int:
         return self.embedded.shape[1]
 
     def streams(self, norms: Norms) -> Iterator[Stream]:
-        """Yield every placement of norms that explains the values; the first complete one is right."""
+        """Yield every placement of norms that explains the values. The first complete placement is right."""
         self.values = values_like(self.embedded, self.operations)
         for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
             starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
@@ -110,13 +109,13 @@ class Walk:
                     yield from self._ends(made, own, output)
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
-        """Return the stream after the last sublayer; None if the norms are at other places."""
+        """Return the stream after the last sublayer, or None if the norms are at other places."""
         entered, attended, added = x, x, np.zeros_like(x)
         for index, (name, sublayer) in enumerate(self.sublayers):
             self.reached = max(self.reached, index)
             given, (at, y) = sublayer.given.reshape(-1, self.width), sublayer.result
             is_beside = made.branches != "sequential" and isinstance(sublayer, FeedForward | Experts)
-            if not is_beside:  # otherwise it is a branch parallel to the attention before it
+            if not is_beside:  # otherwise, the feed-forward is parallel to the attention before it
                 entered, attended, added = x, given, np.zeros_like(x)
             if is_beside and made.branches == "parallel-one-norm":
                 is_read = is_same(attended, given)
@@ -140,14 +139,17 @@ class Walk:
         return x
 
     def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
-        """Take the norm that maps `x` to `given`; return whether there is one."""
+        """Record the norm that maps `x` to `given`; return whether such a norm exists."""
         norm = norms.between(x, given)
         if norm is not None:
             self._take(norms, made, name, norm)
         return norm is not None
 
     def _added(self, made: Stream, x: np.ndarray, y: np.ndarray, at: int) -> np.ndarray:
-        """Return the residual plus `y`, multiplied by a factor if a later value is that sum."""
+        """Return the residual plus `y`.
+
+        If a later value is the residual plus a multiple of `y`, record the factor and return that value.
+        """
         behind = [value for index, value in self.values if at < index < at + AHEAD]
         if any(is_same(x + y, value) for value in behind):
             return x + y
@@ -169,7 +171,7 @@ class Walk:
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack: without a norm, or with one."""
+        """Yield the possible ends of a stack: without a norm, or with a norm."""
         if self.end is None:
             yield dataclasses.replace(made, output=x)
             for norm, value in self._after(norms, x, 0, len(self.operations)):
@@ -179,14 +181,13 @@ class Walk:
         yield from itertools.islice(ends, 1)
 
     def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack without a norm."""
         for given, _ in self.end.of(x) if self.end else ():
             factor = factor_between(given, self.end.value)  # type: ignore[union-attr]
             if factor is not None:
                 yield dataclasses.replace(made, output=x, head_factor=factor)
 
     def _normed_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack with a norm, whose result may be multiplied."""
+        """Yield the possible ends of a stack with a final norm, whose result may be multiplied by a factor."""
         assert self.end is not None
         for norm, value in self._after(norms, x, 0, len(self.operations)):
             for given, _ in self.end.of(value):
@@ -203,7 +204,7 @@ class Walk:
         return dataclasses.replace(made, norms={**made.norms, "final_norm": norm}, final_norm=True, output=value)
 
     def _after(self, norms: Norms, x: np.ndarray, begin: int, end: int) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Yield the norms of `x` among the values of operations from `begin` to `end`."""
+        """Yield the norms of `x` whose results are values of operations from `begin` to `end`."""
         return norms.outputs(x, [value for index, value in self.values if begin <= index < end])
 
     @staticmethod

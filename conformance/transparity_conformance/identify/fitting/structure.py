@@ -1,5 +1,7 @@
-"""Find the sublayers of a module from its linear maps: projections before a softmax, one after it, and a
-feed-forward."""
+"""Find the sublayers of a module from its linear maps and attention weights.
+
+Attention has linear maps before a softmax and one after it. A feed-forward follows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from transparity_numpy.arithmetic.functional import sigmoid
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """An attention: its weights and its four maps."""
+    """An attention: its weights and its linear maps."""
 
     softmax: Softmax
     query: Linear
@@ -31,15 +33,15 @@ class Attention:
     value: Linear
     output: Linear
     begins: int
-    """The index of the first operation that may belong to it."""
+    """The index of the first operation that may belong to the attention."""
     gate: Linear | None = None
-    """The map whose sigmoid multiplies the context."""
+    """The linear map whose sigmoid multiplies the context."""
     packed: tuple[str, ...] = ()
-    """The module's names of the parameters that pack it with the query and the key."""
+    """The module's names of the parameters that pack the query and key, with the value or the gate."""
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input (rows, width)."""
+        """Return the input, as (rows, width)."""
         return self.query.given
 
     @property
@@ -57,7 +59,7 @@ class Attention:
 
     @property
     def is_shared_per_head(self) -> bool:
-        """Return whether one map serves every head."""
+        """Return whether one linear map serves every head."""
         return self.heads > 1 and self.query.weight.shape == (self.head_dim, self.head_dim) != self.output.weight.shape
 
     def split(self, linear: Linear) -> np.ndarray:
@@ -69,14 +71,14 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """A feed-forward: one or two maps up, and one down."""
+    """A feed-forward: one or two linear maps up, and one linear map down."""
 
     ups: tuple[Linear, ...]
     down: Linear
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input (rows, width)."""
+        """Return the input, as (rows, width)."""
         return self.ups[0].given
 
     @property
@@ -91,11 +93,11 @@ Mixer = Attention | Recurrence
 Sublayer = Mixer | FeedForward | Experts
 
 Anchor = Softmax | tuple[list[Convolution], list[Linear]]
-"""The evidence of a mixer: the weights of attention, or the convolutions of a recurrence with their maps."""
+"""The operations by which a mixer is recognized: attention weights, or a recurrence's convolutions with their maps."""
 
 
 def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int]) -> list[Softmax]:
-    """Return the weights of every attention: rows of numbers from 0 to 1 that sum to 1, over one key per token."""
+    """Return the weights of every attention: rows of positive numbers with the sum 1, with one number per key."""
     found: list[Softmax] = []
     copies: set[int] = set()
     for index, operation in enumerate(operations):
@@ -115,7 +117,7 @@ def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int
 
 
 def before(found: Sequence[Softmax], one: Softmax) -> int:
-    """Return the index of the first operation after the softmax before `one`."""
+    """Return the index of the first operation after the previous softmax."""
     place = found.index(one)
     return found[place - 1].at + 1 if place else 0
 
@@ -129,14 +131,14 @@ def sublayers(
     recurrences: Sequence[tuple[list[Convolution], list[Linear]]] = (),
     experts: Sequence[Experts] = (),
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the sublayers in the order in which they run, and the maps after the last one.
+    """Return the sublayers in execution order, and the linear maps after the last sublayer.
 
     Args:
-        maps: every use of a linear map, in order.
+        maps: all uses of linear maps, in order.
         weights: the weights of every attention, in order.
-        width: the features of a token.
-        keys_first: whether keys are computed before queries where their shapes are equal.
-        recurrences: the convolutions of every recurrence, and the maps of its input.
+        width: the number of features of a token.
+        keys_first: whether keys are computed before queries, if both have the same shape.
+        recurrences: the convolutions of every recurrence, and the linear maps of its input.
         experts: the experts of every router.
     """
     found: list[Sublayer] = []
@@ -163,7 +165,7 @@ def sublayers(
 
 
 def _end_of(anchor: Anchor) -> int:
-    """Return the index of the operation after which a mixer's output map is."""
+    """Return the index of the operation after which a mixer's output map must follow."""
     if isinstance(anchor, Softmax):
         return anchor.at
     convolutions, maps = anchor
@@ -176,9 +178,9 @@ _FORMS = "expected separate maps, or one for query, key and value in this order.
 def _feed_forward(
     rest: Sequence[Linear], width: int, routed: Mapping[Linear, Experts], *, is_last: bool
 ) -> tuple[list[Sublayer], list[Linear]]:
-    """Return the feed-forward or the experts at the start of the maps between two attentions.
+    """Return the feed-forward or experts that follow a mixer, and the remaining linear maps.
 
-    The second result is the maps after it. Without a feed-forward, the first result is empty.
+    Without a feed-forward, the first result is empty.
     """
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
@@ -206,7 +208,7 @@ def _of_one_input(maps: Sequence[Linear]) -> list[list[Linear]]:
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """Return an attention with its projections identified: its weights sum the values to its context."""
+    """Return an attention whose projections are identified: the softmax weights sum the values to the context."""
     heads = softmax.weights.shape[1]
     if output.weight.shape[1] % heads:
         raise FitError(f"An attention has {heads} heads and {output.weight.shape[1]} features of context; {_FORMS}")
@@ -241,8 +243,7 @@ def _plain_attention(
 def _gated(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention | None:
-    """Return an attention whose context is multiplied by the sigmoid of a map of its input; None without such a
-    gate."""
+    """Return an attention whose context is multiplied by the sigmoid of a linear map, or None."""
     for value in reversed(projections if len(projections) > 1 else ()):
         rest = [one for one in projections if one is not value]
         own = [one for one in rest if len(one.made) == len(output.given)]
@@ -268,7 +269,7 @@ def _gated(
 
 
 def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
-    """Yield the query, key and value of a map that packs them by head, or by group: the queries, a key and a value."""
+    """Yield the query, key and value of a map that packs them by groups: some query heads, one key and one value."""
     for groups in range(1, heads + 1):
         size = heads // groups + 2
         if heads % groups or len(packed.weight) != groups * size * head_dim:
@@ -278,7 +279,7 @@ def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Return the query, key and value of fused maps."""
+    """Return the query, key and value of maps that may be fused."""
     if len(maps) == 1:
         rest = (maps[0].weight.shape[0] - width) // 2
         ends = (0, width, width + rest, width + 2 * rest)
@@ -292,7 +293,7 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
 
 
 def _context(attention: Attention) -> np.ndarray:
-    """Return the values summed by the weights; empty if their length or number of heads does not fit."""
+    """Return the weighted sum of the values; empty if their length or number of heads does not fit."""
     batch, heads, _, keys = attention.softmax.weights.shape
     rows, features = attention.value.made.shape
     shared = rows * features // (batch * keys * attention.head_dim)

@@ -1,4 +1,4 @@
-"""The module to fit: load it, draw weights that distinguish its parameters, call it, and record it."""
+"""The module to fit: build it, draw random weights that distinguish its parameters, call it, and record the call."""
 
 from __future__ import annotations
 
@@ -22,49 +22,50 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
 
 SPREAD = 0.3
-"""The standard deviation of drawn vectors around the mean of their initial values, which is clipped to ±1.
+"""Random vectors have this standard deviation around the mean of their initial values, clipped to ±1.
 
-With its initial values, a recurrence has short time steps and a fast decay, so that its states show nothing.
+The initial values themselves are unsuitable: a recurrence has short time steps and a fast decay, so its states hardly
+change.
 """
 
 
 Loops = Literal["none", "batch second", "rows", "heads"]
-"""The loop of a model: none, over the rows of a batch, or over heads.
+"""The kind of loop in a model's code: `none`, over the `rows` of a batch, or over `heads`.
 
-A loop over heads may also be over rows. "batch second" has no loop, and its positions precede the rows.
+A loop over heads may also run over rows. "batch second" has no loop; its activations have positions first, then rows.
 """
 
 KERNEL = 4
-"""The axes of a convolution kernel over images: features, channels, height, width."""
+"""The number of axes of a convolution kernel over images: features, channels, height, width."""
 
 MOST_HEADS = 64
-"""The largest number of heads that is tried."""
+"""The largest number of heads for which a loop over heads is recognized."""
 
 
 class FitError(PortError):
-    """The port cannot be fitted."""
+    """An error that is raised if the module cannot be fitted."""
 
     known: Mapping[str, Any] = {}
-    """The fields found before the error."""
+    """The fields that were found before the error."""
 
 
 class ForeignError(FitError):
-    """A part is recognized, but no configuration has it; no other reading helps."""
+    """An error for a part that is recognized but that no configuration contains, so that the search stops."""
 
 
 class ModuleError(FitError):
-    """A module raised an exception when it was called."""
+    """An error that is raised if the module raises an exception when it is called."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """One call: its inputs, its output and all its operations."""
+    """A recorded call: its inputs, its output and all its operations."""
 
     inputs: Arrays
     output: np.ndarray
     operations: Sequence[Operation]
     lengths: Mapping[str, int]
-    """The positions of each stack by its input: the number of tokens, patches or audio positions."""
+    """The number of tokens, patches or audio positions of each stack, by input."""
 
     def shows(self, activation: np.ndarray) -> bool:
         """Return whether an operation has the numbers of an activation, in any order of its axes."""
@@ -76,47 +77,43 @@ class RecordedCall:
 
 
 class Fitted(Protocol):
-    """A model to fit, in this process or another one."""
+    """A model to fit, in this process or another process."""
 
-    def __call__(self, **inputs: np.ndarray) -> Any:
-        """Run the model."""
+    def __call__(self, **inputs: np.ndarray) -> Any: ...
 
     def inputs(self) -> dict[str, str]:
-        """Return its own name of each of its inputs."""
+        """Map our names of the inputs to the model's names."""
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return its tensors by name."""
+    def tensors(self) -> dict[str, np.ndarray]: ...
 
-    def buffers(self) -> dict[str, np.ndarray]:
-        """Return its buffers by name."""
+    def buffers(self) -> dict[str, np.ndarray]: ...
 
-    def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write `values` into its tensors."""
+    def assign(self, values: Mapping[str, np.ndarray]) -> None: ...
 
     def widen(self) -> bool:
-        """Switch to float64; return whether it can."""
+        """Switch to float64; return whether this succeeded."""
 
     def narrow(self) -> None:
-        """Return to its original precision."""
+        """Switch back to the original precision."""
 
 
 class FittedModel:
-    """A model with drawn weights, in float64 if possible."""
+    """A model with random weights, in float64 if possible."""
 
     def __init__(self, model: Fitted, seed: int = 0) -> None:
         self.model, self.names = model, model.inputs()
         self.loops: Loops = "none"
         self.positions: dict[str, int] = {}
-        """The number of positions of an image or of frames of audio, by the input's name."""
+        """The number of positions of an image or of frames of audio, by input."""
         self.loose: set[str] = set()
-        """Inputs of images or audio for which the model takes any number of patches or frames."""
+        """Inputs of images or audio for which the model accepts any number of patches or frames."""
         self.renamed: dict[str, str] = {}
-        """The original name of an input that turned out to be an image."""
+        """The original names of inputs that are images, by their new names."""
         self.random = np.random.default_rng(seed)
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether it stores weights in less than float32, where rounding hides which parameter a value comes from."""
+        """Whether the model rounds weights to less than float32, which hides the parameter that a value comes from."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
@@ -129,7 +126,6 @@ class FittedModel:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the inputs that are tokens."""
         return tuple(name for name in self.inputs if name not in self.positions)
 
     def kept(self) -> dict[str, np.ndarray]:
@@ -137,20 +133,20 @@ class FittedModel:
         return call_port(self.model.buffers)
 
     def take_pixels(self) -> None:
-        """Treat the only input as images from here on."""
+        """Treat the only input as images from this call on."""
         self.names = {"pixels": self.names["tokens"]}
         self.renamed = {"pixels": "tokens"}
 
     def lengths(self, inputs: Arrays) -> dict[str, int]:
-        """Return the positions of each stack."""
+        """Return the number of positions of each stack."""
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
-        """Switch to float64 if the answer to `inputs` stays the same.
+        """Switch to float64, unless this changes the answer to `inputs`.
 
-        A fused kernel may read a float32 mask as if it were float64.
+        For example, a fused kernel may read a float32 mask as if it were float64.
         """
-        if self.is_low:  # it is float64 already, or cannot be
+        if self.is_low:  # the model already computes in float64, or cannot
             return
         before = self.call(inputs)
         try:
@@ -163,12 +159,12 @@ class FittedModel:
         self.model.narrow()
 
     def narrow(self) -> None:
-        """Return to the module's original precision, unless it computes in no other."""
+        """Switch back to the module's original precision, unless its weights require float64."""
         if not self.is_low:
             self.model.narrow()
 
     def takes(self, inputs: Arrays) -> bool:
-        """Return whether the model answers."""
+        """Return whether the model accepts the inputs."""
         try:
             self.call(inputs)
         except ModuleError:
@@ -176,12 +172,11 @@ class FittedModel:
         return True
 
     def call(self, inputs: Arrays) -> np.ndarray:
-        """Return the output of the model."""
         with self._described(inputs):
             return _array(call_port(self.model, **self._named(inputs)))
 
     def hear(self, inputs: Arrays) -> RecordedCall:
-        """Return the output and every operation."""
+        """Call the model, and record every operation."""
         with self._described(inputs):
             named = self._named(inputs)
             if isinstance(self.model, RemotePort):
@@ -199,7 +194,7 @@ class FittedModel:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
 
     def _rows_first(self, value: np.ndarray, inputs: Arrays) -> np.ndarray:
-        """Return a value whose leading axes are (positions, rows), separate or merged, with the rows first."""
+        """Move rows before positions in a value whose first axes are (positions, rows), separate or merged."""
         for name, length in self.lengths(inputs).items():
             rows = len(inputs[name])
             if value.shape[:2] == (length, rows):
@@ -209,7 +204,7 @@ class FittedModel:
         return value
 
     def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
-        """Return the operations with loops over heads and rows stacked, rows first."""
+        """Stack loops over heads and rows, with the rows as the first axis."""
         shapes = [(len(inputs[name]), length) for name, length in self.lengths(inputs).items()]
         found = stacked(operations, shapes, range(2, MOST_HEADS + 1))
         if self.loops == "rows":
@@ -221,7 +216,7 @@ class FittedModel:
 
     @contextlib.contextmanager
     def _described(self, inputs: Arrays) -> Iterator[None]:
-        """Raise `ModuleError` with the shapes of the inputs if the model raises."""
+        """Raise `ModuleError` with the shapes of the inputs if the model raises an exception."""
         try:
             yield
         except PortCallError as error:
@@ -232,7 +227,7 @@ class FittedModel:
             raise ModuleError(f"The module raised {error} when it was called with {shapes}{hint}.") from error
 
     def _drawn(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """Draw distinct float32 numbers of a size at which nothing saturates."""
+        """Draw distinct float32 numbers, small enough that no activation saturates."""
         value = self.random.normal(size=tensor.shape)
         if tensor.ndim < 2:
             value = np.clip(tensor.mean(dtype=np.float64), -1, 1) + SPREAD * value

@@ -1,4 +1,4 @@
-"""Templates: the documents' presets, the imported families, and the model of the original paper."""
+"""Templates: the presets of documents, the imported families, and the model of the original paper."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIZES = {
 """Fields in which models of one family differ only in size."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
-"""Fields that a forward pass in evaluation does not read."""
+"""Fields that a forward pass in evaluation mode does not read."""
 
 VANILLA = dataclasses.replace(
     PRESETS["translation"].config,
@@ -62,20 +62,20 @@ VANILLA = dataclasses.replace(
     dropout=0.1,
     dropout_at=("embedding", "attention.output", "feed_forward.output"),
 )
-"""Vaswani et al. 2017."""
+"""The model of Vaswani et al. 2017."""
 
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Return every template by name; families have the size of their example."""
+    """Return every template by name. Families have the sizes of their examples."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """Return the fields, except sizes, in which `config` differs, as pairs (template's, config's).
+    """Return the fields, except sizes, in which `config` differs, as pairs (template's value, own value).
 
-    The number of experts is a size unless one of the two has none.
+    The number of experts counts as a size if both have experts.
     """
     names = [name for name in FIELD_TYPES if name not in SIZES | NOT_RUN]
     pairs = {name: (getattr(template, name), getattr(config, name)) for name in names}
@@ -86,7 +86,7 @@ def differences(config: TransformerConfig, template: TransformerConfig) -> dict[
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:
-    """Return the template with the fewest differences, and the differences, ignoring undetermined fields."""
+    """Return the name of the template with the fewest differences, and the differences, without undetermined fields."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()
@@ -96,7 +96,7 @@ def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[st
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
-    """Replace fields of `config`; return None if that is impossible or changes its parameters or inputs."""
+    """Replace fields of `config`; return None if this is invalid or changes the parameters or inputs."""
     try:
         made = dataclasses.replace(config, **fields)
     except ConfigError:

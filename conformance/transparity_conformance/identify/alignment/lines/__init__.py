@@ -1,1 +1,1 @@
-"""Lines of a port: where a wrong number is computed, and where two calls diverge."""
+"""Find lines of a port: where a wrong number is computed, and where two calls diverge."""

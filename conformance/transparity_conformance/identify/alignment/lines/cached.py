@@ -1,7 +1,7 @@
-"""Find the line at which a port's step with a cache diverges from its forward pass without one.
+"""Find the line at which a port's step with a cache diverges from its forward pass without a cache.
 
-A right step recomputes numbers of the forward pass at the same positions. The first number that the forward pass does
-not contain is the fault.
+A correct step recomputes numbers of the forward pass at the same positions. The first number that the forward pass does
+not contain is therefore wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transparity_conformance.running.process.running import listen_in_full
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """A wrong step of a port: its operations, the end of its chunk, and the length of the input."""
+    """A wrong step of a port: its operations, the end of its chunk, and the length of the whole input."""
 
     operations: Sequence[Operation]
     logits: np.ndarray
@@ -39,12 +39,12 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add to a divergence of a port's steps the line where the first wrong step leaves the forward pass.
+    """Add a line to a divergence of cached steps: where the first wrong step differs from the forward pass.
 
     Args:
-        report, forward: The report and the port.
-        requests: The compared steps.
-        others: The port at other sizes, by the identity of their parameters.
+        report, forward: The report on the port, and the port.
+        requests: The steps that were compared.
+        others: The port at other model sizes, by the `id` of their parameters.
     """
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
@@ -55,7 +55,7 @@ def with_line_of_step(
             source = _line(built, asked, fault.budget, fault.error)
         except PortProcessError:
             raise
-        except (PortError, TypeError) as error:  # TypeError: the step returned something else this time
+        except (PortError, TypeError) as error:  # A TypeError means that the step returned another type this time.
             return report.adding(notes=[f"the port's decoding steps could not be recorded: {error}"])
         found = dataclasses.replace(fault, source=None if source is None else dataclasses.asdict(source))
         return dataclasses.replace(report, faults=(*report.faults[:index], found, *report.faults[index + 1 :]))
@@ -63,17 +63,20 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong number in the first wrong step, on one row if that row is wrong."""
+    """Return the line of the first wrong number in the first wrong step.
+
+    The step is run on one row if that row is wrong, otherwise on all rows.
+    """
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
-            if step is not None and step.operations:  # an artefact that reports its own steps has no operations
+            if step is not None and step.operations:  # An artifact that runs its own steps records no operations.
                 return _parting(step, _right_ones(forward, rows), budget, error)
     return None
 
 
 def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float) -> _Step | None:
-    """Decode again and record the first step with wrong logits; return None if every step is right."""
+    """Decode again, and record the first step with wrong logits; return None if every step is right."""
     expected, judged = probe.oracle.expected["logits"], sees_something(probe.config, probe.inputs)
     for number, (chunk, logits, _) in enumerate(_steps(forward, probe, sizes)):
         seen = judged[:, chunk]
@@ -83,7 +86,7 @@ def _first_wrong(forward: Any, probe: Probe, sizes: Sequence[int], budget: float
 
 
 def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[slice, np.ndarray, Any]]:
-    """Decode, and yield for every step its positions, its logits and the cache after it."""
+    """Decode, and yield for every step its positions, its logits and the resulting cache."""
     begin, cache = 0, None
     for size in sizes:
         chunk = slice(begin, begin + size)
@@ -94,7 +97,7 @@ def _steps(forward: Any, probe: Probe, sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _Step:
-    """Decode again, because a cache may be modified in place, and record step `number`, counted from 0."""
+    """Record step `number`, counted from 0. Decode again up to this step, because steps may modify a cache in place."""
     caches = [None, *(cache for _, _, cache in _steps(forward, probe, sizes[:number]))]
     chunk = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
     tokens, named = _given(probe, chunk)
@@ -104,27 +107,28 @@ def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _St
 
 
 def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the tokens of a step and its further inputs."""
+    """Return the tokens and the other inputs of a step."""
     tokens = np.array(probe.inputs[probe.config.input_names[-1]][:, chunk], np.int64)
     return tokens, named_inputs(probe, slice(None), chunk)
 
 
 def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
-    """Return everything that the port computes without a cache."""
+    """Return every operation that the port runs without a cache."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     return listen_in_full(forward, "", **inputs)[1]
 
 
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
-    """Return the line of the first number on the path to the logits that is not among the `right` ones.
+    """Return the line of the first wrong number that leads to the logits.
 
-    Its line must not lead to right numbers elsewhere in the step.
+    A number is wrong if no operation in `right` computes it. The line is the innermost caller that computes no right
+    number elsewhere in this step.
     """
     port, largest = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / largest
     near = (
         math.sqrt(budget * min(error, largest)) / largest
-    )  # relative to the error, a number is clearly right or wrong
+    )  # The tolerance lies between rounding and the error, so that numbers are clearly right or wrong.
 
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
         return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)
@@ -141,7 +145,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 class _Lines:
-    """Operations by their line and callers."""
+    """Operations, indexed by their line and callers."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
@@ -158,7 +162,7 @@ class _Lines:
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether the forward pass contains a step's numbers, at the step's positions or at all up to its last."""
+    """Return whether the forward pass contains a step's numbers, at the step's own or cached positions."""
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -167,9 +171,9 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield the parts of an axis that may agree.
+    """Yield the parts of an axis that may agree, in the step and in the forward pass.
 
-    They are the whole axis, the last positions up to the step's, or the written part of a larger buffer.
+    They are the whole axis, the last positions up to the end of the step, or the written part of a larger buffer.
     """
     if size == whole:
         yield slice(None), slice(None)
@@ -180,7 +184,7 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def _is_near_to(value: np.ndarray, whole: np.ndarray, cuts: Sequence[tuple[slice, slice]], allowed: float) -> bool:
-    """Return whether the parts agree and the rest of a buffer has only one value."""
+    """Return whether the parts agree, and the rest of a buffer holds only one value."""
     own, theirs = value[tuple(cut for cut, _ in cuts)], whole[tuple(cut for _, cut in cuts)]
     rest = value.copy()
     rest[tuple(cut for cut, _ in cuts)] = np.nan

@@ -1,6 +1,6 @@
-"""Faults that no value tells apart: swapped weights, and values that are later used in each other's place.
+"""Find swapped weights that have the same effect as values swapped later.
 
-If taps were matched only by their numbers, both are the same program.
+Both give the same numbers, so only the names of taps distinguish them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transparity_conformance.report.report import Divergence, Report
 
 
 def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
-    """Add to each divergence the swaps of weights that give the same numbers when taps have no names.
+    """Extend each divergence by the swaps of weights that explain the same numbers.
 
     Args:
-        actual: what the port showed, under its own names.
+        actual: the activations that the port showed by name.
     """
     named = {tap for shown in actual.values() for tap in shown}
     faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
@@ -49,7 +49,7 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield the swaps of two weights of the sublayer whose taps precede `where` and were matched by value."""
+    """Yield swaps of two weights in the sublayer of `where` whose taps come before it and were found by value."""
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):
@@ -58,8 +58,10 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 
 
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
-    """Return whether the reference with swapped weights computes the port's value at a tap; the swapped taps are left
-    out."""
+    """Return whether the reference with swapped weights computes the port's value at `where`.
+
+    The reference continues from the port's other taps, not from the taps of the swapped weights.
+    """
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]
     budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))

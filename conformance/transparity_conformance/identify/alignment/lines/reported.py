@@ -33,7 +33,7 @@ def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe])
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
-    """The part of a right activation that the line of a fault changes, if it leaves the rest unchanged."""
+    """Describe the part of a right activation that a wrong line changes, if it leaves the rest unchanged."""
     call = heard.calls.get(fault.probe)
     if call is None or fault.source is None or fault.where not in call.numbers:
         return
@@ -51,7 +51,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line only to the first divergence, which is fast."""
+    """Add the line of the first divergence only, which is fast."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -61,7 +61,7 @@ def _with_line(fault: Divergence, report: Report, heard: RecordedPort, probes: M
     if call is None or fault.where not in call.numbers:
         return fault
     site = fault.causes[0].at if fault.causes and fault.where == "logits" else ""
-    if site in call.numbers:  # found only in the logits: the operation that computes the tap of the fault
+    if site in call.numbers:  # only the logits show the fault: use its tap's operation
         source = call.operations[call.numbers[site]].source
     else:
         source = _line(fault, fault.causes[:1], report, call, probes[fault.probe])
@@ -91,7 +91,7 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """Return the line with the columns of all its operations in a segment, because any of them may be the wrong one."""
+    """Return the line with the columns of all its operations in a segment, because any of them may be wrong."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:
@@ -100,7 +100,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Give each of several causes its own line: the first wrong number when the other causes are known."""
+    """Give each of several causes its own line, where a number is wrong even with the other causes applied."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -118,7 +118,7 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """Return the hypothesis of a cause at the tap `where`; None if the catalogue has no such fault there."""
+    """Return the hypothesis of a cause at the tap `where`, or None if the catalogue has no such fault there."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:
@@ -130,7 +130,7 @@ def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the right taps of the same kind at which the causes could act; without causes, all of them."""
+    """Return the right taps of the same kind at which the causes could act, or all of them if there are no causes."""
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
     alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
     right = [tap for tap in alike if numbers[tap] not in wrong]
@@ -139,6 +139,6 @@ def _right_alike(
 
 
 def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
-    """Return whether an error is so large that the same wrong line would show it at every tap."""
+    """Return whether an error is so large that a wrong line would show it at every tap that the line computes."""
     largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
     return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest

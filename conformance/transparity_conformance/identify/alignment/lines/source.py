@@ -1,4 +1,4 @@
-"""The line of the port that computed the first wrong number of a segment, or that passed it the wrong parameters."""
+"""Find the line of the port that computed the first wrong number of a segment, or that passed wrong parameters."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def operation_of(
     budget: float,
     besides: Sequence[Hypothesis] = (),
 ) -> int:
-    """Find the first operation that leads to the wrong tap `where` and to nothing right.
+    """Find the first operation that leads to the wrong tap `where` and to no right number.
 
-    If an operation is missing, no number is wrong; return the operation that uses the value instead. If the
-    operation has no line, return the operation of the tap. A number is right if the reference also computes it on the
-    way from the port's activations to this tap.
+    A number is right if the reference also computes it between the port's known activations and this tap. If the
+    port misses an operation, no number is wrong; the result is then the operation that uses the value. If that
+    operation has no line, the result is the operation of the tap.
 
     Args:
-        operations: everything that the port computed.
-        taps: its activations.
-        numbers: the operation that computed each of them.
-        error, budget: of the segment; they set the tolerance that separates rounding from the error.
-        besides: other faults of the segment, whose numbers are not searched.
+        operations: all operations of the port.
+        taps: the port's activations.
+        numbers: the operation that computed each activation.
+        error, budget: of `where`; they set the tolerance that separates rounding from the error.
+        besides: other faults in the segment, whose numbers count as right.
     """
     end = numbers[where]
-    # Scores that are masked already are right where they are visible; their mask may be wrong.
+    # Masked scores are compared only where they are visible, because their mask may be wrong.
     masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
     given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
     everything = intermediates(probe, given, [*probe.oracle.expected][-1])
@@ -63,14 +63,14 @@ def operation_of(
 
 
 def _probes_with(probe: Probe, faults: Sequence[Hypothesis]) -> Iterator[Probe]:
-    """Yield the probe with the configuration of each fault that changes fields."""
+    """Yield the probe with the configuration of each fault that changes fields of the configuration."""
     for each in faults:
         if each.fault.fields:
             yield dataclasses.replace(probe, config=dataclasses.replace(probe.config, **each.fault.fields))
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """Return the first operation that computes new numbers from `end`; an operation is missing there."""
+    """Return the first operation that computes new numbers from `end`. The missing operation belongs before it."""
     same = {end}
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
@@ -89,7 +89,7 @@ def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mappin
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the operations of the segment of `end` that are wrong and lead to nothing right."""
+    """Return the wrong operations in the segment of `end` that lead to no right number."""
     segment = segment_of(operations, end, known - {end})
     flows = _flows(operations, segment, known)
     is_right: dict[int, bool] = {}
@@ -103,7 +103,7 @@ def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _R
 
 
 def segment_of(operations: Sequence[Operation], end: int, known: Collection[int]) -> list[int]:
-    """Return the operations from which `end` is made without passing through a known one, in order, including `end`."""
+    """Return `end`, and the operations that lead to it without passing through a known operation, in order."""
     return sorted(ancestors([end], lambda index: operations[index].inputs, known))
 
 
@@ -113,7 +113,7 @@ def behind_taps(
     """Yield the operations that compute `taps` from the taps before them.
 
     Args:
-        numbers: the operation that computed each tap.
+        numbers: the operation of each tap.
     """
     known = set(numbers.values())
     for index in {each for tap in taps for each in segment_of(operations, numbers[tap], known - {numbers[tap]})}:
@@ -121,7 +121,7 @@ def behind_taps(
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation only selects a part of its input, or a growing part in a loop, as from a cache."""
+    """Return whether an operation only selects a part of its input, or a growing part in a loop, as with a cache."""
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):
@@ -131,7 +131,7 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
 
 
 def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[int]) -> set[int]:
-    """Return the operations of a segment that depend on a tap; the others build tables of angles or masks."""
+    """Return the operations of a segment that depend on a tap; the other operations build tables of angles or masks."""
     flows: set[int] = set()
     for index in segment:
         if any(each in known or each in flows for each in operations[index].inputs):
@@ -140,7 +140,7 @@ def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[i
 
 
 class _Right:
-    """Right numbers, in any order."""
+    """Numbers that the reference computes, in any order."""
 
     def __init__(
         self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], masks: Sequence[np.ndarray], heads: int
@@ -153,10 +153,10 @@ class _Right:
         self.sketches: dict[int, list[np.ndarray]] = {}
 
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
-        """Return whether the numbers are right, within `tolerance` of the largest; a table's numbers are looked up one
-        by one.
+        """Return whether the numbers are right, within `tolerance` times the largest number.
 
-        Integer tables such as positions, and constant tables, are always right.
+        The numbers of a table are looked up one by one. Integer tables, such as positions, and constant tables count as
+        right.
         """
         sketch = _sketch(value)
         allowed = tolerance * (float(np.abs(sketch[np.isfinite(sketch)]).max(initial=0.0)) or 1.0)
@@ -172,8 +172,10 @@ class _Right:
         return any(self._is_in_place(each, value, allowed) for each in ours)
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
-        """Return whether masked scores are right: masked as some mask of the reference, and equal to its scores
-        elsewhere."""
+        """Return whether masked scores are right.
+
+        Some mask of the reference must hide the same keys. All other scores must equal the reference's scores.
+        """
         same_size = self.by_size.get(value.size, [])
         ways = [
             (ours, way.to_ours(value)) for ours in same_size for way in layouts(ours.shape, value.shape, self.heads)
@@ -183,13 +185,13 @@ class _Right:
         return is_mask and any(is_near(*each, allowed) for each in seen)
 
     def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
-        """Return whether the same numbers are in the same places, for some order of the axes."""
+        """Return whether equal numbers are at the same positions, for some order of the axes."""
         ways = layouts(ours.shape, value.shape, self.heads)
         return not ways or any(is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
 
 
 def _hides(scores: np.ndarray) -> np.ndarray:
-    """Return True for every masked score, whatever number masks it."""
+    """Return True for every masked score, whatever number marks it."""
     return scores < EXACT_MASK_BELOW
 
 

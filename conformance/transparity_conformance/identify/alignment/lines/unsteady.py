@@ -1,4 +1,4 @@
-"""The line and the tap at which two equal calls of a port diverge."""
+"""Find the line and the tap at which two equal calls of a port diverge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.running.process.running import run_listening
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """Add to the divergence of a nondeterministic port the line and the tap where two calls diverge."""
+    """Add the line and the tap where two calls diverge to the divergence of a nondeterministic port."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)
@@ -41,7 +41,7 @@ def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe
 
 
 def _placed(divergence: Divergence, tap: str) -> Divergence:
-    """Return the divergence with the tap at which its cause acts, if it is known."""
+    """Return the divergence with the tap at which its cause acts, if this tap is known."""
     if not tap:
         return divergence
     placed = (dataclasses.replace(each, says=f"{each.says}, at {tap}", at=tap) for each in divergence.causes)
@@ -51,19 +51,19 @@ def _placed(divergence: Divergence, tap: str) -> Divergence:
 def parted_tap(
     probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
 ) -> str:
-    """Return the last tap that the port computes as the reference does before two of its calls diverge; empty if none.
+    """Return the last right tap before two calls of the port diverge, or an empty string.
 
     Args:
-        operations: the operations of one call, on a row without padding.
-        parting: the numbers of the operations whose values differ in the other call.
-        answer: the logits.
+        operations: the operations of a call on one row without padding.
+        parting: the indices of the operations whose values differ in the other call.
+        answer: the logits of the call.
         dtype: the precision of the port.
     """
     port = recorded(probe, operations, answer, dtype)
     unsteady = {*parting, len(operations)}
     equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)
     steady = {match.index: tap for tap, match in equal.items()}
-    for index in sorted(unsteady):  # noise is drawn before it meets a value
+    for index in sorted(unsteady):  # Random numbers are drawn before they are combined with an activation.
         if before := [each for each in steady if port.leads_to(each, index)]:
             return steady[max(before)]
     return ""

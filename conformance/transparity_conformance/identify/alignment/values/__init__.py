@@ -1,1 +1,1 @@
-"""Everything that a port computed, indexed by its numbers."""
+"""Change the recorded operations of a port, so that their values can be compared with the reference."""

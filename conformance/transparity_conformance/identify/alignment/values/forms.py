@@ -1,4 +1,4 @@
-"""Values in another form than the reference's: repeated heads, and scores masked before scaling."""
+"""Values that ports store in another form: repeated heads, and scores masked before scaling."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from transparity_conformance.oracle.budgets import epsilon
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """Return a value whose axis of `heads` repeats each of the `shared` heads, with each head once."""
-    if shared == heads or not value.size or value.min() == value.max():  # a constant shows nothing
+    """Return the value without repeated heads: each of the `shared` heads once, if an axis of `heads` repeats them."""
+    if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
         grouped = value.reshape(*value.shape[:axis], shared, heads // shared, *value.shape[axis + 1 :])
@@ -23,7 +23,7 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return the value of an operation, with −∞ replaced by the scaled unmasked value."""
+    """Return the value of an operation, with each −∞ replaced by the score before masking, scaled alike."""
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():
@@ -40,7 +40,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:
-    """Return the constant by which `unmasked` is multiplied where it is visible; None if it varies."""
+    """Return the constant factor from `unmasked` to `value` where scores are visible; None if the factor varies."""
     one, other = unmasked[seen], value[seen]
     multiple = float(one @ other / (one @ one)) if one.any() else 1.0
     tolerance = epsilon("float32") ** 0.5 * float(np.abs(other).max())

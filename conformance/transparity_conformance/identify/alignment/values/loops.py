@@ -1,4 +1,4 @@
-"""Replace a port's loops over heads, rows or tokens by one operation with one more axis."""
+"""Replace a port's loops over heads, rows or tokens by single operations with one more axis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
-    """Return the operations of a call with loops stacked: over heads on a heads axis, over tokens on a tokens axis.
+    """Return the operations of a call, with the iterations of each loop over heads, rows or tokens stacked.
 
-    Only code that repeats as often as there are heads, rows or tokens counts as a loop. An iteration may read results
-    of earlier ones, as from a cache.
+    A loop is code that repeats as often as there are heads, rows or tokens. An iteration may read results of earlier
+    iterations, as from a cache.
     """
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
@@ -26,7 +26,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the loops over tokens of these shapes (batch, length) and over any of these numbers of heads."""
+    """Stack loops over tokens, whose shapes are (batch, length), and loops with one of these numbers of heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -40,8 +40,10 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """Return one operation for each group, with the inputs of all its members; operations in no group are passed
-    through."""
+    """Return one operation for each group, with the inputs of all its members.
+
+    An operation outside all groups is replaced by its inputs.
+    """
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):
@@ -62,7 +64,7 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack the values on a new first axis, padding smaller ones with zeros."""
+    """Stack the values on a new first axis; smaller values end in zeros."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -71,9 +73,9 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """Return the groups of operations of a port that is called with one token at a time; empty if it is not.
+    """Group the operations of a port that is called with one token at a time; return an empty list for other ports.
 
-    Steps may differ in how they read and write a cache.
+    The calls may differ in how they read and write a cache.
     """
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
@@ -99,7 +101,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Group operations at the same place of a loop's body."""
+    """Yield the groups of operations at the same place in a loop's body."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -114,9 +116,10 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return the body length and the iterations of the loop that starts here, for the shortest body; (1, 1) if none.
+    """Return the body length and the number of iterations of the loop that starts at `begin`; (1, 1) if none does.
 
-    A body of one operation does not count: splitting an array records one operation for each part.
+    The loop with the shortest body counts. A body of one operation is not a loop: splitting an array records one
+    operation for each part.
     """
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
@@ -131,7 +134,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether the iterations have the same operations, and each reads only earlier ones of the body."""
+    """Return whether all iterations have the same shapes, and read no results from later places of the body."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:

@@ -1,1 +1,1 @@
-"""Inputs for the calls of a fitted model, and the longest input that it takes."""
+"""Inputs for the calls of a model to fit."""

@@ -1,4 +1,4 @@
-"""Inputs for a fitted model: tokens, some of which may be padding, masks, images and audio."""
+"""Inputs for a model to fit: tokens, some of which may be padding, masks, images and audio."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from transparity_conformance.identify.fitting.values.embedding import table_of
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
-"""Lengths of the source (or of a single stack's tokens) and of the target; the first that the module takes is used."""
+"""Lengths of the source (or of the only stack) and of the target. The first pair that the module accepts is used."""
 
 MULTIPLES = (64, 128)
-"""Lengths for models that cut their input into chunks of 64 or 128."""
+"""Lengths for models that split their input into chunks of 64 or 128 tokens."""
 
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
 """Names of a source that is audio."""
 
 FIRST, LAST = 12, 4
-"""The tokens at both ends of a large vocabulary that may be padding."""
+"""The number of tokens at the two ends of a large vocabulary that are tried as padding."""
 
 MOST = 512
-"""The most rows of a table that may have one row per position of the only length that a module takes."""
+"""Tables with more rows are not considered when searching for the only length that a module accepts."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the rows of the tables that the inputs look up, and inputs that the module takes.
+    """Return the number of rows of each table that an input looks up, and inputs that the module accepts.
 
-    The inputs are plain tokens, an image, or frames of audio with tokens.
+    The inputs are tokens, an image, or frames of audio with tokens.
     """
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
@@ -45,9 +45,9 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     try:
         return _of_tokens(subject)
     except FitError as error:
-        if not subject.values or "attention_mask" in subject.names:  # an attention_mask hides tokens
+        if not subject.values or "attention_mask" in subject.names:  # only a model of tokens has an attention_mask
             raise
-        # The names of one or two unnamed inputs do not show whether the first is an image or audio.
+        # The names of one or two unnamed inputs do not show whether the first input is an image or audio.
         other = _as_image if subject.inputs == ("tokens",) else _with_frames
         try:
             return other(subject)
@@ -69,7 +69,7 @@ def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Find frames of audio, of the sizes that the module takes, and tokens."""
+    """Find frames of audio, in sizes that the module accepts, and tokens."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
 
     def taken(frames: np.ndarray) -> tuple[dict[str, int], Arrays]:
@@ -84,7 +84,7 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Find tokens of the first lengths that the module takes, together with what is `given`."""
+    """Find tokens of the first lengths that the module accepts, together with the inputs `given`."""
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -103,9 +103,9 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
 
 
 def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], without: str = "") -> Taken:
-    """Return the result of `taken` for the first option that the module takes.
+    """Return the result of `taken` for the first option that the module accepts.
 
-    If it takes none, raise the first error; if there is no option, raise `without`.
+    If the module accepts none, raise the first error; if there are no options, raise an error with the text `without`.
     """
     errors = [FitError(without)]
     for each in options:
@@ -119,13 +119,13 @@ def _first_taken(options: Iterable[Option], taken: Callable[[Option], Taken], wi
 
 
 def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
-    """Return the number of rows of the tables that the tokens and their types look up."""
+    """Return the number of rows of each table that tokens or token types look up."""
     sizes: dict[str, int] = {}
     used: set[str] = set()
     for name in (*subject.tokens, *(["token_types"] if "token_types" in subject.names else [])):
         left = {each: value for each, value in subject.values.items() if name in subject.tokens or each not in used}
         table = table_of(heard.operations, heard.inputs[name], left)
-        if table is None and name == "token_types":  # it takes token types, but has no table for them
+        if table is None and name == "token_types":  # the module accepts token types, but has no table for them
             del subject.names[name]
             continue
         if table is None:
@@ -139,7 +139,7 @@ def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
 
 
 def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
-    """Draw tokens that are unlikely to be padding, distinct within a row if possible."""
+    """Draw tokens that are unlikely to be padding, and distinct within a row if possible."""
     usual = np.arange(4, size - 1) if size > 8 else np.arange(size)
     rows = [random.permutation(np.resize(random.permutation(usual), length)) for _ in range(BATCH)]
     return np.stack(rows)
@@ -158,7 +158,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with some tokens masked, different ones in each row."""
+    """Return the inputs with some tokens masked; each row masks other tokens."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0
@@ -166,7 +166,7 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Return rows in which every candidate padding token follows a plain token; an image is flipped instead."""
+    """Return rows in which every possible padding token follows a plain token; an image is flipped instead."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}
@@ -199,10 +199,10 @@ NO_FRAMES = "The module takes frames of audio, but it lacks two successive convo
 
 
 def take_image(subject: FittedModel) -> np.ndarray:
-    """Return random images of the first size that the module takes, and set the number of positions on `subject`."""
+    """Return random images of the first size that the module accepts, and set the number of positions on `subject`."""
 
     def taken(pixels: np.ndarray) -> np.ndarray:
-        subject.positions = {"pixels": 1}  # unknown until the call is analysed
+        subject.positions = {"pixels": 1}  # a placeholder until the recorded call shows the number
         found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
         subject.positions = {"pixels": found.length(BATCH)}
         more = found.fields["patch_size"]
@@ -214,16 +214,15 @@ def take_image(subject: FittedModel) -> np.ndarray:
 
 
 def drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw distinct numbers."""
     return subject.random.normal(size=(BATCH, *shape)).astype(np.float32)
 
 
 def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
-    """Return the most tokens that the module answers, at most the default `max_length`.
+    """Return the largest number of tokens that the module accepts, up to the default `max_length`.
 
     Args:
-        subject: the module.
-        inputs: tokens that it answers.
+        subject: the module to fit.
+        inputs: tokens that the module accepts.
     """
     if not subject.tokens:
         return max(subject.positions.values())
@@ -236,7 +235,7 @@ def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
 
 
 def _takes(subject: FittedModel, inputs: Arrays, length: int) -> bool:
-    """Return whether the module answers inputs of this length."""
+    """Return whether the module accepts tokens of this length."""
     whole = {name: inputs[name] for name in subject.positions}
     rest = {name: value for name, value in inputs.items() if name not in whole}
     return subject.takes(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})

@@ -12,21 +12,24 @@ import numpy as np
 from transparity_conformance.oracle.oracle import Arrays
 
 CHANNELS = (3, 1)
-"""Channels of an image, where a matrix of whole patches does not show them."""
+"""Numbers of image channels to try if a matrix maps whole patches."""
 
 USUAL_SIDES = (4, 2, 3, 5, 6, 7, 8, 14, 16)
-"""Patches of a side, where no table of positions shows their number."""
+"""Numbers of patches per side to try if no table of positions shows the number."""
 
 USUAL_FRAMES = (32, *range(2, 64, 2), 3000)
-"""Frames, where no table of positions shows their number."""
+"""Numbers of frames to try if no table of positions shows the number."""
 
 TAPS = 3
-"""Frames that a convolution over time reads."""
+"""The number of frames that a convolution over time reads."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A map of patches (features, channels · patch · patch), with a patch's pixels channel by channel, row by row."""
+    """A linear map of patches (features, channels · patch · patch).
+
+    The pixels of a patch are ordered by channel, row and column.
+    """
 
     name: str
     matrix: np.ndarray
@@ -42,8 +45,10 @@ class Kernel:
 
 
 def patch_kernels(values: Arrays) -> Iterator[Kernel]:
-    """Yield every parameter that may map patches: convolution kernels first, then matrices, in any order of a patch's
-    axes."""
+    """Yield every parameter that may map patches: convolution kernels first, then matrices.
+
+    The axes of a patch may have any order.
+    """
     for name, value in values.items():
         if value.ndim == 4:
             for moved in (value, value.transpose(3, 2, 0, 1)):  # the layouts of PyTorch and flax
@@ -57,7 +62,7 @@ def patch_kernels(values: Arrays) -> Iterator[Kernel]:
 
 
 def _in_every_order(name: str, matrix: np.ndarray, channels: int, patch: int) -> Iterator[Kernel]:
-    """Yield a matrix of patches read in each order of the axes (channels, height, width)."""
+    """Yield a matrix of patches, interpreted in each order of the axes (channels, height, width)."""
     sizes = (channels, patch, patch)
     for order in itertools.permutations(range(3)):
         stored = matrix.reshape(len(matrix), *(sizes[axis] for axis in order))
@@ -66,7 +71,7 @@ def _in_every_order(name: str, matrix: np.ndarray, channels: int, patch: int) ->
 
 
 def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
-    """Yield shapes (channels, height, width) of images that a module may take, most likely first."""
+    """Yield shapes (channels, height, width) of images that a module may accept, most likely first."""
     found: dict[tuple[int, int, int], None] = {}
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]
@@ -86,11 +91,11 @@ def convolutions(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
-    """Yield shapes (mel bins, frames) of spectrograms that a module may take, most likely first.
+    """Yield shapes (mel bins, frames) of spectrograms that a module may accept, most likely first.
 
     Args:
-        values: its parameters.
-        tables: its parameters and buffers, by name.
+        values: the module's parameters.
+        tables: the module's parameters and buffers, by name.
     """
     kernels = list(convolutions(values))
     for (_, first), (_, second) in itertools.permutations(kernels, 2):

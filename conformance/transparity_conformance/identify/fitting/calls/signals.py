@@ -1,4 +1,4 @@
-"""Identify the front end of an image or audio encoder by value: patches or convolutions, class token, positions."""
+"""Identify the input layers of an image or audio encoder by value: patches or convolutions, class token, positions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
             if found is not None:
                 return found
     raise ForeignError(
-        "The image embedding was not recognized. Expected a linear map of square patches, an optional class token, and "
-        "positions that are added before the first layer."
+        "The image embedding was not recognized; expected a linear map of square patches, an optional class token, and "
+        "positions added before the first layer."
     )
 
 
@@ -76,15 +76,15 @@ def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
                     fields = {"mel_bins": frames.shape[2], "num_frames": frames.shape[1]}
                     return found.of_signal(parameters, fields, names)
     raise ForeignError(
-        "The audio embedding was not recognized. Expected Whisper's: two convolutions over time of width 3 with bias "
-        "and GELU, the second of stride 2, then positions."
+        "The audio embedding was not recognized; expected Whisper's: two convolutions of width 3 with strides 1 and 2, "
+        "bias and GELU, then positions."
     )
 
 
 def _convolved(
     heard: RecordedCall, x: np.ndarray, kernel: np.ndarray, stride: int, values: Arrays
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield GELU of a convolution of `x`, where an operation computes it, with the name of its bias."""
+    """Yield GELU of each convolution of `x` that an operation computes, with the name of its bias."""
     for name, bias in values.items():
         if bias.shape == (len(kernel),):
             made = convolved({"weight": kernel.reshape(len(kernel), -1), "bias": bias}, x, stride)
@@ -93,10 +93,9 @@ def _convolved(
 
 
 def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
-    """Return a convolution's parameters by the reference's names."""
     return {f"{which}_convolution.weight": kernel.reshape(len(kernel), -1), f"{which}_convolution.bias": bias}
 
 
 def tables_of(values: Arrays, width: int) -> Arrays:
-    """Return the parameters that may be tables of positions, without leading axes of one row."""
+    """Return the parameters that may be tables of positions, as matrices with `width` columns."""
     return {name: value.reshape(-1, width) for name, value in values.items() if value.shape[-1:] == (width,)}

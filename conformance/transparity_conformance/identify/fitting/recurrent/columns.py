@@ -1,4 +1,4 @@
-"""Identify features of linear maps by value, in whatever order the maps pack them."""
+"""Identify features of linear maps by value, for maps that pack them in any order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The results of several maps of one input, side by side."""
+    """The results of several linear maps of one input, concatenated."""
 
     maps: Sequence[Linear]
 
@@ -28,13 +28,14 @@ class Columns:
         by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
         times: np.ndarray | None = None,
     ) -> list[int] | None:
-        """Return, for each feature of `wanted` (rows, features), the number of the feature from which `by` computes it.
+        """Return, for each feature of `wanted` (rows, features), the index of the feature from which `by` computes it.
 
-        `times` multiplies each computed feature. Return None if a feature has no source, or if two features share one.
+        `times` multiplies each computed feature. Return None if a feature has no source, or if two features have the
+        same source.
         """
         made, times = by(self.made), np.ones_like(wanted) if times is None else times
         scale = np.abs(wanted).max(initial=0.0)
-        # Compare a few rows first; few candidates remain.
+        # Compare a few rows first, which excludes most candidates.
         few = np.linspace(0, len(wanted) - 1, min(5, len(wanted))).astype(int)
         products = times[few][:, :, None] * made[few][:, None, :]
         near = (np.abs(wanted[few][:, :, None] - products) <= SAME * scale).all(0)
@@ -48,7 +49,10 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return the map to these features; its bias is 0 where only the other maps have one."""
+        """Return the linear map that computes the features `chosen`.
+
+        If only some of them have a bias, the others have a bias of 0.
+        """
         sizes = np.cumsum([0, *(len(each.weight) for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]

@@ -1,4 +1,7 @@
-"""Find causal convolutions over time, one feature at a time, by value: their inputs, and silu of their results."""
+"""Find causal convolutions over time by value.
+
+A convolution is found if some operation has the value of silu of its result.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.convolution import causal_convolution
 
 NEAR = 16
-"""Operations between a convolution's input and silu of its result."""
+"""The largest number of operations between a convolution's input and silu of its result."""
 
 WIDEST = 16
-"""The most positions that a convolution may read."""
+"""The largest number of positions that a convolution may read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +31,13 @@ class Convolution:
     """A convolution followed by silu."""
 
     at: int
-    """The index of the operation that made its result."""
+    """The index of the operation that computed the result."""
     given: np.ndarray
     """The input (batch, length, features)."""
     made: np.ndarray
     """The result after silu (batch, length, features)."""
     kernel: np.ndarray
-    """(features, width)."""
+    """The weights (features, width)."""
     bias: np.ndarray | None
     names: tuple[str, ...]
     """The module's names of the parameters."""
@@ -43,8 +46,8 @@ class Convolution:
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the parameters that may be kernels, as (features, width).
 
-    PyTorch stores (features, 1, width), flax (width, 1, features), and others matrices. A narrow model may have fewer
-    features than positions, so both orders are tried.
+    PyTorch stores (features, 1, width), flax (width, 1, features), and other code stores matrices. A narrow model may
+    have fewer features than positions, so both orders are tried.
     """
     for name, value in values.items():
         matrix = value[:, 0] if value.ndim == 3 and value.shape[1] == 1 else value
@@ -68,7 +71,7 @@ def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int,
 
 
 def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
-    """Return the values of a size as (batch, length, features), with the index of their operation.
+    """Return the values of a size as (batch, length, features), with the indices of their operations.
 
     A value's features may be its last axis, or the axis after the batch.
     """
@@ -90,10 +93,10 @@ def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> li
 def _uses(
     name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
-    """Yield the uses of a kernel: operations that are silu of its convolution."""
+    """Yield the uses of a kernel: operations whose value is silu of its convolution."""
     biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
-        # The first position reads only itself, which excludes most pairs at little cost.
+        # The first position depends only on itself, so comparing it excludes most pairs quickly.
         begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
         for index, made in rows[place + 1 : place + 1 + NEAR]:
             for bias, begin in begins.items():
@@ -108,7 +111,10 @@ def _convolved(kernel: np.ndarray, given: np.ndarray, bias: np.ndarray) -> np.nd
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of each layer with the maps of its input; raise `FitError` for one without such a map."""
+    """Return the convolutions of each layer, with the linear maps of its input.
+
+    Raise `FitError` if a convolution does not read a linear map.
+    """
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:
         source = _source(each, maps)
@@ -120,7 +126,7 @@ def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[
 
 
 def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
-    """Return the last map before a convolution that computes the first feature of its input."""
+    """Return the last linear map before a convolution that computes the first feature of its input."""
     first = convolution.given.reshape(-1, convolution.given.shape[2])[:, :1]
     for one in reversed(maps):
         is_before = one.at < convolution.at and len(one.made) == len(first)

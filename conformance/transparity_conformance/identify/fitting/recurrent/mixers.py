@@ -1,4 +1,4 @@
-"""Split a recurrence into features by role; a split is right if the reference then computes the same result."""
+"""Split the features of a recurrence by role. A split is right if the reference then computes the same result."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from transparity_numpy.mixers.table import MIXERS
 from transparity_numpy.state.context import LayerContext
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
-"""The orders of Qwen3-Next and Mamba-2, which are tried first."""
+"""The orders in Qwen3-Next and Mamba-2, which are tried first."""
 
 NEITHER = "A layer with a convolution over time is neither a gated delta network (Qwen3-Next) nor Mamba-2: "
 
 
 @dataclass(frozen=True, eq=False)
 class Recurrence:
-    """A sublayer with a recurrence: its convolutions, the maps of its input, and its output."""
+    """A sublayer with a recurrence: its convolutions, the linear maps of its input, and its output map."""
 
     convolutions: Sequence[Convolution]
     maps: Sequence[Linear]
     output: Linear
     begins: int
-    """The index of the first operation that may belong to it."""
+    """The index of the first operation that may belong to the recurrence."""
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input (rows, width)."""
+        """Return the input, as (rows, width)."""
         return self.maps[0].given
 
     @property
@@ -52,19 +52,19 @@ class Recurrence:
 
     @property
     def names(self) -> set[str]:
-        """Return the module's names of its convolutions and maps."""
+        """Return the module's names of the parameters of convolutions and linear maps."""
         maps = (name for each in self.maps for name in (each.name, each.bias_name) if name is not None)
         return {*maps, *(name for each in self.convolutions for name in each.names)}
 
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """The time steps of all heads, and the decay of the state that they give."""
+    """The time steps of all heads, and the parameters of the decay."""
 
     features: list[int]
-    """The features of the maps that give the steps."""
+    """The features of the linear maps from which the time steps are computed."""
     names: tuple[str, str]
-    """The module's names of the bias of the steps, and of the logarithm of the rates."""
+    """The module's names of two parameters: the bias of the time steps, and the logarithm of the decay rates."""
     step: np.ndarray
     """The time step before it is bounded (batch, length, heads)."""
     bounded: np.ndarray
@@ -78,11 +78,11 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The module's names."""
+    """The module's names of all parameters in the recurrence."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
-        """Return the reference's value before the output map, for the first `rows` rows of the batch."""
+        """Return the reference's input of the output map, for the first `rows` rows of the batch."""
         bounds = {"time_step_min": self.rates.bounded.min(), "time_step_max": self.rates.bounded.max()}
         config = found.config(**{**self.fields, **bounds})
         own = FoundFields(parameters=dict(self.parameters))
@@ -97,7 +97,7 @@ class Taken:
 
 
 def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operation], values: Arrays) -> Taken:
-    """Return the fields and parameters of a recurrence; raise `ForeignError` with the first part that is not found.
+    """Return the fields and parameters of a recurrence; raise a `ForeignError` with the first missing part.
 
     Args:
         found: the known fields, including the eps of norms.
@@ -116,20 +116,20 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
         raise ForeignError("The convolutions of a recurrence do not read the linear maps of its input.")
     steps = [(layer, *each) for layer in layers for each in layer.time_steps()]
     if not steps:
-        raise ForeignError(f"{NEITHER}no time step was found: softplus of a map's features plus a bias per head.")
+        raise ForeignError(f"{NEITHER}no operation is a time step (softplus of a map's features plus a bias per head).")
     every = [(layer, rates) for layer, features, bias in steps for rates in layer.rates(features, bias)]
     if not every:
-        raise ForeignError(f"{NEITHER}no decay rates were found: −exp of a vector, times the time step.")
+        raise ForeignError(f"{NEITHER}no operation is a decay (the time step times −exp of a vector).")
     for layer, rates in every:
         expected = one.output.given.reshape(*rates.step.shape[:2], -1)
         for taken in layer.ways(rates):
             if all(is_same(taken.context(found, rows), expected[:rows]) for rows in (1, len(expected))):
                 return taken
-    raise ForeignError(f"{NEITHER}no such rule, followed by a gated norm, gives the input of its output map.")
+    raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, gives the input of its output map.")
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the maps unchanged, then with the bias of one of them removed, because it may belong to the time steps."""
+    """Yield the linear maps unchanged, then with one bias removed, because this bias may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -138,7 +138,7 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
 
 
 def _convolved(one: Recurrence, columns: Columns) -> Iterator[list[int]]:
-    """Yield the features of the maps that the convolutions read, if the maps contain them."""
+    """Yield the features of the linear maps that the convolutions read, if the maps compute them."""
     given = np.concatenate([each.given for each in one.convolutions], axis=2)
     found = columns.matching(given.reshape(-1, given.shape[2]))
     if found is not None:
@@ -147,7 +147,7 @@ def _convolved(one: Recurrence, columns: Columns) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """The parts of a recurrence before its rule."""
+    """The parts of a recurrence before its rule is applied."""
 
     one: Recurrence
     columns: Columns
@@ -157,20 +157,22 @@ class _Layer:
 
     @property
     def wide(self) -> int:
-        """Return the number of features of all heads' values."""
+        """Return the total number of features in the values of all heads."""
         return self.one.output.weight.shape[1]
 
     @functools.cached_property
     def kernels(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the kernels of all convolutions and, if any has one, their biases."""
+        """Return the kernels of all convolutions and, if any has a bias, their biases."""
         every = self.one.convolutions
         biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in every]
         has_bias = any(each.bias is not None for each in every)
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield the features of the maps to which an operation adds a vector with one number per head, with the
-        vector's name."""
+        """Yield features of the linear maps to which an operation adds a vector, with the vector's name.
+
+        The vector has one number for each head, as the bias of a time step has.
+        """
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
         for name, vector in self.values.items():
@@ -184,7 +186,7 @@ class _Layer:
                     yield steps, name
 
     def rates(self, features: list[int], bias: str) -> Iterator[Rates]:
-        """Yield the rates for which an operation is the logarithm of a decay, with the bounds of its time step."""
+        """Yield the rates for which an operation computes the decay, with the bounds of the time step."""
         step = softplus(self.columns.made[:, features] + self.values[bias])
         step = step.reshape(*self.one.convolutions[0].made.shape[:2], -1)
         seen = [each.value.reshape(step.shape) for each in self.operations if each.value.size == step.size]
@@ -204,9 +206,9 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every way in which the remaining features and vectors may complete a rule with these rates.
+        """Yield every way to assign the remaining features and vectors to a rule with these rates.
 
-        A gated delta network has beta, before or after the gate's features; Mamba-2 has a skip.
+        A gated delta network has beta, before or after the gate's features. Mamba-2 has a skip connection.
         """
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)

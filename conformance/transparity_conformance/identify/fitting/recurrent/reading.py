@@ -1,4 +1,4 @@
-"""The fields of recurrences, which all recurrent layers share, and the layer kinds of hybrid models."""
+"""Determine the fields of recurrences, which all recurrent layers share, and the layer kinds of hybrid models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.identify.fitting.values.found import FoundFields
 from transparity_conformance.identify.fitting.values.numbers import is_same, settled
 
 LINEAR = "linear_attention"
-"""The kind of a layer with a recurrence; the name is Qwen3-Next's."""
+"""The kind of a layer with a recurrence, named as in Qwen3-Next."""
 
 
 def read_recurrences(
@@ -27,8 +27,8 @@ def read_recurrences(
     """Add the fields and parameters of recurrences, if there are any.
 
     Args:
-        found, subject: the known fields, and the module.
-        heard: the call.
+        found, subject: the known fields, and the module to fit.
+        heard: the recorded call.
         named: the recurrences by the reference's names.
         mixers: the mixer of each layer: a recurrence, or attention.
     """
@@ -53,7 +53,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the bounds of the time step: values that replace several steps beyond them."""
+    """Return the bounds of the time step. A bound is known only if several time steps would exceed it."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}
@@ -85,7 +85,7 @@ def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
 
 
 def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: Sequence[RecordedCall]) -> None:
-    """Add the padding fields of a model without attention, from the outputs of all calls."""
+    """Add the padding fields of a model without attention, by comparing the outputs of all calls."""
     reasons = {"mask_value": "no scores are masked", "mask_order": "no scores are masked"}
     found.untold |= {**reasons, "sliding_window": "no layer has scores"}
     options: list[dict[str, Any]] = [{"padding": "attention-mask"}] if "attention_mask" in subject.names else []
@@ -99,4 +99,4 @@ def read_masks_of_recurrences(found: FoundFields, subject: FittedModel, calls: S
     if "pad_id" not in found.fields:
         found.untold["pad_id"] = "no token is masked as padding"
     if found.fields.get("padding") == "attention-mask":
-        found.untold["target_mask"] = "an attention_mask applies in both cases"
+        found.untold["target_mask"] = "with an attention_mask, both values mask the same tokens"

@@ -32,7 +32,7 @@ class Embedding:
     """A stack's embedding of tokens, patches or frames, and its result (rows, width)."""
 
     table: str
-    """The table of tokens, or the first parameter that reads an image or audio."""
+    """The module's name of the token table, or of the first parameter that reads an image or audio."""
     scale: float
     value: np.ndarray
     positions: str = "none"
@@ -45,7 +45,7 @@ class Embedding:
     left: np.ndarray | None = None
     """The term added to the tokens (batch, length, width)."""
     parameters: Arrays = field(default_factory=dict)
-    """Parameters that read an image or audio, by the reference's names without the stack's."""
+    """Parameters that read an image or audio, by the reference's names without the stack."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields of an embedding of an image or audio."""
     used: tuple[str, ...] = ()
@@ -60,12 +60,11 @@ class Embedding:
         return dataclasses.replace(self, parameters=parameters, fields=fields, used=used)
 
     def length(self, batch: int) -> int:
-        """Return the number of positions per row."""
         return len(self.value) // batch
 
 
 def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays) -> str | None:
-    """Return the table whose rows at `tokens` are the value of an operation."""
+    """Return the name of the table whose rows at `tokens` are the value of an operation, or None."""
     for name, table in values.items():
         if table.ndim == 2 and len(table) > tokens.max():
             looked_up = table[tokens]
@@ -77,7 +76,7 @@ def table_of(operations: Sequence[Operation], tokens: np.ndarray, values: Arrays
 def embedding(
     operations: Sequence[Operation], tokens: np.ndarray, types: np.ndarray | None, values: Arrays
 ) -> Embedding:
-    """Return the embedding of `tokens` among the operations before the first attention."""
+    """Return the embedding of `tokens`, found among the operations before the first attention."""
     table = table_of(operations, tokens, values)
     if table is None:
         raise FitError("The tokens look up rows of no table in the state dict; expected a token embedding.")
@@ -95,11 +94,14 @@ def embedding(
 
 
 Sum = tuple[np.ndarray, float, np.ndarray]
-"""A value, the factor of the tokens' rows in it, and the rest."""
+"""A sum, the factor of the token embeddings in the sum, and the rest of the sum."""
 
 
 def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the last sum whose rest is zero, sinusoids, or rows of one of `others`; None if no sum has such a rest."""
+    """Return the embedding that the last recognized sum describes, or None.
+
+    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`.
+    """
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(table, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
         if is_same(value, value - left):
@@ -114,10 +116,10 @@ def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str 
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield sums of the tokens' rows and a term of positions: the sum, the rows' factor, and the rest.
+    """Yield sums of token embeddings and a term of positions: the sum, the embeddings' factor, and the term.
 
-    The factor is 1, √width, or fitted to the differences between rows of a batch, on which positions have no effect.
-    Without `is_scaled`, it is 1.
+    The factor is 1, √width, or fitted to the differences between rows of a batch, on which positions have no effect. If
+    `is_scaled` is false, the factor is 1.
     """
     across = looked_up - looked_up.mean(0)
     for operation in operations:
@@ -126,7 +128,7 @@ def sums_of(
         value = operation.value.reshape(looked_up.shape)
         floor, differing = SAME * np.abs(value).max(), value - added - (value - added).mean(0)
         fitted = float((differing * across).sum() / (across * across).sum())
-        if np.abs(fitted * across).max() <= floor:  # zeros, or only positions
+        if np.abs(fitted * across).max() <= floor:  # zeros, or a term of positions without tokens
             continue
 
         def error(factor: float, differing: np.ndarray = differing) -> float:
@@ -134,7 +136,7 @@ def sums_of(
 
         for scale in (looked_up.shape[-1] ** 0.5, 1.0, fitted) if is_scaled else (1.0,):
             left = value - looked_up * scale - added
-            # a term equal at every position is the mean of a norm
+            # a term that is equal at every position is the mean that a norm subtracts
             is_nothing, is_constant = np.abs(left).max() <= floor, np.abs(left - left[:1, :1]).max() <= floor
             if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
                 yield value, settle(scale, error) if scale is fitted else scale, left
@@ -150,15 +152,15 @@ def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Emb
 
 
 def _refuse_scaled(left: np.ndarray, values: Arrays) -> None:
-    """Raise `FitError` if positions are a multiple of a table's rows, which no configuration has."""
+    """Raise `FitError` if the term of positions is a multiple of a table's rows, which no configuration allows."""
     for name, table in values.items():
         if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
             rows = table[: len(left)]
             factor = factor_between(rows, left)
             if factor is not None:
                 raise FitError(
-                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens. "
-                    "Expected a factor of 1: multiply the table itself, or remove the factor."
+                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; "
+                    "multiply the table itself, or remove the factor."
                 )
 
 

@@ -1,4 +1,7 @@
-"""Experts in a feed-forward: the router's choice and each expert's maps, checked against the sum of their outputs."""
+"""Find experts in a feed-forward: the router's choice and each expert's linear maps.
+
+The candidates are checked against the sum of the experts' outputs.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from transparity_numpy.experts import SCORES, highest
 from transparity_numpy.feed_forward import ACTIVATIONS
 
 BEHIND = 12
-"""Operations after a router's map in which its highest scores are searched."""
+"""The highest scores of a router are searched for within this number of operations after its linear map."""
 
 FEW = 4
-"""Rows that suffice to exclude most readings of experts."""
+"""This number of rows excludes most wrong candidates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One map per expert (experts, features out, features in), and the module's names of its parameters."""
+    """One linear map per expert (experts, features out, features in), and the module's names of its parameters."""
 
     weights: np.ndarray
     names: tuple[str, ...]
@@ -45,16 +48,16 @@ class Experts:
     up: Maps
     down: Maps
     result: tuple[int, np.ndarray]
-    """The index of its operation, and the sum of the experts' outputs."""
+    """The index of the operation that sums the experts' outputs, and the sum."""
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input (rows, width)."""
+        """Return the input, as (rows, width)."""
         return self.router.given
 
     @property
     def maps(self) -> Mapping[str, Maps]:
-        """Return the maps of each expert by the reference's names."""
+        """Return the linear maps of each expert by the reference's names."""
         every = {"gate": self.gate, "up": self.up, "down": self.down}
         return {role: each for role, each in every.items() if each is not None}
 
@@ -93,8 +96,10 @@ def _router(one: Linear) -> str:
 
 
 def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
-    """Return the k for which an operation computes the top k of a map's output, softmax or sigmoid; None if none
-    does."""
+    """Return the number k for which an operation computes the top k of a linear map's output, or None.
+
+    The output may pass through softmax or sigmoid first.
+    """
     rows, count = one.made.shape
     scores = [np.sort(each, axis=1)[:, ::-1] for each in (one.made, *(made(one.made) for made in SCORES.values()))]
     for operation in operations[one.at + 1 : one.at + BEHIND]:
@@ -109,7 +114,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield every reading of the experts for which their sum is the result of an operation."""
+    """Yield the experts in each interpretation in which their weighted sum is the result of an operation."""
     rows, width = router.given.shape
     seen = [(begin + i, each.value.reshape(rows, width)) for i, each in enumerate(operations) if _is_of(each, router)]
     few = np.linspace(0, rows - 1, FEW).astype(int)
@@ -119,7 +124,7 @@ def _readings(
         for activation, (scores, is_normalized, weights) in itertools.product(ACTIVATIONS, weighed):
             made = _sum(router.given[few], weights[few], activation, gate, up, down)
             near = np.abs(sums - made).max((1, 2), initial=0.0) <= SAME * np.abs(made).max()
-            for index in np.flatnonzero(near)[::-1]:  # an in-place sum also has the value of its first operation
+            for index in np.flatnonzero(near)[::-1]:  # an in-place sum has this value several times
                 at, value = seen[index]
                 if is_same(_sum(router.given, weights, activation, gate, up, down), value):
                     yield Experts(router, per_token, scores, is_normalized, activation, gate, up, down, (at, value))
@@ -146,8 +151,7 @@ def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None,
 
 
 def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:
-    """Yield every choice of up and down projections, with or without a gate, among parameters with one matrix per
-    expert."""
+    """Yield every choice of up, down and optional gate projections among parameters with one matrix per expert."""
     width = router.given.shape[1]
     every = list(_of_each_expert(router.made.shape[1], values))
     downs = [each for each in every if each.weights.shape[1] == width]
@@ -174,7 +178,10 @@ def _halves(both: Maps) -> Iterator[tuple[Maps, Maps]]:
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
-    """Yield parameters with one matrix per expert, in either orientation: one array, or numbered parameters."""
+    """Yield parameters with one matrix per expert, in either orientation.
+
+    They may be a single array, or parameters with numbered names.
+    """
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]
     alike = [names for names in groups if len({values[name].shape for name in names}) == 1]

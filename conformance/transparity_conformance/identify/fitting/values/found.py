@@ -1,4 +1,4 @@
-"""The known fields of a configuration during a fit."""
+"""The fields of a configuration that are known during a fit."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from transparity_numpy.transformer import transformer
 
 @dataclass
 class FoundFields:
-    """The known fields and parameters."""
-
     fields: dict[str, Any] = field(default_factory=dict)
     parameters: Arrays = field(default_factory=dict)
     untold: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    """Departures of the module that no configuration expresses."""
+    """Differences of the module that no configuration expresses."""
     used: set[str] = field(default_factory=set)
     """The module's names of parameters that the reference stores in another form."""
     relative_distances: list[int] = field(default_factory=list)
-    """The largest distances of relative positions that all stacks allow."""
+    """Values of `relative_max_distance` that agree with all stacks."""
 
     def config(self, **others: Any) -> TransformerConfig:
-        """Return the configuration, with `others` replacing some fields; raise `FitError` if they do not fit
-        together."""
+        """Return the configuration, with `others` replacing some fields.
+
+        Raise `FitError` if the fields contradict each other.
+        """
         try:
             return TransformerConfig(**self.fields | others)
         except ConfigError as error:
             raise FitError(f"The recognized parts fit no configuration: {error}") from None
 
     def computed(self, inputs: Arrays, tap: str, **others: Any) -> np.ndarray:
-        """Return the reference's value at a tap with the known fields; `others` replace some."""
+        """Return the reference's value at a tap with the known fields; `others` replace some of them."""
         taps: Arrays = {}
 
         def record(name: str, value: np.ndarray) -> np.ndarray:
@@ -56,13 +56,13 @@ class FoundFields:
         return taps[tap]
 
     def take(self, fields: Mapping[str, Any]) -> None:
-        """Record fields that a call shows."""
+        """Record fields that a call determines."""
         self.fields |= fields
         for name in fields:
             self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add the parameters of a linear map; its bias is 0 if only other maps of its kind have one."""
+        """Add the parameters of a linear map. If only other maps of its kind have a bias, its bias is 0."""
         self.parameters[f"{name}.weight"] = linear.weight
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

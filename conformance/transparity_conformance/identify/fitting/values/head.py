@@ -1,4 +1,4 @@
-"""Activations and factors after linear maps, and the pooling of states."""
+"""Identify activations and factors after linear maps, and the pooling of states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from transparity_numpy.transformer import encoder_input
 
 
 def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activation, bool]:
-    """Return the activation that maps the results of one or two maps to `hidden`, and whether the second map is the
-    gate."""
+    """Return the activation between one or two linear maps and `hidden`, and whether the second map is the gate."""
     tried: list[tuple[float, str, bool]] = []
     for name, function in ACTIVATIONS.items():
         if len(ups) == 1:
@@ -38,7 +37,7 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
 
 
 def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
-    """Return the cap of a head's logits; None if they are not capped."""
+    """Return the cap of the logits, or None if they are not capped."""
     output = output.reshape(logits.shape)
     plain = difference(logits, output)
     if plain < SAME / 1e3:
@@ -69,20 +68,20 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """Return the input of the first of these maps (rows, width), or the output without one."""
+        """Return the input of the first of these maps, as (rows, width); without maps, return the output."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
 
 
 def activation_between(linear: Linear, made: np.ndarray) -> str | None:
-    """Return the activation of a pooler that maps a linear map's result to `made`."""
+    """Return the activation with which a pooler maps a linear map's result to `made`, or None."""
     if linear.made.size != made.size or linear.weight.shape[0] != linear.weight.shape[1]:
         return None
     return next((name for name, function in POOLERS.items() if is_same(function(linear.made), made)), None)
 
 
 def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.ndarray]:
-    """Yield matrices (batch, rows) that pool the states: first or last position, mean, or a token's position."""
+    """Yield matrices (batch, rows) that pool the states: first or last position, mean, or the position of a token."""
     yield picked(np.zeros(batch, int), length)
     yield picked(np.full(batch, length - 1), length)
     yield np.kron(np.eye(batch), np.full((1, length), 1 / length))
@@ -104,12 +103,12 @@ def is_mean(choice: np.ndarray) -> bool:
 
 
 def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
-    """Yield the fields by which rows may be pooled, simplest first.
+    """Yield the fields of each possible pooling, the simplest first.
 
     Args:
-        tokens: the tokens; None for an image.
+        tokens: the tokens, or None for an image.
         size: the size of the vocabulary.
-        has_mask: whether an attention mask, and no token, determines visibility.
+        has_mask: whether an attention mask, not a padding token, determines which positions are visible.
     """
     yield {"pooling": "first"}
     pads: list[dict[str, Any]] = (

@@ -1,4 +1,4 @@
-"""Find the linear maps of a module by value: the operations that multiply another by a parameter."""
+"""Find the linear maps of a module by value: operations that multiply another operation's value by a parameter."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from transparity_conformance.oracle.oracle import Arrays
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """One use of a linear map: x Wᵀ + b."""
+    """One use of a linear map, x Wᵀ + b."""
 
     at: int
-    """The index of the operation that made its result."""
+    """The index of the operation that computed the result."""
     given: np.ndarray
-    """x (rows, features in)."""
+    """The input x (rows, features in)."""
     made: np.ndarray
     """The result (rows, features out)."""
     weight: np.ndarray
-    """W (features out, features in)."""
+    """The weight W (features out, features in)."""
     name: str
     bias: np.ndarray | None = None
     bias_name: str | None = None
@@ -34,19 +34,19 @@ class Linear:
         return self.made.size
 
     def part(self, begin: int, end: int) -> Linear:
-        """Return the same map to a range of its features."""
+        """Return the same map, restricted to a range of its output features."""
         return self.rows(slice(begin, end))
 
     def rows(self, chosen: slice | np.ndarray) -> Linear:
-        """Return the same map to the chosen features."""
+        """Return the same map, restricted to the chosen output features."""
         bias = None if self.bias is None else self.bias[chosen]
         return dataclasses.replace(self, made=self.made[:, chosen], weight=self.weight[chosen], bias=bias)
 
 
 def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], batch: int) -> list[Linear]:
-    """Return every use of a matrix of `values`, or of a part of a packed one, in the order of the operations.
+    """Return every use of a matrix of `values`, or of a part of a packed matrix, in the order of the operations.
 
-    Inputs and results have the batch first, however the module orders them.
+    Inputs and results have the batch as the first axis, even if the module orders axes differently.
     """
     matrices = {name: value for name, value in values.items() if value.ndim == 2} | _by_heads(values)
     vectors = {name: value for name, value in values.items() if value.ndim == 1}
@@ -66,14 +66,14 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
 
 def _by_heads(values: Mapping[str, np.ndarray]) -> Arrays:
-    """Return maps stored as (in, heads, head_dim) or (heads, head_dim, out) as matrices."""
+    """Return parameters stored as (in, heads, head_dim) or (heads, head_dim, out) as matrices."""
     heads = {name: value for name, value in values.items() if value.ndim == 3}
     into = {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}
     return into | {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
-    """Return the parts of a parameter that packs query, key and value: each of them, and key with value."""
+    """Return the parts of a parameter that packs query, key and value: each part, and key with value."""
     if value.shape[0] != 3 * width:
         return {}
     ends = ((0, 1), (1, 3), (1, 2), (2, 3))
@@ -81,7 +81,7 @@ def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
 
 
 def _batch_first(linear: Linear, operations: Sequence[Operation], batch: int) -> Linear:
-    """Return the map with the batch first, where an operation shows another order."""
+    """Return the map with the batch as the first axis, if an operation shows another order of axes."""
     for operation in reversed(operations):
         shape = operation.value.shape
         if len(shape) < 3 or operation.value.size != linear.given.size or batch not in shape[:2]:
@@ -101,7 +101,7 @@ def _products(
     index: int, made: np.ndarray, given: Sequence[np.ndarray], matrices: Arrays, vectors: Arrays
 ) -> Iterator[Linear]:
     for x in given:
-        for name, matrix in matrices.items() if x.any() else ():  # every map of zeros gives its bias
+        for name, matrix in matrices.items() if x.any() else ():  # for an input of zeros, every map gives its bias
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
                 if x.size % into or made.size * into != x.size * out or not _is_last(x, into):
@@ -120,7 +120,7 @@ def _products(
 
 
 def _is_last(x: np.ndarray, features: int) -> bool:
-    """Return whether rows of `features` features are whole rows of x, or of its last two axes."""
+    """Return whether rows of `features` features fit into the last axis of `x`, or are its last two axes."""
     return x.shape[-1] % features == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == features)
 
 

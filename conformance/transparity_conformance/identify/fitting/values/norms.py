@@ -16,36 +16,35 @@ USUAL_EPS = (1e-5, 1e-6, 1e-12)
 
 
 RUNNING = "running"
-"""A part of the names of a batch norm's statistics."""
+"""The names of a batch norm's statistics contain this word."""
 
 Candidate = tuple[tuple[str, ...], str, str]
-"""The names of a norm's vectors, its gain and its kind."""
+"""The names of a norm's vectors, the form of its gain, and its kind."""
 
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A norm from x to its result: result = r · c · gain + bias, where c is x or x minus its mean."""
+    """A norm from x to its result, r · c · gain + bias, where c is x or x minus its mean."""
 
     names: tuple[str, ...]
-    """The names of its vectors: weight, bias, running mean, running variance."""
+    """The module's names of the vectors, in the order weight, bias, running mean, running variance."""
     gain: str
     kind: str
     """`rms`, `batch`, or `centred` for both kinds of layer norm."""
     x: np.ndarray
     factors: np.ndarray
-    """r of every row, or of every feature for a batch norm."""
+    """The factor r of every row, or of every feature for a batch norm."""
     variance: np.ndarray | None = None
     """The running variance of a batch norm."""
 
     @property
     def leaves(self) -> dict[str, str]:
-        """Return the module's names of the vectors by the reference's."""
+        """Map the reference's names of the vectors to the module's names."""
         last = len(self.names) - 2 * (self.kind == "batch")
         running = zip(("running_mean", "running_var"), self.names[last:], strict=False)
         return dict(zip(("weight", "bias"), self.names[:last], strict=False)) | dict(running)
 
     def times(self, factor: float) -> Norm:
-        """Return the same norm with its factors multiplied."""
         return dataclasses.replace(self, factors=self.factors * factor)
 
 
@@ -56,10 +55,10 @@ class Norms:
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
-    """Whether a layer norm may have no bias; one with a bias has such an intermediate value too."""
+    """Whether a layer norm may have no bias. A layer norm with a bias also computes its result without the bias."""
 
     def having(self, used: set[str]) -> Norms:
-        """Return the same vectors, with these marked as used by other norms."""
+        """Return the same vectors, with `used` marked as belonging to other norms."""
         return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
@@ -75,7 +74,7 @@ class Norms:
         return Norm(best[0], best[1], best[2], x, self._factors(x, made, *best))
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Yield every norm of `x` among `values` (each rows, width), with its result."""
+        """Yield every norm of `x` whose result is among `values` (each rows, width), with the result."""
         for made in values:
             if made is not x and (norm := self.between(x, made)):
                 yield norm, made
@@ -92,7 +91,10 @@ class Norms:
                 yield pair, gain, "centred"
 
     def _errors(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Return the error of each candidate for turning `x` into `made`, as `difference`; all at once, for speed."""
+        """Return the error of each candidate for turning `x` into `made`, as `difference` does.
+
+        All candidates are computed at once, for speed.
+        """
         if not candidates:
             return np.empty(0)
         toward, left = self._parts(x, made, candidates)
@@ -106,7 +108,7 @@ class Norms:
         return factors
 
     def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each candidate (candidates, rows, width), c · gain and the result minus the bias."""
+        """Return c · gain, and the result minus the bias, for each candidate (candidates, rows, width)."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])
@@ -115,12 +117,14 @@ class Norms:
         return centres * gains[:, None], made - biases[:, None]
 
     def _batch(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
-        """Return the batch norm that turns `x` into `made`, from adjacent pairs of weight and bias and of running
-        statistics."""
+        """Return the batch norm that turns `x` into `made`, or None.
+
+        Weight and bias, and the two running statistics, must be adjacent in the state dict.
+        """
         centre, target = x.mean(0), made.mean(0)
         squares = ((x - centre) ** 2).sum(0)
         slopes = ((x - centre) * (made - target)).sum(0) / np.where(squares > 0, squares, 1)
-        if difference(slopes * (x - centre) + target, made) > SAME:  # no affine map per feature
+        if difference(slopes * (x - centre) + target, made) > SAME:  # not a linear function of each feature
             return None
         unused = [name for name in self.vectors if name not in self.used]
         own = [name for name in unused if RUNNING not in name]
@@ -131,7 +135,7 @@ class Norms:
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
-            # only the right pair makes all deviations real
+            # all deviations are real only with the right vectors
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None
@@ -145,7 +149,6 @@ def _projected(toward: np.ndarray, left: np.ndarray) -> np.ndarray:
 
 
 def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
-    """Return the common kind and eps of `norms`."""
     kinds = {"centred": ("layer", "layer-unbiased"), "rms": ("rms",), "batch": ("batch",)}[norms[0].kind]
     made = [(kind, _sizes(kind, norms)) for kind in kinds]
     fitted = [(kind, _eps(kind, *sizes), sizes) for kind, sizes in made]
@@ -154,13 +157,13 @@ def kind_and_eps(norms: Sequence[Norm]) -> tuple[str, float]:
 
 
 def eps_besides(norms: Mapping[str, Norm], kind: str, eps: float) -> dict[str, float]:
-    """Return the eps, by name, of the norms that the common eps does not explain."""
+    """Return the eps of each norm that the common eps does not explain, by name."""
     own = {name: _eps(kind, *_sizes(kind, [norm]), (eps, *USUAL_EPS)) for name, norm in norms.items()}
     return {name: each for name, each in own.items() if each != eps}
 
 
 def factor_behind(norm: Norm, kind: str, eps: float) -> float:
-    """Return the factor of a norm's result; 1 if another eps explains its rows better."""
+    """Return the factor that multiplies a norm's result; 1 if another eps explains its rows better."""
     divisors, sizes = _sizes(kind, [norm])
     factor = float(np.median(_expected(kind, eps, sizes) / divisors))
     own = _misfit(kind, _eps(kind, divisors, sizes), divisors, sizes)
@@ -168,7 +171,7 @@ def factor_behind(norm: Norm, kind: str, eps: float) -> float:
 
 
 def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
-    """Return the divisor of a norm with eps."""
+    """Return the divisor of a norm with this eps."""
     return sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
 
 

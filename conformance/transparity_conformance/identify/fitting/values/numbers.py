@@ -1,4 +1,4 @@
-"""Read numbers from a port's values: the simplest one that fits as well as any."""
+"""Read numbers from a port's values, preferring the simplest number that fits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 SAME = epsilon("float32") ** 0.5
-"""The relative difference below which two arrays are equal: half of float32's digits."""
+"""The relative difference below which two arrays count as equal: half of float32's digits."""
 
 DIGITS = 12
-"""The most digits of a constant that a person chose."""
+"""The largest number of digits of a constant that a person may have chosen."""
 
 
 def difference(value: np.ndarray, other: np.ndarray) -> float:
@@ -27,23 +27,22 @@ def difference(value: np.ndarray, other: np.ndarray) -> float:
 
 
 def is_same(value: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays have the same numbers in the same order."""
+    """Return whether two arrays have the same numbers in the same order, up to rounding."""
     return difference(value, other) < SAME
 
 
 def digits(value: float) -> int:
-    """Return the number of significant digits."""
     return len(f"{value:.{DIGITS}e}".partition("e")[0].replace(".", "").rstrip("0")) if value else 1
 
 
 def settle(
     estimate: float, error: Callable[[float], float], preferred: Iterable[float] = (), precision: str = "float64"
 ) -> float:
-    """Return the first of `preferred`, or else the number with the fewest digits, that fits as well as `estimate`.
+    """Return a simple number that fits as well as `estimate`: the first of `preferred`, or one with the fewest digits.
 
     Args:
-        error: returns the relative error of a number on the values.
-        precision: the precision of a port's tables; its rounding is no error.
+        error: returns the relative error of a candidate.
+        precision: the precision of the values; errors within its rounding are ignored.
     """
     bound = 2 * error(estimate) + RULES[precision].floor * epsilon(precision)
     rounded = (float(f"{estimate:.{count}e}") for count in range(DIGITS))
@@ -59,7 +58,7 @@ def settled(number: float) -> float:
 
 
 def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """Return the factor by which `x` is multiplied to give `made`, or None."""
+    """Return the factor by which `x` is multiplied to give `made`, or None if there is no such factor."""
     squares = float((x * x).sum())
     factor = float((x * made).sum()) / squares if squares and x.size == made.size else 0.0
     if not factor or not is_same(x * factor, made):

@@ -1,4 +1,4 @@
-"""Read rotary positions from a query before and after rotation: layout, features, theta and scaling."""
+"""Determine rotary positions from a query before and after rotation: layout, features, theta and scaling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ USUAL_THETA = (10_000.0, 500_000.0, 1_000_000.0)
 USUAL_ORIGINAL = (8192, 2048, 4096)
 USUAL_FACTORS = (8.0, 32.0, 2.0, 4.0, 16.0)
 LOW, HIGH = 1.0, 4.0
-"""The number of turns between which Llama 3.1 blends scaled and unscaled angles."""
+"""Between these numbers of turns, Llama 3.1 blends scaled and unscaled angles."""
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """The fields of rotary positions."""
-
     layout: RopeLayout
     features: int
     theta: float
@@ -34,7 +32,10 @@ class Rotary:
 
 
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
-    """Yield values of operations with the norms of `query` (batch, heads, length, head_dim) and its first token."""
+    """Yield values of operations that may be `query` (batch, heads, length, head_dim) after rotation.
+
+    They have the same norms and the same first token.
+    """
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
     for operation in operations:
@@ -60,7 +61,7 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
     least = min(error for error, *_ in tried)
     if least > SAME:
         return None
-    # pairs that are not rotated fit too, with angles of 0
+    # Unrotated pairs also fit, with angles of 0.
     _, features, layout, angles = next(each for each in tried if each[0] <= 4 * least + np.finfo(float).eps)
     return _explained(_frequencies(angles), layout, features, query.shape[2])
 
@@ -82,7 +83,7 @@ def _complex(x: np.ndarray, layout: RopeLayout) -> np.ndarray:
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return the angle per position of every pair; longer sequences make it more exact."""
+    """Return the angle per position of every pair. Longer sequences give more exact angles."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))
@@ -97,7 +98,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
         return float((np.abs(made - found) / (np.abs(found) + SAME / length)).max())
 
     def fitted(scaled: np.ndarray) -> tuple[float, float]:
-        """Return theta and its error, for frequencies that should be its powers."""
+        """Return theta and its error, for frequencies that should be powers of theta."""
         plain = [
             float(each ** (-1 / exponent)) for each, exponent in zip(scaled[1:], exponents[1:], strict=True) if each > 0
         ]
@@ -120,7 +121,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
 
 
 def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
-    """Return values of theta from the ratio of two neighbouring angles, among angles that are scaled alike."""
+    """Return candidates for theta: ratios of neighboring angles, as if both were scaled alike."""
     steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
     shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
     return list(dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA]))
@@ -139,7 +140,7 @@ def _llama3(
     ratios = found / plain
     factor = settled(float(1 / ratios.min()))
     lowest = int(ratios.argmin())
-    for usual in USUAL_FACTORS:  # float32 keeps few digits of a slow angle
+    for usual in USUAL_FACTORS:  # a slow angle has few digits in float32
         is_alike = abs(plain[lowest] / usual - found[lowest]) < RULES["float32"].floor * epsilon("float32")
         factor = usual if is_alike and digits(usual) < digits(factor) else factor
     shares = (ratios - 1 / factor) / (1 - 1 / factor) if factor != 1 else np.ones_like(ratios)

@@ -1,4 +1,4 @@
-"""Read attention from its scores: scale, softcap, mask, and the effect of positions."""
+"""Determine an attention's scale, softcap and mask from its scores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
-"""The number of most common scores, one of which may replace masked ones."""
+"""The number that masks scores is searched for among this number of most frequent scores."""
 
 LEAST, MOST = 1e-9, 1e3
-"""The range of the relative distance from the largest bounded number to its softcap."""
+"""The softcap exceeds the largest capped number by a share within this range."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class Scores:
     values: np.ndarray
     masked: np.ndarray
     masked_value: float | None
-    """The number that replaces masked scores; None if nothing is masked."""
+    """The number that replaces masked scores; None if no score is masked."""
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """Return the scores of `softmax`: the first operation since `begins` whose softmax it is."""
+    """Return the scores whose softmax is `softmax`: the value of the first such operation from `begins` on."""
     for operation in operations[max(begins, 0) : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -50,7 +50,10 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) ->
 
 
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
-    """Return where scores are masked: one number is repeated in all heads, or a weight is exactly 0."""
+    """Return which scores are masked, and the number that replaces them.
+
+    A score is masked if one number is repeated in all heads, or if its weight is exactly 0.
+    """
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:LIKELY]]:
         everywhere = (values == number).all(1)
@@ -60,14 +63,15 @@ def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float 
     if not none.any() or not is_pattern(none):  # small weights also underflow to 0
         return np.zeros_like(none), None
     hidden = values[np.broadcast_to(none[:, None], values.shape)]
-    added = float(np.median(hidden))  # a number that was added to the scores and absorbed them
+    added = float(np.median(hidden))  # a number so large that the scores vanish in rounding
     return none, float(f"{added:.1e}") if np.isfinite(added) else added
 
 
 def is_pattern(masked: np.ndarray) -> bool:
     """Return whether a mask (batch, queries, keys) has a known pattern.
 
-    It consists of whole distances, or everything outside each query's chunk, with whole keys or whole queries.
+    The mask may hide whole distances or everything outside each query's chunk, and in addition whole keys or whole
+    queries.
     """
     _, queries, keys = masked.shape
     distance = np.arange(queries)[:, None] - np.arange(keys)
@@ -84,7 +88,7 @@ def is_pattern(masked: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    """scores = softcap(raw · factor)."""
+    """The function softcap(raw · factor), which gives the scores."""
 
     factor: float
     softcap: float | None
@@ -95,13 +99,13 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """Return the scale and the softcap that turn `raw` into `scores`, at entries that nothing else changes."""
+    """Return the scale and the softcap that turn `raw` into `scores`. No other effect may change these entries."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
 
     def capped(cap: float) -> Scale:
         share = np.clip(scores / cap, -1, 1)
-        slopes = 1 - share**2  # where the cap is reached, the scale leaves no trace
+        slopes = 1 - share**2  # where the cap is reached, the scale has no visible effect
         before = cap * np.arctanh(np.where(slopes > 0, share, 0))
         return Scale(_factor(raw, before, slopes), cap)
 
@@ -115,7 +119,7 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
 
 
 def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
-    """Return the softcap with the least error; it exceeds the largest of the `bounded` numbers."""
+    """Return the softcap with the least error. The softcap exceeds the largest of the `bounded` numbers."""
     largest = float(np.abs(bounded).max())
     return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
 
@@ -125,6 +129,6 @@ def _factor(raw: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:
 
 
 def raw_scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Return query · key, with keys repeated for the heads that share them."""
+    """Return query · key, with keys repeated for all heads that share them."""
     raw: np.ndarray = query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)
     return raw

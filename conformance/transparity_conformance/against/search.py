@@ -56,7 +56,7 @@ class Explanation:
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
-        """Return a sort key: whether the answer is still unexplained, the unmatched operations, whether it is denied."""
+        """Return a sort key: is the answer still unexplained, how many operations are unmatched, is it denied."""
         return not self.after.agrees, len(self.after.lost), self.is_denied
 
 

@@ -1,4 +1,4 @@
-"""Programs that crash, hang or write garbage: each is refused in one sentence, or judged by its output."""
+"""Programs that crash, hang or write garbage are refused with one sentence, or judged by their output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ right = (bundle / "expected.safetensors").read_bytes()
 
 @pytest.fixture
 def checked(tmp_path: Path) -> Callable[..., Report]:
-    """The report on a program in Python that starts with `COPY`."""
+    """Return a function that checks a Python program starting with `COPY`."""
 
     def check(script: str, timeout: float = 60) -> Report:
         path = tmp_path / "port.py"

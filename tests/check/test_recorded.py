@@ -1,4 +1,4 @@
-"""Ports that show some taps, and faults that show only at other sizes, are listened to as well."""
+"""The checker also records ports that return some taps, and ports whose faults appear only at other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a check, by stage."""
+"""A report contains the time of each stage of a check."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ APART = re.compile(
 )
 """Generated pages, templates, and the rules themselves."""
 QUOTED = "Alice was beginning to get very tired"
-"""The beginning of a sentence that is not ours."""
+"""The start of a quoted text, which the rules do not apply to."""
 LONGEST = 25
 """Words in a sentence, as CONTRIBUTING.md asks."""
 

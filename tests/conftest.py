@@ -68,6 +68,6 @@ def refused() -> Callable[..., AbstractContextManager[None]]:
         assert message.startswith(begins)
         assert message.endswith(".")
         assert "\n" not in message
-        assert ". " not in message, "one sentence"
+        assert ". " not in message, "the message must be one sentence"
 
     return refusal

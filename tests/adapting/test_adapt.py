@@ -1,6 +1,4 @@
-"""Test `transparity adapt`: it matches tensors by the values that are computed from them, and rejects wrong
-adapters.
-"""
+"""`transparity adapt` matches tensors by the values that are computed from them, and rejects wrong adapters."""
 
 from __future__ import annotations
 

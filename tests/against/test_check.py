@@ -1,6 +1,4 @@
-"""If a port differs from another implementation, the report shows both lines, and an edit that explains the
-difference.
-"""
+"""If a port differs from another implementation, the report shows both lines, and an edit that explains it."""
 
 from __future__ import annotations
 

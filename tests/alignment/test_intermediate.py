@@ -1,6 +1,4 @@
-"""The checker knows the reference's values between taps, so a port's own intermediate steps are not reported as
-faults.
-"""
+"""The checker knows the reference's values between taps, so a port's intermediate steps are not reported as faults."""
 
 from __future__ import annotations
 

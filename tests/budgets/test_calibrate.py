@@ -1,6 +1,4 @@
-"""Run a small sample of `nox -s calibrate`: the constants must cover the measured errors, and too small ones must
-fail.
-"""
+"""A small sample of `nox -s calibrate`: the constants must cover the measured errors, and too small ones fail."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ SECTIONED: dict[str, Row] = {
 }
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes in a folder are POSIX's")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_bundle_that_is_none_is_refused_in_one_sentence(plain: Path, sectioned: Path, tmp_path: Path) -> None:
     assert not not_refused(FILES | MANIFESTS, plain, tmp_path / "plain", read_bundle)
     assert not not_refused(SECTIONED, sectioned, tmp_path / "sectioned", read_bundle)
@@ -437,7 +437,7 @@ def test_a_damaged_bundle_is_refused_or_means_the_same(
             (copy / name).write_bytes(changed)
             read: list[Bundle] = []
             if not sentence(lambda: read.append(read_bundle(copy))):
-                assert name == MANIFEST or changed == data, "every other file has a digest"
+                assert name == MANIFEST or changed == data, "only the manifest can change without a wrong digest"
                 assert is_the_same(read[0], bundle) and read[0].asked == bundle.asked
 
         tried(UNSIGNED // len(files_of(SECTIONS)), damaged(data), check)

@@ -140,7 +140,7 @@ def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> Non
     request = sampling_requests(first_probe("notes-lm")).first[0]
     tokens = simulated_tokens(generate, request)
     errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
-    assert sum(np.isinf(error) for error in errors.values()) >= 2, "of ten tokens top_k leaves eight"
+    assert sum(np.isinf(error) for error in errors.values()) >= 2, "top_k must reject two of these ten tokens"
     assert judged(request, tokens, "float32").error == 0.0
 
 

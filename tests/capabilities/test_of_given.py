@@ -1,6 +1,4 @@
-"""With given parameters, such as a checkpoint's, generation, beams, gradients and steps are compared with those
-parameters.
-"""
+"""With given parameters, such as a checkpoint's, generation, beams, gradients and steps use these parameters."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_markdown_has_all_that_runs_the_check_again(tmp_path: Path, monkeypatch:
     assert f"| port | `my.py` {digest([port])} |" in text
     assert f"| weights | {digest([tmp_path / 'model.safetensors'])} |" in text
     port.write_text("def load(folder): return 1\n")
-    assert digest([port]) not in text, "the hash is not the hash of the file's content"
+    assert digest([port]) not in text, "the hash must change with the file's content"
 
 
 def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:

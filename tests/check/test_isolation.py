@@ -24,7 +24,7 @@ from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_output_that_takes_nothing_is_no_verdict() -> None:
     reading, closed = os.pipe()
     os.close(reading)
@@ -144,4 +144,4 @@ def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> No
         except ProcessLookupError:
             return
         time.sleep(0.1)
-    raise AssertionError("the port's process is still there")
+    raise AssertionError("the port's process is still running")

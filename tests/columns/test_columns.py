@@ -168,9 +168,7 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """Return the arguments of a framework's function, with a module as NumPy's configuration and parameters, and no
-    device.
-    """
+    """Return a framework's arguments, with a module as NumPy's configuration and parameters, and no device."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]
@@ -199,7 +197,7 @@ def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: s
 @for_each("column", ["pytorch", "flax"])
 def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
     specified = names("numpy", file)
-    assert specified or file in TABLES, f"{file}.py of the reference defines nothing"
+    assert specified or file in TABLES, f"the reference's {file}.py defines nothing"
     found = [name for name in names(column, file) if not name.endswith("_parts")]
     assert [name for name in found if name not in MODULES.get(file, ())] == specified
 

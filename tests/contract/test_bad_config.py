@@ -63,7 +63,7 @@ NONE_OF: tuple[tuple[list[str], list[Any], str], ...] = (
 def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> None:
     message = refusal(**{field: value})
     assert message.startswith(f"{field} is ") and says in message
-    assert field not in CHOICES or getattr(CONFIG, field) in message, "the choices are listed"
+    assert field not in CHOICES or getattr(CONFIG, field) in message, "the message must list the choices"
 
 
 @for_each(

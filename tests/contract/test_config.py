@@ -218,9 +218,7 @@ def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any
 def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
     fields: dict[str, Any], scale: float, masked: float
 ) -> None:
-    """Check both numbers against typed values; all columns and the reference share them, so no claim can find an
-    error.
-    """
+    """Check both numbers against typed values, because all columns share them and claims cannot find an error."""
     config = TransformerConfig(
         architecture="decoder", target_vocab_size=7, embed_dim=64, num_heads=4, mask_value=-100.0, **fields
     )

@@ -172,7 +172,9 @@ def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
     if field in IN_NO_CASE:
         assert not others, f"{field} has another value in a case, so remove it from IN_NO_CASE"
     else:
-        assert others, f"{CASES_FILE}: give {field} another value than {default!r} in a case, for its faults"
+        assert others, (
+            f"{CASES_FILE}: give {field} another value than {default!r} in a case, so that its faults are tested"
+        )
 
 
 @each_field
@@ -181,5 +183,5 @@ def test_a_field_has_a_fault(field: str) -> None:
         assert field not in NO_FAULT, f"{field} has a fault, so remove it from NO_FAULT"
     else:
         assert field in NO_FAULT, (
-            f"{FAULTS[0]}: add a fault of {field}, or to NO_FAULT the reason why a fault is impossible"
+            f"{FAULTS[0]}: add a fault of {field}, or add to NO_FAULT the reason why none is possible"
         )

@@ -42,7 +42,7 @@ def test_text_is_one_printable_line(text: str) -> None:
     line = safe(text, 80)
     assert line.isprintable()
     assert len(line) <= 80
-    assert safe(line, 80) == line, "text may pass twice"
+    assert safe(line, 80) == line, "`safe` must not change its own output"
     assert line.encode()
 
 

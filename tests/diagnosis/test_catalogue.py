@@ -39,7 +39,7 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
     for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
         found = list(catalogue.faults_at(config, site))
         shared = [name for name, count in Counter((fault.id, fault.variant) for fault in found).items() if count > 1]
-        assert not shared, f"{site}: several faults are called {shared}"
+        assert not shared, f"{site}: several faults have the names {shared}"
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
@@ -56,7 +56,7 @@ def test_every_sentence_is_said_of_some_fault() -> None:
             said |= {(fault.id, fault.variant) for fault in catalogue.faults_at(config, site, ranks=2)}
         said |= {(each.fault.id, each.fault.variant) for each in catalogue.whole_model(config)}
     known = {(name, variant) for name, meaning in meanings().items() for variant in meaning.says if "{" not in variant}
-    assert known - said == set(), "sentences of no fault in report/describing/causes.toml"
+    assert known - said == set(), "causes.toml has sentences for faults that do not exist"
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -69,7 +69,7 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             if site.startswith(layer):
                 own -= set(of_layer(config.stack_num_layers(stack) - 1, config, zeros, site))
-        assert not own, f"catalogue/parameters.py: {own} act at no tap"
+        assert not own, f"catalogue/parameters.py: {own} have no effect on any tap"
 
 
 @pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
@@ -88,7 +88,7 @@ def test_every_fault_is_simulated() -> None:
         known = {fault.id for site in sites for fault in catalogue.faults_at(config, site)}
         forgotten = known - {name for bug in pool().values() for name in bug.causes}
         assert not forgotten, (
-            f"{case}: add rows with the causes {sorted(forgotten)} to conformance/meta/independent/bugs"
+            f"{case}: add bugs with the causes {sorted(forgotten)} to conformance/meta/independent/bugs"
         )
 
 

@@ -76,7 +76,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
 
 
 def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
-    """Check a fault that removes the tap itself: pre-norm models lack the second norm of Gemma."""
+    """Check a fault that removes a tap: a pre-norm model has no norm after a sublayer."""
     config = dataclasses.replace(preset("pre-norm").resized(), norm_position="sandwich")
     probe = next(iter(probes_of(config, "both").values()))
     pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))

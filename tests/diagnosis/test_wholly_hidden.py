@@ -1,6 +1,4 @@
-"""Queries without a visible key have no defined output; the report notes the port's convention apart from the
-verdict.
-"""
+"""Queries without a visible key have no defined output; the report notes the port's choice next to the verdict."""
 
 from __future__ import annotations
 

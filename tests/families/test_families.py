@@ -417,7 +417,9 @@ def test_the_command_imports(saved: Callable[[str], Path], tmp_path: Path) -> No
     config = TransformerConfig.from_json((tmp_path / "new" / "config.json").read_text())
     parameters = load_parameters(tmp_path / "new" / "parameters.safetensors", config)
     assert same(dataclasses.replace(checkpoint, config=config, parameters=parameters), checkpoint)
-    assert invoke("import", saved("gemma2"), tmp_path / "new").exit_code == 0, "over what it wrote itself"
+    assert invoke("import", saved("gemma2"), tmp_path / "new").exit_code == 0, (
+        "the command must overwrite its own output"
+    )
 
 
 def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -455,7 +457,7 @@ def test_a_wrong_port_diverges_on_a_checkpoint(saved: Callable[[str], Path]) -> 
 
 
 def falls(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
-    raise AssertionError("nothing is to be built")
+    raise AssertionError("the port must not be built")
 
 
 def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[[str], Path], refused: Refusal) -> None:

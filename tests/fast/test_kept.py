@@ -165,7 +165,7 @@ def test_a_cut_file_is_computed_again(content: str, tmp_path: Path) -> None:
     assert noise(probe().oracle) == first
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="folders of one user")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="needs folders with permissions")
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file, not a folder")
     assert noise(probe().oracle) == probe().oracle.noise("float32")

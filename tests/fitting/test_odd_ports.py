@@ -1,6 +1,4 @@
-"""`transparity fit` on ports with hidden properties; the probes of a check confirm or reject the found
-configuration.
-"""
+"""`transparity fit` on ports with hidden properties; a check's probes confirm or reject the result."""
 
 from __future__ import annotations
 

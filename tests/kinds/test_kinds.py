@@ -1,6 +1,4 @@
-"""Faults that appear only in long calls, late layers, many rows, with a mask or in a folder diverge; right twins
-agree.
-"""
+"""Faults that appear only in long calls, late layers, many rows, with a mask or in a folder diverge; twins agree."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ def reached(operations: list[Operation], last: Operation) -> set[int]:
 
 
 def is_same(found: Any, expected: Any, dtype: str = "float32") -> bool:
-    """Return whether half of the digits of `dtype` agree; rounding changes fewer, and a different value would agree in
-    none.
-    """
+    """Return whether half of the digits of `dtype` agree; rounding changes fewer digits."""
     given, wanted = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     allowed = np.sqrt(np.finfo(dtype).eps) * np.abs(wanted[np.isfinite(wanted)]).max()
     with np.errstate(invalid="ignore"):  # −∞ minus itself

@@ -53,7 +53,7 @@ def test_an_installed_port_has_its_own_lines(tmp_path: Path) -> None:
     _, (operation,) = listen(functools.partial(torch.nn.Sequential(layer), torch.ones(2)))
     assert operation.source is not None
     assert operation.source.code == "return x * 2"
-    assert operation.source.columns == (11, 16), "the columns of the expression, in characters"
+    assert operation.source.columns == (11, 16), "columns must count characters"
 
 
 def test_a_library_that_the_port_calls_has_no_lines(tmp_path: Path) -> None:

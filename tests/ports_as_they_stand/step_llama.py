@@ -76,7 +76,7 @@ def load(folder):
     config = json.loads(Path(folder, "config.json").read_text())
     weights = load_file(f"{folder}/model.safetensors")
     for name, value in weights.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):  # from half a head apart to neighbors
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # rotated pairs become neighbors
             halves = value.view(-1, 2, config["hidden_size"] // config["num_attention_heads"] // 2, value.shape[1])
             weights[name] = halves.transpose(1, 2).reshape(value.shape)
     model = Llama(config, weights)

@@ -125,9 +125,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
 
 
 def run_transparity(arguments: list[str]) -> None:
-    """Run a `transparity` command of a page with small files; a check uses one preset and does not search for
-    causes.
-    """
+    """Run a page's `transparity` command with small files; a check uses one preset and does not search for causes."""
     words = [SMALLER.get(word, word) for word in arguments]
     if words[0] == "check":
         words += [] if set(SYSTEM) & set(words) or words[1] == "folder/" else ["--preset", "translation"]

@@ -100,7 +100,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     # run commands last, because they use files that later blocks create
     for block in sorted(found, key=lambda block: block.kind == "sh"):
         if block.kind == "text":
-            assert printed is not None, "a text block is the output of the python block before it"
+            assert printed is not None, "a text block needs a python block before it"
             hold(printed, block.text)
         elif block.kind != "python":
             CHECKS[block.kind](block.text)

@@ -163,7 +163,7 @@ def test_every_cause_has_a_page() -> None:
     code = "".join(file.read_text() for file in (ROOT / "conformance/transparity_conformance").rglob("*.py"))
     apart = set(re.findall(r"Cause\(\s*\"([a-z-]+)\"|\"(gguf-[a-z-]+)\"", code))
     apart = {name for names in apart for name in names if name} | set(CAUSES.values())
-    assert set(meanings()) == apart | script("faults").sentences().keys(), "name it in causes.toml"
+    assert set(meanings()) == apart | script("faults").sentences().keys(), "add the cause to causes.toml"
     written = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/causes").glob("*.md")}
     assert written == script("faults").cause_pages(), "run python docs/faults.py"
 

@@ -1,4 +1,4 @@
-"""Sharded ports are compared with one rank first, then with the reference; mistakes are named.
+"""A sharded port's output is compared with its output on one rank, then with the reference; mistakes are named.
 
 All cases share the processes of two ranks; `python -m meta.measure --pool ranks` runs many more.
 """

@@ -78,7 +78,7 @@ def run_examples(page: Path, start: int, clone: Path) -> None:
         elif kind == "sh" and is_after:
             ran += sum(run_command(line, clone) for line in body[max(0, start - block.start(3)) :].splitlines())
     if not ran:
-        sys.exit(f"{page}: no example below the line")
+        sys.exit(f"{page}: no example below the install line")
 
 
 def run_console(body: str) -> int:
@@ -139,7 +139,7 @@ def main(wheel: str, clone: str, *words: str) -> None:
     for asked, found in places.items():
         try_line(asked, found, Path(wheel).resolve(), Path(clone).resolve())
     if not places:
-        sys.exit("there is no such line")
+        sys.exit("no install line contains these words")
 
 
 if __name__ == "__main__":

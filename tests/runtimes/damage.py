@@ -120,9 +120,7 @@ def verdict_on(path: Path, folder: Path) -> str:
 
 
 def difference(path: Path, original: Path, folder: Path) -> float:
-    """Return the largest difference between an artifact and the original for any token, as a share of the largest
-    logit.
-    """
+    """Return the largest difference from the original for any token, as a share of the largest logit."""
     if path.suffix == ".gguf":
         return _of_files(path, original, folder)
     config = import_checkpoint(folder).config
@@ -208,7 +206,7 @@ def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str
 
 
 def main() -> None:
-    """Print the counts; exit with 1 if an artifact agrees that computes something else."""
+    """Print the counts; exit with 1 if an artifact agrees but computes something else."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""No damaged artifact agrees that computes something else; `python -m tests.runtimes.damage` runs many more."""
+"""A damaged artifact that computes something else never agrees; `python -m tests.runtimes.damage` runs many more."""
 
 from __future__ import annotations
 

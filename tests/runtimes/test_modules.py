@@ -1,4 +1,4 @@
-"""Modules of Equinox and Keras are ports without changes: correct ones agree, and planted mistakes are named."""
+"""Modules of Equinox and Keras can be checked unchanged: correct ones agree, and planted mistakes are named."""
 
 from __future__ import annotations
 

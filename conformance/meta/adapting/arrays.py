@@ -1,7 +1,5 @@
 # mypy: ignore-errors
-"""Ports that are not PyTorch modules with named weights: NumPy dicts, stacked JAX arrays, an nnx module, a parameter
-list.
-"""
+"""Ports that are not PyTorch modules with named weights: NumPy dicts, JAX arrays, an nnx module, a parameter list."""
 
 import numpy as np
 import torch

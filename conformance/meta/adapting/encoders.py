@@ -75,9 +75,7 @@ class T5Norm(nn.Module):
 
 
 class T5(nn.Module):
-    """T5 with numbered lists of sublayers, one shared embedding, and relative biases in the first layer of each
-    stack.
-    """
+    """T5 with numbered lists of sublayers, one shared embedding, and relative biases in each stack's first layer."""
 
     def attention(self, c, bias):
         d, a = c.embed_dim, c.num_heads * c.head_dim

@@ -48,9 +48,7 @@ FAMILIES = {
 """The copied class for each model type; our checkpoint reader does not know these types."""
 
 CALLS = ("2 × 11", "1 × 33", "1 × 11", "3 × 11, padded on the left")
-"""The inputs on which a mistake must be visible: a batch, a long row, a short row, and padding if the model takes
-it.
-"""
+"""The inputs on which a mistake must be visible: a batch, a long row, a short row, and padding if possible."""
 
 LOAD = '''
 
@@ -141,9 +139,7 @@ def _names(part: ast.AST) -> set[str]:
 
 
 def loaded(text: str, folder: Path, **names: object) -> Any:
-    """Execute a port's source, and return the model that it loads from a folder; `names` are defined in it
-    beforehand.
-    """
+    """Run a port's source, in which `names` are already defined, and return the model that it loads from a folder."""
     module = types.ModuleType(f"port_{next(_numbers)}")
     module.__dict__.update(names)
     sys.modules[module.__name__] = module

@@ -61,9 +61,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Family:
-    """A model and its copy: the copy's source, the saved model, inputs, expected outputs, and the copy's
-    expressions.
-    """
+    """A model and its copy: the copy's source and expressions, the saved model, inputs, and expected outputs."""
 
     name: str
     text: str
@@ -154,9 +152,7 @@ def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield mutants from edits that `judge` accepts, one of each kind in turn, preferring lines with the fewest
-    edits.
-    """
+    """Yield mutants from edits that `judge` accepts, one of each kind in turn, on lines with the fewest edits."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):

@@ -75,9 +75,7 @@ def original(folder: Path) -> Any:
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """Return the lines that the first fault reports in the port and in the original, both as lines of the port's
-    file.
-    """
+    """Return the lines that the first fault reports in the port and in the original, as lines of the port's file."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []

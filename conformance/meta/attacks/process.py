@@ -23,7 +23,7 @@ NO_ANSWER = object()
 
 
 class Panic(BaseException):
-    """An exception like the panic of a Rust library, which is no `Exception`."""
+    """An exception like the panic of a Rust library, which is not an `Exception`."""
 
 
 class Lazy:
@@ -123,7 +123,10 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "closes-everything": ("closes every file", lambda zeros: os.closerange(0, 64)),
     "numpy-raises": ("makes NumPy raise for every floating-point error", lambda zeros: np.seterr(all="raise") and None),
     "cancelled": ("raises `CancelledError`", raising(asyncio.CancelledError())),
-    "panics": ("raises a panic that is no `Exception`", raising(Panic("called `Option::unwrap()` on a `None` value"))),
+    "panics": (
+        "raises a panic that is not an `Exception`",
+        raising(Panic("called `Option::unwrap()` on a `None` value")),
+    ),
     "interrupts": ("raises `KeyboardInterrupt`", raising(KeyboardInterrupt())),
     "generator-exit": ("raises `GeneratorExit`", raising(GeneratorExit())),
     "never-returns": ("never returns", never_returns),

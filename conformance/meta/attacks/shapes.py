@@ -191,9 +191,7 @@ class Shapes(Attacks):
         return weights / weights.sum(-1, keepdim=True)
 
     def tiles_on_the_diagonal(self, masked, scores, keep):
-        """Causal tiles of 64 keys are skipped if they start after the tile of queries, so the diagonal tile is nearly
-        empty.
-        """
+        """Tiles of 64 keys that start after the tile of queries are skipped, so the diagonal tile is nearly empty."""
         queries, keys = torch.arange(scores.shape[-2])[:, None], torch.arange(scores.shape[-1])
         seen = (keys // 64 == 0) | (keys <= queries // 64 * 64)
         return masked(scores, keep & seen)

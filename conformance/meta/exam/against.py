@@ -142,5 +142,5 @@ def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
         share("right line, in the port or the original", [is_right_line(*each) for each in diverged], 0.85),
         share("right line, in the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),
         share("explained by edits", explained),
-        share("controls and twins left alone", controls, 1.0),
+        share("controls and twins accepted", controls, 1.0),
     ]

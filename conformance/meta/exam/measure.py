@@ -75,9 +75,7 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
 
 
 def _process(bug: Bug, folder: str, way: str) -> Any:
-    """Return the process for a bug: forked from one that has imported the slow modules, or new if the bug changes
-    these.
-    """
+    """Return the process for a bug: a fork with the slow modules imported, or a new one if the bug changes them."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")

@@ -35,7 +35,7 @@ def percent(share: Share) -> str:
 def beside_rules(rows: Rows) -> str:
     """Return a table: the bugs that the checker and each rule detect, and the correct ports that they reject."""
     by_rule, own = rule_scores(judgements(rows)), {share.title: share for share in scores(judgements(rows))}
-    alone = own["controls and twins left alone"]
+    alone = own["controls and twins accepted"]
     refused = Share("", alone.of - alone.right, alone.of)
     lines = [["**transparity check**", percent(own["detected"]), percent(refused)]]
     lines += [[RULES[name].says, percent(found), percent(false)] for name, (found, false) in by_rule.items()]
@@ -138,7 +138,7 @@ def plot(rows: Rows, file: Path) -> None:
     from matplotlib import pyplot as plt
 
     own = {share.title: share for share in scores(judgements(rows))}
-    alone = own["controls and twins left alone"]
+    alone = own["controls and twins accepted"]
     bars = [("transparity check", own["detected"], Share("", alone.of - alone.right, alone.of))]
     bars += [(RULES[name].says, found, false) for name, (found, false) in rule_scores(judgements(rows)).items()]
     names, found, false = zip(*bars[::-1], strict=True)

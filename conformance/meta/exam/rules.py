@@ -78,7 +78,7 @@ def _passes(rule: Rule, port: np.ndarray | None, right: np.ndarray) -> bool:
     return rule.passes(port.astype(np.float64), right)
 
 
-TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins left alone": 1.0}
+TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins accepted": 1.0}
 
 
 def scores(found: Sequence[Judged]) -> list[Share]:
@@ -91,7 +91,7 @@ def scores(found: Sequence[Judged]) -> list[Share]:
         "named": [each.named for each in wrong],
         "falsely named": [bool(each.falsely) for each in wrong],
         "right line": [each.line for each in wrong if each.line is not None],
-        "controls and twins left alone": [not each.detected for each in right],
+        "controls and twins accepted": [not each.detected for each in right],
     }
     return [share(title, marks, TARGETS.get(title, 0.0)) for title, marks in counts.items()]
 

@@ -53,9 +53,7 @@ class PatchedFinder(importlib.abc.MetaPathFinder):
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the changed file into `folder`, let imports find it, and return its path; raise if it is already
-    imported.
-    """
+    """Write the changed file, let imports find it, and return its path; raise if it is already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")

@@ -134,7 +134,7 @@ def test_an_audit_of_a_control_may_list_what_is_told_alone() -> None:
 
 def test_the_page_is_what_the_published_results_say() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.rendered(text, kept.read()) == text, "write it: python -m meta.exam.page"
+    assert page.rendered(text, kept.read()) == text, "run python -m meta.exam.page"
     assert page.PLOT.is_file()
 
 

@@ -1,6 +1,4 @@
-"""Modules with random configurations: a template with other sizes, up to six changed fields, and its own tensor
-names.
-"""
+"""Modules with random configurations: a template with other sizes, up to six changed fields, and other tensor names."""
 
 from __future__ import annotations
 
@@ -51,14 +49,14 @@ class Drawn(Model):
     def patches(self, pixels: Tensor) -> Tensor:
         """Return the class token, then the patches of an image, computed by a convolution."""
         at, size = "encoder.patch_projection", self.c.patch_size
-        assert pixels.shape[-1] == self.c.image_size, "another size"
+        assert pixels.shape[-1] == self.c.image_size, "the image has a different size"
         x = F.conv2d(pixels, self.p[f"{at}.weight"], self.p.get(f"{at}.bias"), stride=size).flatten(2).mT
         token = [self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1)] if self.c.class_token else []
         return torch.cat([*token, x], 1)
 
     def frames(self, mel: Tensor) -> Tensor:
         """Return audio frames, computed by two convolutions."""
-        assert mel.shape[-1] == self.c.num_frames, "another length"
+        assert mel.shape[-1] == self.c.num_frames, "the audio has a different length"
         x = mel
         for name, stride in (("first", 1), ("second", 2)):
             at = f"encoder.{name}_convolution"
@@ -151,7 +149,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 
 
 def template_of(name: str) -> TransformerConfig:
-    """Return a template; if it has recurrences or experts, only the mixers of its layers differ."""
+    """Return a template; one with recurrences is simplified to dense layers that differ only in their mixers."""
     template = templates()[name]
     if not template.is_recurrent:
         return template
@@ -248,9 +246,7 @@ def _changed(config: TransformerConfig, name: str, dice: random.Random) -> Trans
 
 
 def computes_the_same(config: TransformerConfig, other: TransformerConfig | None) -> bool:
-    """Return whether the reference returns equal logits for both configurations, on padded inputs of several
-    lengths.
-    """
+    """Return whether the reference returns equal logits for both configurations, on padded inputs."""
     if other is None or parameter_shapes(config) != parameter_shapes(other):
         return False
     parameters = {name: value.astype(np.float64) for name, value in probe_parameters(config).items()}

@@ -35,9 +35,7 @@ class FittingTrial:
         return f"{self.seed} {drawn(self.seed)[0]}"
 
     def run(self) -> dict[str, Any]:
-        """Run `fit` on the module; return the wrong and the undetermined fields, each with the original and the found
-        value.
-        """
+        """Run `fit` on the module; return wrong and undetermined fields with their original and found values."""
         name, config = drawn(self.seed)
         model = module(config, self.seed)
         if self.single:

@@ -58,9 +58,7 @@ def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, factor: float = 1.0) -> Tensor:
-    """Rotate the first features of `x` (batch, heads, length, head_dim), multiply them by `factor`, and keep the
-    others.
-    """
+    """Rotate the first features of `x` (batch, heads, length, head_dim) and multiply them by `factor`."""
     angles = positions[..., None].double() * frequencies
     cosine, sine = factor * angles.cos(), factor * angles.sin()
     cosine, sine = cosine.to(x.dtype)[:, None], sine.to(x.dtype)[:, None]

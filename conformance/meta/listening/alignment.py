@@ -51,7 +51,7 @@ def aligned(build: Build, probe: Probe) -> dict[str, Any]:
 
 
 def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
-    """Return whether half of the digits agree; rounding changes fewer, and a different value would agree in none."""
+    """Return whether half of the digits agree; rounding changes fewer digits."""
     own = own.reshape(found.shape).astype(np.float64)
     largest = float(np.abs(own[np.isfinite(own)]).max(initial=0.0))
     return gap(found, own) <= epsilon("float32") ** 0.5 * largest

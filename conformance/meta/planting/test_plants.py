@@ -37,7 +37,7 @@ def assert_caught(plant: Plant, asked: Sequence[str]) -> None:
         if plant.column == REFERENCE_COLUMN:
             stack.enter_context(as_reference(build))
         slept_through = [name for name in asked if not caught(name, build)]
-    assert not slept_through, f"{plant} went unnoticed by {', '.join(slept_through)}"
+    assert not slept_through, f"no failure for {plant} in {', '.join(slept_through)}"
 
 
 def test_every_claim_has_a_fault_planted_for_it_and_each_fault_its_line() -> None:

@@ -212,7 +212,7 @@ def is_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named_where_it_shows(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the capability that shows the bug diverges and has the right cause."""
+    """Return whether the checker reports the bug's capability, with the right cause."""
     shown = [fault for fault in answer["faults"] if fault["where"] == bugs[0].shows]
     return is_detected(bugs, answer) and any(names(fault) & set(bugs[0].causes) for fault in shown)
 

@@ -66,9 +66,7 @@ class Trial:
         return f"{self.case}, {self.view}{further}: {' and '.join(map(str, self.bugs))}"
 
     def acts(self) -> bool:
-        """Return whether every bug changes the float64 logits; correct ports and capabilities are not tested for
-        this.
-        """
+        """Return whether every bug changes the float64 logits; True for correct ports and capabilities."""
         return self.kind in ("control", "capability") or all_act(self.case, self.bugs)
 
     def run(self) -> dict[str, Any]:
@@ -94,9 +92,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return the bugs that one run names, the bugs that are named as earlier ones are fixed, and whether lines are
-        right.
-        """
+        """Return the bugs that one run names, those named while earlier ones are fixed, and whether lines are right."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -233,7 +229,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the trials whose description contains `--only`, or a sample of them."""
+    """Return the trials whose description contains the word in `--only`, or a sample of them."""
     found = [each for each in every if options.only in str(each)]
     return sampled(found, options.sample, options.seed) if options.sample else found
 

@@ -62,9 +62,7 @@ class Sharded(Port):
 
 
 class TensorParallel(Sharded):
-    """A plan that divides heads and hidden features over the ranks; with `padded` and `columns`, also the
-    vocabulary.
-    """
+    """A plan that divides heads and hidden features over the ranks, and the vocabulary if `padded` or `columns`."""
 
     offers: tuple[str, ...] = ("loss", "loss_and_gradients", "train")
 
@@ -138,9 +136,7 @@ class TensorParallel(Sharded):
         return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=self.ignored())
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss and the gradients of this rank's parameters; with `sequence`, norm gradients are summed over
-        ranks.
-        """
+        """Return the loss and the gradients of this rank's parameters; `sequence` sums norm gradients over ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         if self.plan.startswith("sequence"):
             found |= {name: as_numpy(summed(torch.as_tensor(g))) for name, g in found.items() if "norm" in name}

@@ -44,9 +44,7 @@ def own(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class Collective(torch.autograd.Function):
-    """An autograd function that exchanges values between ranks in the forward pass, and gradients in the backward
-    pass.
-    """
+    """An autograd function that exchanges values between ranks, and their gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:

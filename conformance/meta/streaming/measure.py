@@ -163,7 +163,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     for name, config in FORETOLD.items():
         cells = [f"{2 * size_of(config) / 1e9:,.0f}", f"{foretold(config, found) / 60:.0f}"]
         more.append([name, *cells, f"{(base + activations(config)) / 1e9:.1f}"])
-    heads = ["model", "billion parameters", "layers", "processor seconds", "by the fit", "peak memory, GB"]
+    heads = ["model", "billion parameters", "layers", "processor seconds", "predicted seconds", "peak memory, GB"]
     beyond = table(["model", "file, GB", "processor minutes", "peak memory, GB"], more, (1, 2, 3))
     return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
 

@@ -1,4 +1,4 @@
-"""If a port differs from another implementation, the report shows both lines, and an edit that explains it."""
+"""If a port differs from a reference, the report shows both lines and an edit that explains the difference."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.process.running import built, run_listening
 from transparity_numpy.transformer import transformer
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
 
 

@@ -165,7 +165,7 @@ def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:
-    """Check that the limit is the fastest run, scaled to the same work; it may be a different run in each round."""
+    """Check that the limit is the time of the fastest run, scaled to the same work."""
     limit = Limit([(lambda: time.sleep(0.04), 4 * WORK), (lambda: time.sleep(0.02), WORK)])
     assert 0.01 <= limit() < 0.015
 

@@ -146,7 +146,7 @@ def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
-    """Return a function that exports a preset with all sections; it returns the bundle and a correct answer."""
+    """Return a function that exports a preset with all sections, and returns the bundle and a correct answer."""
     return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
 
 

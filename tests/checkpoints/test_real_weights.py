@@ -20,7 +20,7 @@ from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
 

@@ -1,4 +1,4 @@
-"""The PyTorch column is an ordinary `nn.Module`, which PyTorch users can use without other parts of ours."""
+"""The PyTorch column is an ordinary `nn.Module`, which works without other parts of the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JAX column is an ordinary `nnx` module, which users can use without other parts of ours."""
+"""The JAX column is an ordinary `nnx` module, which works without other parts of the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An invalid configuration causes one sentence: the field, its value, and what is expected."""
+"""The error for an invalid configuration is one sentence with the field, its value, and what is expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file without valid parameters causes one sentence, and nothing is ever unpickled."""
+"""The error for a file without valid parameters is one sentence, and nothing is ever unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In every backend, invalid input causes one sentence that names the tensor, what was found and what was expected."""
+"""In every backend, the error for invalid input is one sentence: the tensor, what was found and what was expected."""
 
 from __future__ import annotations
 

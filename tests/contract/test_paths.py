@@ -1,4 +1,4 @@
-"""Every path that cannot be read or written causes one sentence at once, without a hang, a crash or high memory use."""
+"""A path that cannot be read or written raises an error of one sentence, without a hang or high memory use."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_hidden_units_that_are_all_zero_are_not_equivalent() -> None:
 
 
 def unscaled(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """Return scores before scaling, as a port returns them that scales the input of its softmax."""
+    """Return unscaled scores, like a port that scales scores just before the softmax."""
     return value * config.head_dim**0.5 if name.endswith(".scores") else value
 
 

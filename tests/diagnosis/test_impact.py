@@ -1,4 +1,4 @@
-"""The impact of a divergence: the number of real tokens whose logits change, and of changed predictions."""
+"""The report tells for how many real tokens the logits change, and for how many the predicted token changes."""
 
 from __future__ import annotations
 

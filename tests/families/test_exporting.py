@@ -29,7 +29,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.oracle.reach.models import reach_of, small_system
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
 

@@ -1,4 +1,4 @@
-"""Checkpoints of all families that transformers writes compute the same as transformers."""
+"""For every family, our import of a checkpoint from transformers computes the same as transformers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, pixel_inputs
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
     from transformers import modeling_rope_utils
@@ -46,7 +46,7 @@ def new(case: Case) -> Any:
     """Return the newly initialized transformers model."""
     model_class = getattr(transformers, case.model)
     model = model_class(model_class.config_class(**case.fields, attn_implementation="eager")).eval()
-    if case.expected.get("tied_head") is False:  # T5's class ties these two, but its files may have both
+    if case.expected.get("tied_head") is False:  # T5's class ties the head, but this case has a separate one
         head = model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
     return model

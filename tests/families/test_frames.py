@@ -29,7 +29,7 @@ from transparity_conformance.report.comparison import as_numbers, difference, sh
 from transparity_conformance.report.report import Report
 from transparity_pytorch.port import build as pytorch_build
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
     from transformers.models.whisper import modeling_whisper

@@ -109,7 +109,7 @@ def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, m
 def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None:
     """Check a norm without its gain.
 
-    In layer 0, where the gains are ones, only the gradient is wrong; in layer 1 the forward pass is.
+    In layer 0, where the gains are ones, only the gradient is wrong; in layer 1 the forward pass is wrong.
     """
     config = example_config("llama")
     parameters = probe_parameters(config)

@@ -23,7 +23,7 @@ from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.templates import templates
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers as hub
 

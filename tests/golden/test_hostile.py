@@ -1,4 +1,4 @@
-"""Failing ports, invalid files and wrong arguments cause one sentence, exit code 2, and no verdict."""
+"""Failing ports, invalid files and wrong arguments end with one sentence and exit code 2, without a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that dies, hangs, raises or disagrees causes one sentence with its number, and leaves no process behind."""
+"""The error for a rank that dies, hangs, raises or disagrees names the rank, and no process is left behind."""
 
 from __future__ import annotations
 

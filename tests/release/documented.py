@@ -52,9 +52,9 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
-    """Run the blocks between an install line and the next section with one, and earlier Python blocks of its section.
+    """Run the blocks from an install line to the next section with an install line, and earlier Python blocks.
 
-    Blocks that define a file are written anywhere above.
+    Only Python blocks in the line's section run. Blocks that define a file are written wherever they are.
     """
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}
@@ -111,7 +111,7 @@ def run_command(line: str, clone: Path) -> int:
 
 
 def is_there(name: str) -> bool:
-    """Return whether a file exists that a command reads; the names of output files start with `check.` or `report.`."""
+    """Return whether an input file of a command exists; names of output files start with `check.` or `report.`."""
     return Path(name).exists() or name.startswith(("check.", "report."))
 
 

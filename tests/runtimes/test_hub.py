@@ -1,4 +1,4 @@
-"""transformers runs a hub's folder, which is compared with its own checkpoint or with another one."""
+"""transformers runs a hub's folder, and the checker compares it with its own checkpoint or with another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.artefacts import HUB
 from transparity_conformance.running.loading import load_artefact
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers  # noqa: F401
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.runtimes.conftest import Check
 
-with warnings.catch_warnings():  # its import warnings do not concern this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
 

@@ -1,8 +1,8 @@
-"""Sentences of pages, docstrings and messages: short, in the field's words, each with a noun as its subject.
+"""The rules for prose: sentences of pages, docstrings and messages are short, and use common terms.
 
     python tests/site/test_prose.py [FILE …]   # print every violation of these files, or of all
 
-No violation is no claim that the text is good.
+A text without violations is not necessarily good.
 """
 
 from __future__ import annotations

@@ -78,7 +78,11 @@ def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
 
 def _told(result: Adapted) -> str:
     known, faults = result.found, {each.fault.id for each in result.found.faults}
-    return f"asks for {len(known.unsettled)}, lost at {known.lost_at}" if known.lost_at else f"{faults or ''}"
+    return (
+        f"{len(known.unsettled)} undetermined lines, no match from {known.lost_at} on"
+        if known.lost_at
+        else f"{faults or ''}"
+    )
 
 
 def trials(options: argparse.Namespace) -> list[WrongTrial]:

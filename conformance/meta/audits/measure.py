@@ -90,7 +90,7 @@ class Right:
     def run(self) -> dict[str, Any]:
         if self.loader in RIGHT:
             return checked(load_port(f"{FOLDER / self.loader}.py:load"), self.family)
-        with warnings.catch_warnings():  # its import warnings do not concern this project
+        with warnings.catch_warnings():  # import warnings do not concern this project
             warnings.simplefilter("ignore")
             from meta.exam.subjects.hub import named as published
         return checked(published, self.family)

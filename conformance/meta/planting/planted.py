@@ -70,7 +70,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
         importlib.import_module(column)
         module = types.ModuleType(f"{column}.{file}")
         sys.modules[module.__name__] = module
-        # modules that the file imports, and that import it in turn, must find this module
+        # the file's own imports may import this module, and must find it
         exec(compile(source, str(file_path(column, file)), "exec"), module.__dict__)
         build: Backend = importlib.import_module(f"{column}.port").build
         PLANTED[id(build)] = column, file, source

@@ -57,29 +57,29 @@ ROOTS = (META / "exam", META / "independent", Path(sysconfig.get_path("purelib")
 
 @dataclass(frozen=True)
 class Bug:
-    """A change of one file of a subject.
+    """An edit of one file of a subject.
 
     Attributes:
         id: unique in its pool, such as `llama-x05`.
         group: the stem of the TOML file.
-        subject: the module of `meta.exam.subjects` that loads the changed code; of the exam only.
-        story: what is wrong, in one phrase.
-        source: the thread of the real bug; empty for a plausible one.
-        file: relative to one of `ROOTS`.
-        hunks: text that is there exactly once (or `nth`), and what replaces it; none for a clean twin.
-        acts: a condition on the fields of a configuration under which the changed line runs; empty: always.
-        shows: the capability that shows it, such as `generate.lengths`; empty: the forward pass.
-        causes: ids of the causes that name it rightly; none: the catalogue has no name for it.
-        told: words of a right audit or error (fields, tensors); of a control, what an audit may list.
-        sites: patterns of the taps at which it is placed rightly.
-        lines: text of further lines that are right to point at.
-        uses: the same of other files: for a fault of loading, the lines that use what was loaded wrongly.
-        config: changes of the subject's configuration; of a family, of the fields of its config.json.
-        family: the family of the folders that a loader reads; empty for a `build`.
-        port: the subject's function.
-        hidden: the only place where it shows.
-        control: changes nothing, and must not be called a bug.
-        dtype: the precision that is declared.
+        subject: the module of `meta.exam.subjects` that loads the changed code; only for the exam.
+        story: a phrase that states the mistake.
+        source: the thread of the real bug; empty for an invented bug.
+        file: the changed file, relative to one of `ROOTS`.
+        hunks: texts that occur once (or `nth`), each with its replacement; empty for an unchanged twin.
+        acts: a condition on fields of the configuration under which the changed line runs; empty for always.
+        shows: the capability in which the bug is visible, such as `generate.lengths`; empty for the forward pass.
+        causes: the ids of right causes; empty if the catalogue has none.
+        told: words in a right audit or error (fields, tensors); for a control, names that an audit may report.
+        sites: patterns of the taps at which a divergence is placed rightly.
+        lines: texts of further lines that count as right.
+        uses: texts of right lines in other files; for a bug in a loader, lines that use the wrong tensor.
+        config: changes of the subject's configuration; for a family, of fields in its config.json.
+        family: the family of the folders that the subject loads; empty for a `build`.
+        port: the function of the subject.
+        hidden: the only place where the bug is visible.
+        control: whether the edit is correct, so that the checker must agree.
+        dtype: the precision that the check is told.
     """
 
     id: str

@@ -226,7 +226,7 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether all bugs are named first, or one is and the report says that an error remains."""
+    """Return whether every bug is a first cause, or one bug is and the report says that an error remains."""
     first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
@@ -329,4 +329,4 @@ DRAFTED = (
     ),
     Measure("drafts: right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
-"""The measures of drafts, which have several bugs: the named bugs, and the right lines among bugs named in one run."""
+"""The measures of drafts, which have several bugs: the shares of named bugs and of right lines."""

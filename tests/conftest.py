@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the tools: every installed backend, and an error that is one sentence."""
+"""Fixtures for tests of the tools: the installed backends, and errors that must be one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.oracle import probes
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep no result for later sessions: a test may change the reference."""
+    """Use an empty cache, because a test may change the reference."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(cache.VARIABLE, str(tmp_path_factory.mktemp("cache")))
         yield
@@ -25,14 +25,14 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(params=["numpy", "pytorch", "flax"])
 def column(request: pytest.FixtureRequest) -> str:
-    """The name of each of our columns."""
+    """Return the name of each of our columns."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def backend(column: str) -> Backend:
-    """The column's backend, found as a stranger's would be."""
+    """Return the column's backend, loaded by its entry point like a third-party backend."""
     (entry_point,) = entry_points(group=ENTRY_POINTS, name=column)
     build: Backend = entry_point.load()
     return build
@@ -40,7 +40,7 @@ def backend(column: str) -> Backend:
 
 @pytest.fixture
 def harness(column: str) -> Harness:
-    """The column's harness, found as a stranger's would be."""
+    """Return the column's harness, loaded by its entry point like a third-party harness."""
     (entry_point,) = entry_points(group=HARNESS_ENTRY_POINTS, name=column)
     parts: Harness = entry_point.load()
     return parts
@@ -48,14 +48,17 @@ def harness(column: str) -> Harness:
 
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model is treated as one that is large."""
+    """Treat every model as a large one."""
     monkeypatch.setattr(importing, "LARGE", 0)
     monkeypatch.setattr(probes, "LARGE", 0)
 
 
 @pytest.fixture
 def refused() -> Callable[..., AbstractContextManager[None]]:
-    """`with refused(ParameterError, "Parameter 'head.bias' is missing"):` — by one sentence that begins so."""
+    """Return a context manager: `with refused(ParameterError, "Parameter 'head.bias' is missing"):`.
+
+    The block must raise this error, with one sentence that begins with this text.
+    """
 
     @contextmanager
     def refusal(error: type[TransparityError], begins: str) -> Iterator[None]:
@@ -65,6 +68,6 @@ def refused() -> Callable[..., AbstractContextManager[None]]:
         assert message.startswith(begins)
         assert message.endswith(".")
         assert "\n" not in message
-        assert ". " not in message, "one sentence"
+        assert ". " not in message, "the message must be one sentence"
 
     return refusal

@@ -1,4 +1,4 @@
-"""One test of many cases: it tries all of them and names each that fails, where ids would be a test apiece."""
+"""Run many cases in one test, and list each case that fails."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Test = Callable[..., None]
 
 
 def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[Test], Test]:
-    """Call a test for each of `values`, as `pytest.mark.parametrize` does, and fail with a line for each that fails.
+    """Call a test for each of `values`, like `pytest.mark.parametrize`, and report each failing case in a line.
 
-    Every case has a `tmp_path` and a `monkeypatch` of its own; other fixtures are shared.
+    Every case has its own `tmp_path` and `monkeypatch`; other fixtures are shared.
     """
     cases = [dict(zip(names, each, strict=True)) if isinstance(names, tuple) else {names: each} for each in values]
     assert cases, "there are no cases"
@@ -36,7 +36,7 @@ def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[T
 
 
 def _failure(test: Test, fixtures: dict[str, Any], case: dict[str, Any]) -> str:
-    """The line of a case that fails, or nothing."""
+    """Return a line about a failing case, or an empty string."""
     with pytest.MonkeyPatch.context() as patch:
         own: dict[str, Any] = {"monkeypatch": patch} if "monkeypatch" in fixtures else {}
         if "tmp_path" in fixtures:

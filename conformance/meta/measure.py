@@ -55,15 +55,18 @@ POOLS = {
     "mutants": "meta.mutation.mutate",
     "equivalents": "meta.mutation.equivalents",
 }
-"""Modules with `trials(options)` and `MEASURES`. They may have `add_options(parser)`, `line_of(trial, answer)`, which
-is printed if it is not empty, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`."""
+"""The module of each pool, with `trials(options)` and `MEASURES`.
+
+A module may also have `add_options(parser)`, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`.
+`line_of(trial, answer)` returns the line to print, or an empty string.
+"""
 
 TRIALS: list[Trial] = []
-"""The trials to run; worker processes inherit them and receive an index."""
+"""The trials to run; worker processes inherit this list and receive an index."""
 
 
 def answers(jobs: int) -> Iterator[dict[str, Any]]:
-    """Yield the answer to every one of `TRIALS`, in order."""
+    """Yield the answer to each trial in `TRIALS`, in order."""
     if jobs == 1:
         yield from map(_run, range(len(TRIALS)))
         return
@@ -78,13 +81,13 @@ def _run(number: int) -> dict[str, Any]:
 
 
 def line_of(trial: Trial, answer: dict[str, Any]) -> str:
-    """Return the trial and its answer in one line."""
+    """Return a line with the trial and its answer."""
     told = ", ".join(f"{name} {value}" for name, value in answer.items() if name != "seconds" and value not in ("", []))
     return f"{trial} ({answer['seconds']:.1f} s): {told}"
 
 
 def table(title: str, shares: Sequence[Share]) -> Table:
-    """Return one row for each measure."""
+    """Return a table with one row for each measure."""
     shown = Table("measure", "right", "of", "share", "wanted", title=title)
     for each in shares:
         share = f"[{'green' if each.is_reached else 'red'}]{each.right / max(each.of, 1):.1%}"
@@ -93,24 +96,26 @@ def table(title: str, shares: Sequence[Share]) -> Table:
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
-    """Return the pool and the options, of which a pool may add its own."""
-    parser = argparse.ArgumentParser(description="Measure the checker on what is known to be right or wrong.")
+    """Return the module of the pool, and the options; a pool may add its own."""
+    parser = argparse.ArgumentParser(description="Measure the checker on ports that are known to be right or wrong.")
     first = argparse.ArgumentParser(add_help=False)
     for each in (first, parser):
         each.add_argument("--pool", choices=POOLS, default="independent")
     pool = importlib.import_module(POOLS[first.parse_known_args(arguments)[0].pool])
-    parser.add_argument("--sample", type=int, metavar="N", help="at most N trials (of each kind and view)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and of what is drawn")
-    parser.add_argument("--only", default="", metavar="WORD", help="only trials with this in their description")
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="run at most N trials (the independent pool: N of each kind and view)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample and of random trials")
+    parser.add_argument("--only", default="", metavar="WORD", help="run only trials whose description contains WORD")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all answers to this file")
     if hasattr(pool, "add_options"):
         pool.add_options(parser)
     return pool, parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print each pool's lines and the shares; return 1 if a share is below its target."""
+    """Run the trials, print a line for each and the table; return 1 if a share is below its target."""
     pool, options = parsed(arguments)
     console = Console(width=200, highlight=False)
     TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)
@@ -119,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found.append((trial, answer))
         if line := getattr(pool, "line_of", line_of)(trial, answer):
             console.print(line, soft_wrap=True, markup=False)
-        if options.json:  # after each, for some pools take hours
+        if options.json:  # written after each answer, because some pools take hours
             kept = [{"trial": str(trial), "answer": x} for trial, x in found]
             options.json.write_text(json.dumps(kept, indent=1, default=str))
     shares = pool.shares(found) if hasattr(pool, "shares") else counted(pool.MEASURES, found)
@@ -128,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"{len(found)} trials; seconds: median {statistics.median(seconds):.1f}, at most {max(seconds):.1f}")
     inert = sum(answer.get("verdict") == "inert" for _, answer in found)
     if inert:
-        console.print(f"{inert} of them change nothing and do not count")
+        console.print(f"{inert} trials change nothing and do not count")
     return int(any(answer.get("missing") for _, answer in found) or not all(share.is_reached for share in shares))
 
 

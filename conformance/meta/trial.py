@@ -1,4 +1,4 @@
-"""The parts of every pool of `meta.measure`: trials that the options choose, and measures of their answers."""
+"""The parts that all pools of `meta.measure` share: trials, measures, and the selection by options."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Answer = Mapping[str, Any]
-"""The outcome of a trial as JSON values."""
+"""The outcome of a trial, as JSON values."""
 
 
 class Trial(Protocol):
-    """One question to the checker; `str` describes it."""
+    """One test of the checker; `str(trial)` describes it."""
 
     def run(self) -> dict[str, Any]:
-        """Return the answer."""
+        """Return the outcome."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many of how many, and which part must be right."""
+    """The number of right answers, the number of all answers, and the share that must be right."""
 
     title: str
     right: int
@@ -39,7 +39,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of answers; `judge` returns None for an answer that does not count, and may return (right, of)."""
+    """A share of the answers.
+
+    `judge` returns whether an answer is right, or None if it does not count, or the pair (right, of).
+    """
 
     title: str
     judge: Callable[[Any, Answer], bool | tuple[int, int] | None]
@@ -47,13 +50,13 @@ class Measure:
 
 
 def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
-    """Count the marks that are true."""
+    """Return the share of true marks."""
     counted = [bool(mark) for mark in marks]
     return Share(title, sum(counted), len(counted), target)
 
 
 def shares(measures: Iterable[Any], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
-    """Return the share of every measure that has something to count."""
+    """Return the share of every measure for which some answer counts."""
     result = []
     for measure in measures:
         marks = [mark for mark in (measure.judge(*each) for each in found) if mark is not None]
@@ -64,7 +67,7 @@ def shares(measures: Iterable[Any], found: Sequence[tuple[Any, Answer]]) -> list
 
 
 def chosen(trials: Iterable[Any], options: argparse.Namespace) -> list[Any]:
-    """Return the trials with `--only` in their description, or a sample of them in their order."""
+    """Return the trials whose description contains the word in `--only`, or a sample of them, in order."""
     found = [trial for trial in trials if options.only in str(trial)]
     numbers = random.Random(options.seed).sample(range(len(found)), min(options.sample or len(found), len(found)))
     return [found[number] for number in sorted(numbers)]

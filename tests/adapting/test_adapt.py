@@ -1,4 +1,4 @@
-"""`transparity adapt`: tensors are matched by what is computed from them, and what is wrong is caught."""
+"""`transparity adapt` matches tensors by the values that are computed from them, and rejects wrong adapters."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_layout_is_written_as_one_would_write_it(name: str, parameter: str, li
 
 
 def wrong_adapters(adapter: Adapter, config: TransformerConfig) -> list[Adapter]:
-    """Every exchange of two lines of one shape, and every line without a step of its own."""
+    """Return adapters with two lines of equal shape swapped, and adapters with a missing transpose."""
     shapes = parameter_shapes(config)
     size = {name: shapes[name.replace("{i}", "0")] for name in adapter.lines}
     pairs = [pair for pair in itertools.combinations(adapter.lines, 2) if size[pair[0]] == size[pair[1]]]
@@ -114,7 +114,7 @@ def test_no_wrong_line_is_proved(make: Make, config: TransformerConfig) -> None:
 def _is_caught(proof: Callable[[Adapter], Proof], adapter: Adapter) -> bool:
     try:
         return proof(adapter).difference is not None
-    except AdapterError:  # as of two layers that would be kept in one tensor
+    except AdapterError:  # for example, two layers would share one tensor
         return True
 
 

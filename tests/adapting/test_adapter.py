@@ -1,4 +1,4 @@
-"""The adapter's file: it is what was found, and it refuses what it cannot mean."""
+"""Test an adapter's file: it round-trips, and invalid files are rejected with one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 @functools.cache
 def found() -> Adapter:
-    """The adapter of the port."""
     return adapt(NANO_GPT, GPT2).adapter
 
 

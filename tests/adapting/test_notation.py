@@ -1,4 +1,4 @@
-"""The notation of an adapter's lines: what it selects, and that it is closed."""
+"""Test the notation of an adapter's lines: the tensors that it selects, and the errors for everything else."""
 
 from __future__ import annotations
 

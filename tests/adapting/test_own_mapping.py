@@ -1,4 +1,4 @@
-"""A port that loads parameters by itself: the place of each tensor is compared with its use."""
+"""Test ports that load the parameters themselves: the checker reports a tensor that is loaded in the wrong place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTPUT = f"{LAYER}.self_attention.output.weight"
 
 
 def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
-    """A `build` that loads the parameters of a port with some lines changed."""
+    """Return a `build` that loads a port's parameters by its adapter, with some lines replaced."""
     make, right = PORTS[port][0], adapted(port).adapter
     adapter = Adapter({**right.lines, **lines}, right.zero, right.unused)
 

@@ -1,4 +1,4 @@
-"""`transparity adapt` matches the parameters of models of images and audio, of recurrences, and of gated attention."""
+"""Test that `adapt` matches models of images and audio, recurrences, and gated attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.identify.fitting.fit import fit
 
 
 def own(make: Callable[[], Any], **fields: Any) -> Adapted:
-    """The adapter of a model, with the configuration that is fitted to it."""
+    """Fit a configuration to a model, and return its adapter."""
     return adapt(make, dataclasses.replace(fit(make).config, **fields))
 
 

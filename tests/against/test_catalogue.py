@@ -1,4 +1,4 @@
-"""Where the reference is of a family that we read, what was found has the catalogue's name."""
+"""If we support the family of the reference, the checker also names the cause as the catalogue does."""
 
 from __future__ import annotations
 

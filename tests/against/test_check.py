@@ -1,4 +1,4 @@
-"""A port that departs from another implementation gets both lines, and the edit that gives its answer."""
+"""If a port differs from a reference, the report shows both lines and an edit that explains the difference."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ MISTAKES = {
     "rounding": ("context = weights @ v", "context = (weights @ v).bfloat16().float()", "to bfloat16"),
     "order": ("unflatten(-1, (4, 4))", "unflatten(-1, (4, 4)).mT", "swaps the axes -2 and -1"),
 }
-"""A mistake by its kind: the text, what replaces it, and what is said of it; nothing if no edit is the mistake."""
+"""Mistakes by kind: the text, its replacement, and the expected cause; the cause is empty if no edit explains it."""
 
 
 def written(folder: Path, name: str, text: str) -> str:
@@ -138,7 +138,7 @@ ONE_LAYER = {
     "the parameters of layers.0 for layers.1": ("layer(x)", "self.layers[0](x)"),
     "in layers.1.norm2 only": ("layer(x)", "layer(x, layer is self.layers[1])"),
 }
-"""A mistake in one layer, by what is said of it."""
+"""Mistakes in one layer, by the expected cause."""
 
 
 @pytest.mark.parametrize("says", ONE_LAYER)
@@ -157,7 +157,7 @@ def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: P
 
 
 def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
-    """A cause is reported only if it gives the port's answer."""
+    """Check that a cause is reported only if it reproduces the port's answer."""
     report = against_theirs(tmp_path, THEIRS.replace("x + self.down(h)", "x + self.down(h).cumsum(1) * x.sin()"))
     assert report.verdict == "diverges"
     assert any(not fault.causes for fault in report.faults)
@@ -222,7 +222,7 @@ FUSED = {
         "self.gate, self.up, self.down = nn.Linear(16, 24), nn.Linear(16, 24)"
     ),
 }
-"""Tensors with other names and in another order, and three in one."""
+"""Edits that rename and reorder tensors, and pack three tensors in one."""
 
 
 def checked_with(text: str, folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""`check(port, against=reference)` is the command in Python: the same report, and the same errors."""
+"""Test that `check(port, against=reference)` in Python reports the same as the command, and raises the same errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reference may be of any framework: a right port of any other agrees, a wrong one gets both lines."""
+"""A reference may use any framework: a correct port agrees with it, and for a wrong port both lines are reported."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     "left out": {"functions": ('h = rms(x, layer["norm2"])', "h = x"), "": ("h = self.rms(x, self.norm2)", "h = x")},
     "sign": {"": ("a * cos - b * sin", "a * cos + b * sin")},
 }
-"""The replacements in a decoder, by framework; the empty name stands for all others."""
+"""Faults as replacements in a decoder's text, by framework; the empty name stands for all other frameworks."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights that all decoders load."""
+    """Write the weights that all decoders load."""
     draw = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"embedding": (37, 24), "norm": (24,)}
     maps = {"query": (24, 24), "key": (24, 24), "value": (24, 24), "out": (24, 24), "gate": (24, 40), "up": (24, 40)}
@@ -77,7 +77,7 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
-    """The replaced text, its replacement, and its line."""
+    """Return the replaced text, its replacement, and its line."""
     old, new = FAULTS[fault].get(framework, FAULTS[fault][""])
     lines = (DECODERS / f"decoder_{framework}.py").read_text(encoding="utf-8").splitlines()
     return old, new, next(number for number, line in enumerate(lines, 1) if old in line)
@@ -108,7 +108,7 @@ def test_a_fault_is_told_with_the_lines_of_both_frameworks(
     assert found.source is not None
     assert found.reference_source is not None
     lines = found.source["line"] - line, found.reference_source["line"] - row_of(fault, reference)[2]
-    assert any(each in (0, 1) for each in lines), lines  # the line, or the next, which uses what it makes
+    assert any(each in (0, 1) for each in lines), lines  # the wrong line, or the next one, which uses its result
     assert found.causes
 
 
@@ -167,7 +167,7 @@ TOKENS = np.random.default_rng(3).integers(0, 37, (2, 7))
 
 @pytest.mark.parametrize("function", JAX, ids=lambda function: function.__name__)
 def test_a_program_of_jax_has_the_functions_answer_in_float64(function: Any) -> None:
-    """The reference's answer is checked against its program by `answer` itself."""
+    """Call `answer`, which compares the reference with its JAX program."""
     reference = reference_of("theirs", function)
     answer, budget = reference.answer({"tokens": TOKENS})
     with jax.enable_x64(True):
@@ -224,7 +224,7 @@ def test_an_array_keeps_its_place_after_a_walk() -> None:
 
 
 class Counting:
-    """An object that answers otherwise each time."""
+    """A callable whose output changes with every call."""
 
     def __init__(self) -> None:
         self.table, self.calls = EMBEDDING, 0

@@ -1,4 +1,4 @@
-"""References that cannot be compared with are refused in one sentence; the report lists omissions of an answer."""
+"""Invalid references are rejected with one sentence; the report lists the outputs that were not compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIDDEN = torch.arange(8) > 5
 
 
 class Model(nn.Module):
-    """An embedding and a map, and what is done with their result."""
+    """An embedding and a linear layer, followed by a given function."""
 
     def __init__(self, end: Callable[[Tensor], Any]) -> None:
         super().__init__()

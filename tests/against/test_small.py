@@ -1,4 +1,4 @@
-"""Models of transformers are made small in the proportions of their configuration, and their weights are drawn."""
+"""Models of transformers are made small with the proportions of their configuration, and get random weights."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_what_is_unknown_or_missing_is_refused_in_one_sentence(tmp_path: Path) -
     with pytest.raises(TransparityError, match="has no class 'NoModel'"):
         class_of(config_of("llama"), "NoModel")
     with pytest.raises(TransparityError, match="does not run when made small"):
-        build(config_of("dots1"))  # has no number of experts
+        build(config_of("dots1"))  # this model has no experts
 
 
 def test_a_folder_or_a_file_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""With two references, the report says which of three implementations differs from both others."""
+"""With two references, the report says which of the three implementations differs from the other two."""
 
 from __future__ import annotations
 

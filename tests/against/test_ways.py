@@ -1,4 +1,4 @@
-"""Other calls than the forward pass are compared, and reported with both lines."""
+"""The check also compares steps with a cache, generation, losses and gradients, and reports both lines."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ FAULTS = {
         "repeats",
     ),
 }
-"""A fault by what is wrong: the text, what replaces it, and the claim that diverges; empty for the forward pass."""
+"""Faults: the text, its replacement, and the claim that must diverge, which is empty for the forward pass."""
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
 
 def checked(folder: Path, old: str = "", new: str = "") -> Report:
-    """Check a copy of a model with a text replaced."""
+    """Check a copy of a model, with a text replaced, against the original."""
     import torch
 
     made = []

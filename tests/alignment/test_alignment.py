@@ -1,4 +1,4 @@
-"""Taps are found by value among everything that a port computes, with and without faults, and with them the line."""
+"""The checker finds taps by their values among all operations of a port, with and without faults, and reports lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPT2 = TransformerConfig(
 
 
 class Gpt2:
-    """GPT-2 as people write it: one fused projection is three here, for the parameters are ours."""
+    """A hand-written GPT-2; it has separate query, key and value layers because it uses the reference's parameters."""
 
     def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
         self.c = config
@@ -102,7 +102,7 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
 
 
 def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
-    """Mamba-2 masks what is convolved, which has the same numbers before and after it where nothing is padding."""
+    """Check the tap of a masked value in Mamba-2; without padding, the value is equal before and after the mask."""
     probes, silent = probes_called("mamba2"), port_with(taps=False)
     padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
     plan, _ = heard(built(silent, row := aligned_probe(padded)), row)
@@ -116,7 +116,7 @@ def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_pad
 
 
 def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
-    """Without its bias, a tap is the product itself, which the port makes of the transposed weight for one row."""
+    """Check a tap that equals a product if its bias is missing; for one row, the port transposes the weight."""
     probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
     plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
     taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])
@@ -125,7 +125,7 @@ def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
 
 
 class FiveBugs(Model):
-    """A first draft of a Llama."""
+    """A Llama with five bugs."""
 
     def rms(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.c.norm_eps) * gain
@@ -145,7 +145,7 @@ class FiveBugs(Model):
 
 
 def test_taps_are_found_between_faults_that_follow_each_other() -> None:
-    """Before the scores, the rotation and the grouping of heads are wrong; before the gate, a norm is wrong."""
+    """Check taps between faults: rotation and head grouping are wrong before the scores, and a norm before the gate."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port = FiveBugs(probe.config, probe.parameters)
     plan, taps = heard(port, probe)
@@ -162,8 +162,6 @@ def test_a_right_port_is_not_listened_to() -> None:
 
 
 class NumpyGpt2(TextbookGpt2):
-    """GPT-2 in NumPy."""
-
     def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
         super().__init__(config, parameters, np)
 

@@ -1,9 +1,8 @@
-"""The experts that a port chooses are found only where what follows is made from that choice.
+"""The checker finds the chosen experts only where later operations use this choice.
 
-DeepSeek-V3 of transformers gathers the weights of its experts.
-
-Only a mask of groups, and the masked scores, cover all experts.
-Qwen3-MoE has the softmax of all, as if all were chosen.
+DeepSeek-V3 of transformers gathers the weights of the chosen experts; only its masks of groups and its masked scores
+cover
+all experts. Qwen3-MoE computes a softmax over all experts, which could be mistaken for the choice.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.process.running import built, run_listening
 from transparity_numpy.transformer import transformer
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
 
 
 def heard(build: Any, probe: Probe) -> Arrays:
-    """The taps that are found by value among what a port computes."""
+    """Return the taps that the checker finds by value in a port."""
     taps, operations = run_listening(built(build, probe), probe)
     plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
     return read(plan, probe, operations, taps["logits"])[0]
@@ -46,7 +45,7 @@ def wrong(probe: Probe, found: Arrays) -> set[str]:
 
 def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_them() -> None:
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
-        """The NumPy column in float32, which chooses one expert more."""
+        """Return the NumPy column in float32, which chooses one expert too many."""
         more = dataclasses.replace(config, experts_per_token=3)
         cast = {name: value.astype(np.float32) for name, value in parameters.items()}
         return lambda **inputs: {"logits": transformer(more, cast, **inputs)}

@@ -1,4 +1,4 @@
-"""The reference's values between taps are known, so that a port's own steps are not reported as faults."""
+"""The checker knows the reference's values between taps, so a port's intermediate steps are not reported as faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.transformer import transformer
 
 WRITTEN = {"qwen3-next": {"decoder.layers.0.recurrence.context"}}
-"""Taps that are written into zeros, position by position; all that they are made from are taps."""
+"""Taps that a port assembles position by position in an array of zeros; all of their inputs are taps too."""
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -1,4 +1,4 @@
-"""A step with a cache that is wrong has the line where it parts from the forward pass."""
+"""For a wrong step with a cache, the report shows the line where the step first differs from the forward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINES = {
     "queries-from-0": "where = where - where[:, :1] if role",
     "keys-unrotated": "return torch.cat([old_key, key], 2), value",
 }
-"""The line of the port by the id of a row of cache-position."""
+"""The expected line of the port, by the id of the fault."""
 
 
 @pytest.mark.parametrize("id", LINES)

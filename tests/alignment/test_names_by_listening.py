@@ -1,4 +1,4 @@
-"""A port's activations distinguish causes with equal logits; causes that nothing distinguishes are both named."""
+"""Activations distinguish causes that give equal logits; causes that nothing distinguishes are named together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Answer = dict[str, Any]
 
 
 def answer_to(case: str, id: str, view: View = "operations") -> Answer:
-    """The answer to a port with a bug of the pool."""
+    """Check a port with a bug from the pool."""
     return Trial("fault", case, (pool()[id],), view).run()
 
 
@@ -35,7 +35,10 @@ RIGHT: list[tuple[str, str, View, str]] = [
     ("notes-lm", "dropout-active-weights", "operations", "decoder.layers.0.self_attention.weights"),
     ("notes-lm", "dropout-active-sublayer", "operations", "decoder.layers.0.self_attention.output"),
 ]
-"""A factor before a norm shows in eps only; dropout is placed at the tap that it drops."""
+"""Bugs, the view of the checker, and the tap where dropout is reported.
+
+A factor before a norm changes the result only through eps.
+"""
 
 
 @pytest.mark.parametrize(("case", "id", "view", "place"), RIGHT, ids=str)

@@ -1,4 +1,4 @@
-"""Taps that a port holds in another form: head by head, token by token, masked before the scale, halves interleaved."""
+"""The checker finds taps that a port stores differently: by head, by token, masked before scaling, or interleaved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS, LENGTH = 3, 9
 
 @pytest.fixture(scope="module")
 def probe() -> Probe:
-    """One row of nine tokens, and three heads."""
+    """Return a probe with one row of nine tokens and three heads."""
     config = example_config("gpt2")
     assert config.num_heads == HEADS
     return aligned_probe(probes_of(config, "gpt2")["mixed"])
@@ -59,7 +59,9 @@ def test_turns_that_read_later_ones_and_turns_of_other_shapes_are_no_loop(probe:
 
 
 def steps(more: Sequence[int]) -> list[Operation]:
-    """A port that is called with a token at a time; from the second on it reads a cache first, at the lines `more`."""
+    """Return the operations of a port that is called once per token; later calls also read a cache, at the lines
+    `more`.
+    """
     operations: list[Operation] = []
     for token in range(LENGTH):
         operations.append(operation(1, np.full(2, float(token))))
@@ -104,7 +106,7 @@ def test_a_line_that_is_right_elsewhere_is_told_by_its_caller() -> None:
     numbers = {f"tap{i}": i for i in range(3)}
     right = behind_taps(operations, numbers, ["tap0", "tap2"])
     assert getattr(operations[1].line_apart(right), "line", None) == 11
-    # wrong wherever it runs: the line itself
+    # the operation is wrong wherever it runs
     assert operations[1].line_apart([]) == operations[1].source
 
 

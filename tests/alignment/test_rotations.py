@@ -1,6 +1,6 @@
-"""Rotations: the line of wrong angles is the one that uses them; heads may be repeated before they are rotated.
+"""For wrong rotary angles, the report shows the line that uses them.
 
-Rotated features may have another order, if queries and keys share it.
+A port may repeat heads before it rotates them. It may reorder rotated features if queries and keys have the same order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tables(config: TransformerConfig, base: float) -> tuple[torch.Tensor, torch.
 
 
 def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
-    """With the last features of a head in another order."""
+    """Return `x` with the last features of each head reordered."""
     kept = x.shape[-1] - len(order)
     return torch.cat([x[..., :kept], x[..., kept:][..., list(order)]], -1) if order else x
 
@@ -48,11 +48,11 @@ def forward(
     is_early: bool = False,
     orders: tuple[Order, Order] = ((), ()),
 ) -> Any:
-    """A Llama in the manner of many: it rotates halves by tables that were made before.
+    """Run a Llama that rotates halves with precomputed tables.
 
     Args:
-        is_early: whether the heads of keys are repeated before they are rotated.
-        orders: of the last features of rotated queries, and of those of keys; empty as they were.
+        is_early: whether key heads are repeated before they are rotated.
+        orders: the order of the last rotated features of queries, and of keys; an empty order changes nothing.
     """
 
     def norm(at: str, x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ def test_the_line_is_the_one_with_the_wrong_numbers(base: float, sign: int, caus
 
 
 def gate_swapped(config: TransformerConfig, parameters: Arrays) -> dict[str, torch.Tensor]:
-    """Return the weights, in which gates replace the maps beside them."""
+    """Return the weights with gate and up projections swapped."""
     weights = {name: torch.tensor(value) for name, value in parameters.items()}
     for i in range(config.num_decoder_layers):
         up, gate = (f"decoder.layers.{i}.feed_forward.{role}.weight" for role in ("up", "gate"))
@@ -163,7 +163,7 @@ def test_queries_and_keys_are_found_in_one_order_of_features_alone(
     rng = np.random.default_rng(0)
     ours = {tap: rng.normal(size=shape) for tap, shape in SHAPES.items()} | {"scope.scores": np.zeros((1, 4, 5, 5))}
     turned = [in_order(torch.tensor(ours[tap]), order) for tap, order in zip(SHAPES, orders, strict=True)]
-    values = [turned[0].numpy(), turned[1].mT.numpy()]  # keys are often transposed for the product
+    values = [turned[0].numpy(), turned[1].mT.numpy()]  # many ports transpose the keys for the product
     port = Recorded([Operation("aten.mm", value, (), ()) for value in values], np.zeros(1), 4)
     flow = Flow({"scope.scores": frozenset(SHAPES)}, {})
     found: Any = SimpleNamespace(ours=ours, port=port, flow=flow, matches={})
@@ -173,4 +173,4 @@ def test_queries_and_keys_are_found_in_one_order_of_features_alone(
         assert np.array_equal(match.layout.to_ours(values[match.index]), ours[tap])
         assert not match.layout.is_in_order
     found.matches = {"scope.key_rotated": None}
-    assert not reordered(found), "keys that are in order need such queries"
+    assert not reordered(found), "reordered keys need reordered queries"

@@ -1,4 +1,4 @@
-"""The operations of two calls of one port are paired by the longest common subsequence."""
+"""Test how the operations of two calls are paired: by their longest common subsequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ words = st.text(alphabet="abc", max_size=12)
 
 
 def length_by_a_table(one: str, other: str) -> int:
-    """The textbook's recurrence."""
+    """Compute the length of the longest common subsequence by the textbook's recurrence."""
     table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
     for i, left in enumerate(one):
         for j, right in enumerate(other):

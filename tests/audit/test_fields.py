@@ -1,4 +1,4 @@
-"""The audit of config.json: a loader has to change exactly where the reference does."""
+"""The audit of config.json: a loader's output must change for the same fields as the reference's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ OTHER_FORMS = {
     *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "no_rope_layer_interval"),
     "decoder_sparse_step",
 }
-"""Fields that say what another one says, which is written."""
+"""Fields that are alternatives to a field that the folder contains."""
 
 OTHERS: dict[str, set[str]] = {
     **{name: {"tie_word_embeddings"} for name in ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")},
@@ -96,7 +96,7 @@ OTHERS: dict[str, set[str]] = {
     "olmoe": {"num_local_experts", "head_dim"},
     "qwen3_next": {"num_local_experts", "hidden_act"},
 }
-"""Such fields of one family, and its fields with a single value."""
+"""Further alternatives by family, and fields for which the family has only one value."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -139,7 +139,7 @@ def test_a_missing_field_is_read_as_the_family_does() -> None:
 
 @pytest.mark.parametrize("family", ["vit", "clip_vision_model"])
 def test_without_its_size_an_image_has_the_patches_of_transformers(family: str) -> None:
-    """Not thousands of the small ones, with which the audit would take longer than anybody waits."""
+    """Check that the default image size is used with large patches; small patches would make the audit too slow."""
     (absent,) = (each for each in variants(family) if (each.name, each.value) == ("image_size", "absent"))
     assert absent.config.image_size == 224 and absent.config.patch_size in (16, 32)
 

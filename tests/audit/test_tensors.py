@@ -1,4 +1,4 @@
-"""The audit of model.safetensors: every tensor is read, and missed if it is not there."""
+"""The audit of model.safetensors: every tensor must be read, and loading must fail if a tensor is missing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_loader_may_go_on_if_it_names_what_is_missing(says: str, is_named: boo
 
 
 def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
-    """levanter#1132, sglang-jax#578: Qwen 2 has no such bias, so that a port may add one."""
+    """Check that a port may add a bias of zeros to Qwen 2, which has none (levanter#1132, sglang-jax#578)."""
     zeros = "{n: torch.zeros_like(p) for n, p in model.named_parameters() if n.endswith('wo.bias')}"
     changed('False if c["model_type"] == "qwen2" else bias', "True", tmp_path)
     file = tmp_path / "llama_module.py"
@@ -158,7 +158,7 @@ def test_of_a_port_that_takes_long_the_first_and_the_last_layer_are_tried(
     tensors = audit_of(load, "t5", tmp_path, with_fields=False).tensors
     left = {each.name for each in tensors if each.outcome == "not tried"}
     assert {kind_of(name) for name in left} <= {kind_of(each.name) for each in tensors if each.outcome == "read"}
-    assert {name.partition(".layer.")[0] for name in left} == {"decoder.block.1"}  # of three; the encoder has two
+    assert {name.partition(".layer.")[0] for name in left} == {"decoder.block.1"}
 
 
 def test_a_head_that_only_an_untied_model_has_is_missed_too(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_is_said_is_recorded_and_not_shown(capsys: pytest.CaptureFixture[st
         logging.getLogger("a stranger").warning("%s is logged", "model.embed.weight")
     assert said.line_about("model.norm.weight") == "model.norm.weight is printed"
     assert said.line_about("model.head.weight") and said.line_about("model.embed.weight")
-    assert said.line_about("transformer.norm.weight")  # without the prefix of a model with a head
+    assert said.line_about("transformer.norm.weight")  # the message has another prefix
     assert not said.line_about("model.norm.bias")
     assert capsys.readouterr() == ("", "")
 

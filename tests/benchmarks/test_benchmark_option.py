@@ -1,4 +1,4 @@
-"""`pytest --benchmark` runs the benchmarks, and nothing else does; what needs real weights runs where it is named."""
+"""Only `pytest --benchmark` runs benchmarks, and tests with real weights run only if their folder is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDERS = ("benchmarks", "conformance", "tests", CHECKPOINTS)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with this one's conftest and settings, one benchmark, and one test of each kind."""
+    """Write a project with this project's conftest and settings, one benchmark, and one test of each kind."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "benchmarks").mkdir()
@@ -29,7 +29,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *arguments: str, where: str = ".") -> tuple[set[str], str]:
-    """The folders whose tests passed, and all that pytest said."""
+    """Run pytest; return the folders whose tests passed, and the output."""
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:transparity", *arguments]
     process = subprocess.run(command, cwd=project / where, capture_output=True, text=True, check=False)
     said = process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""`pytest --benchmark` times only backends that conform, and pytest-benchmark receives their rounds."""
+"""`pytest --benchmark` times only backends that conform, and pytest-benchmark receives their times."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ right = transparity_numpy.harness
 
 @dataclass(frozen=True)
 class Session:
-    """The exit code, output and results of `pytest --benchmark`, and the calls of each backend."""
+    """The exit code, output and saved results of `pytest --benchmark`, and the number of calls of each backend."""
 
     returncode: int
     output: str
     saved: list[dict[str, Any]]
-    """By pytest-benchmark."""
+    """The results that pytest-benchmark saved."""
     rows: dict[str, Row]
     calls: dict[str, int]
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    """The benchmarks of one workload with four strangers installed."""
+    """Run the benchmarks of one workload with four third-party backends installed."""
     folder = tmp_path_factory.mktemp("strangers")
     (folder / "strangers.py").write_text(STRANGERS)
     installed = folder / "strangers-1.dist-info"
@@ -98,7 +98,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def pytest_in(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A session of its own, even if this one is a worker of xdist."""
+    """Run pytest in a new session, even if this test runs in a worker of xdist."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = inherited | {"PYTHONPATH": str(path), "COLUMNS": "200"}
     command = [sys.executable, "-m", "pytest", *options]
@@ -122,7 +122,7 @@ def test_pytest_benchmark_receives_the_rounds_of_what_was_timed(session: Session
 
 
 def test_a_wrong_backend_is_never_run_again(session: Session) -> None:
-    """Wrong backends are called only for the two comparisons; the right one is also timed."""
+    """Check the number of calls: a wrong backend is called for two comparisons, the right one also for the timing."""
     assert session.calls["wrong"] == session.calls["drifting"] == 2
     assert session.calls["right"] == 2 + 3
 
@@ -150,7 +150,7 @@ def test_every_preset_is_a_workload_and_its_lengths_end_where_the_presets_do() -
 
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if not each.peers], ids=str)
 def test_inputs_have_the_named_shape_and_no_padding(workload: Workload) -> None:
-    """Padding would be counted as tokens."""
+    """Check the inputs of a workload; padding would count as tokens."""
     inputs, pad = inputs_of(workload), workload.config.pad_id
     assert set(inputs) == set(workload.config.input_names)
     for name, tokens in inputs.items():
@@ -160,7 +160,7 @@ def test_inputs_have_the_named_shape_and_no_padding(workload: Workload) -> None:
 
 @pytest.mark.parametrize("name", ["walkthrough-1x32", "tiny-decoder", "tiny-bfloat16"])
 def test_the_gate_is_the_oracle_of_the_conformance_suite(name: str) -> None:
-    """The expected logits and the budget, with the error measured at one point."""
+    """Check that benchmarks compare with the suite's expected logits, and with a budget measured at one point."""
     workload = WORKLOADS[name]
     parameters, inputs = dict(parameters_of(workload)), inputs_of(workload)
     expected = expected_of(workload, parameters, inputs)

@@ -1,4 +1,4 @@
-"""The FLOPs that benchmarks report are those that PyTorch itself counts while the explicit path runs."""
+"""The FLOPs that benchmarks report equal PyTorch's own count for the traced path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lengths_of(config: TransformerConfig, sizes: dict[str, int]) -> dict[str, in
 
 
 def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """The count of PyTorch's own counter on the traced path, whose attention is matrix products."""
+    """Return PyTorch's count for the traced path, where attention is computed by matrix products."""
     pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -67,8 +67,10 @@ def test_flops_are_those_that_torch_counts(config: TransformerConfig, batch: int
 
 
 def test_flops_of_one_product_by_hand() -> None:
-    """One layer, 2 features, 3 tokens, worked out on paper: projections 4 · 2·3·2·2, scores and context 2 · 2·3·3·2,
-    feed-forward 2 · 2·3·2·8, head 2·3·2·7."""
+    """Check the FLOPs of one layer with 2 features and 3 tokens, counted by hand.
+
+    Projections: 4 · 2·3·2·2. Scores and context: 2 · 2·3·3·2. Feed-forward: 2 · 2·3·2·8. Head: 2·3·2·7.
+    """
     config = TransformerConfig(
         architecture="decoder",
         target_vocab_size=7,

@@ -1,4 +1,4 @@
-"""Candidates of the race are compared with the oracle before they are timed, under the same conditions."""
+"""The race compares its candidates with the oracle before it times them, and runs all under the same conditions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "NumPy, einsum", "numpy pr
 
 
 def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # whose events need a GPU
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # its events need a GPU
     begin, calls = time.perf_counter(), list[float]()
 
     def run() -> None:
@@ -111,7 +111,7 @@ MISSING = Candidate("another's", (TORCH,), ("a_framework_that_is_not_installed",
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """A race of our columns, peers, a limit, and broken candidates."""
+    """Run a race of our columns, peers, a limit, and broken candidates."""
     folder = tmp_path_factory.mktemp("race")
     (folder / "strangers.py").write_text(STRANGERS)
     racing = [candidate for candidate in CANDIDATES if candidate.name in ALWAYS]
@@ -165,7 +165,7 @@ def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:
-    """One round may find this run the fastest, another round that one; their seconds are of the same work."""
+    """Check that the limit is the time of the fastest run, scaled to the same work."""
     limit = Limit([(lambda: time.sleep(0.04), 4 * WORK), (lambda: time.sleep(0.02), WORK)])
     assert 0.01 <= limit() < 0.015
 
@@ -220,7 +220,7 @@ def test_columns_race_with_their_twins_in_another_checkout() -> None:
 
 @pytest.fixture(scope="module")
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the oracle of every tiny workload in a folder of its name."""
+    """Return a folder with the oracle of every tiny workload."""
     folder = tmp_path_factory.mktemp("tiny")
     for workload in TINY:
         write_oracle(folder / workload.name, workload)
@@ -228,7 +228,7 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peers() -> Iterator[Candidate]:
-    """The installed peers that compile nothing; the race itself compares all."""
+    """Yield the installed peers that do not compile; the race itself compares all peers."""
     for candidate in CANDIDATES:
         compiles = {COMPILED, JAX} & set(candidate.kinds)
         if not (candidate.is_limit or compiles or candidate.ours or candidate.why_missing()):
@@ -237,7 +237,7 @@ def peers() -> Iterator[Candidate]:
 
 @pytest.fixture
 def fast_path() -> Iterator[None]:
-    """Reset the global setting of a peer."""
+    """Reset a global setting that a peer changes."""
     yield
     if "torch" in importlib.sys.modules:  # type: ignore[attr-defined]
         importlib.import_module("torch").backends.mha.set_fastpath_enabled(True)
@@ -258,7 +258,7 @@ def test_every_peer_that_is_installed_agrees_with_the_oracle_and_not_with_a_wron
     build = getattr(importlib.import_module(module), name)
     task = read_task(folder)
     assert conformity(read_oracle(folder), build(task, **candidate.choices)())["share"] <= 1
-    if "onnxscript" in candidate.also:  # the file that it runs has the right weights in it
+    if "onnxscript" in candidate.also:  # the exported file contains the correct weights
         return
     task.parameters["decoder.layers.0.feed_forward.up.weight"][:3] *= -1
     wrong = build(task, **candidate.choices)()
@@ -283,7 +283,7 @@ def test_candidates_that_do_not_fit_into_memory_are_listed_with_what_they_need()
 
 
 def result(name: str, kind: str, seconds: float, *, ours: bool = False) -> Result:
-    """Three rounds of one candidate, noise included: the second round is twice as slow for all."""
+    """Return three rounds of one candidate; in the second, noise makes all candidates twice as slow."""
     candidate = Candidate(name, (kind,), ("numpy",), "", ours=ours)
     rounds = {turn: seconds * (2 if turn == 1 else 1) for turn in range(3)}
     ready: dict[str, Any] = {"first_seconds": 12.345, "import_seconds": 12.345, "peak_bytes": 2e9}
@@ -306,7 +306,7 @@ def test_ratios_are_to_the_best_peer_of_the_kind() -> None:
     )
     assert found["ours"].best_peer == "best"
     low, high = (found["ours"].ratio.low, found["ours"].ratio.high) if found["ours"].ratio else (0, 0)
-    assert low == high == pytest.approx(1.5), "noise that hits all alike is no noise in a ratio"
+    assert low == high == pytest.approx(1.5), "equal noise for all candidates must not change a ratio"
 
 
 def test_a_column_without_its_twin_has_no_ratio_to_anothers() -> None:
@@ -317,7 +317,7 @@ def test_a_column_without_its_twin_has_no_ratio_to_anothers() -> None:
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
-    """It differs from the ratio of the medians, and counts only rounds that both ran."""
+    """Check that the ratio is taken in each round that both ran; the ratio of the medians would be different."""
     ours, best = result("ours", TORCH, 1.0, ours=True), result("best", TORCH, 1.0)
     ours.seconds, best.seconds = {0: 1.0, 1: 4.0, 2: 2.0, 3: 1.0}, {0: 3.0, 1: 2.0, 2: 2.0}
     (row,) = (row for row in rows_of([ours, best]) if row.ours)
@@ -360,7 +360,7 @@ def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) ->
 
 
 def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
-    """No other library holds the weights of a preset."""
+    """Check the candidates of each workload; no other library can load the weights of a preset."""
     for workload in (
         each for each in WORKLOADS.values() if each.peers and each.device == "" and not each.name.startswith("tiny")
     ):
@@ -403,7 +403,7 @@ def test_every_picture_of_kept_results_can_be_drawn() -> None:
 
 
 def test_the_error_of_so_few_losses_is_measured_at_neighbouring_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one point it was a twentieth of the error at the next, and right candidates were refused."""
+    """Check that the error of a few losses is measured at several points; one point underestimates it by up to 20 ×."""
     asked = []
 
     def neighbour(arrays: dict[str, np.ndarray], index: int) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Taps without a listener take a negligible share of a forward pass.
 
-Calls that exist only for taps are counted and timed. The difference of two forward passes
-would be noise. Under `jax.jit` and `torch.compile` there are none, for they happen while tracing.
+The calls that exist only for taps are counted and timed, because the difference of two forward passes would be noise.
+Under `jax.jit` and `torch.compile` these calls happen only while tracing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS, CALLS = 5, 100_000
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """The number of calls in `run` of `identity`, one a tap, and of `scoped`, one a layer and a part of it."""
+    """Count the calls of `identity` (one per tap) and of `scoped` (one per layer and part of a layer) in `run`."""
     profile = cProfile.Profile()
     profile.runcall(run)
     calls = {entry.code: entry.callcount for entry in profile.getstats()}
@@ -32,7 +32,7 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
-    """A forward pass of the column `name` in its usual mode, run once."""
+    """Return a forward pass of a column in its usual mode, after a first call."""
     forward, inputs = backend(name)(workload.config, parameters_of(workload), dtype="float32"), inputs_of(workload)
 
     def run() -> None:
@@ -52,7 +52,7 @@ def test_taps_without_a_listener_take_less_than_a_thousandth(name: str) -> None:
 
 
 def test_every_tap_is_counted() -> None:
-    """Except for those inside attention, which is fused without a listener."""
+    """Check the count; taps inside attention are not called, because attention without a listener is fused."""
     shapes = tap_shapes(TINY.config, TINY.batch, **TINY.lengths)
     inside = [tap for tap in shapes if tap.endswith((".scores", ".weights", ".context"))]
     assert counted(fast_path("numpy", TINY))["identity"] == len(shapes) - len(inside)

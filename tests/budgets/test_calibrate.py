@@ -1,4 +1,4 @@
-"""A small sample of `nox -s calibrate`: the constants cover what is measured, and one that is too small is found."""
+"""A small sample of `nox -s calibrate`: the constants must cover the measured errors, and too small ones fail."""
 
 from __future__ import annotations
 

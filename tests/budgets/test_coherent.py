@@ -1,4 +1,4 @@
-"""An error within the budget that lies along a fault's effect diverges in half precision; rounding does not."""
+"""In half precision, an error within the budget diverges if it resembles a fault's effect; rounding does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scores_five_per_cent_too_large(parameters: dict[str, np.ndarray]) -> dict[st
 
 
 def port(change: Change | None = None, dtype: str = "bfloat16") -> Any:
-    """A port with only a forward pass, wrong by `change`."""
+    """Return a port that offers only a forward pass, with parameters changed by `change`."""
 
     def made(config: Any, parameters: dict[str, np.ndarray]) -> Any:
         forward = build(config, change(parameters) if change else parameters, dtype=dtype)
@@ -54,7 +54,7 @@ def test_a_fault_within_the_budget_diverges(preset: str, wrong: Change, monkeypa
     assert report.verdict == "diverges"
     assert any("their error is not rounding" in note for note in report.notes)
     assert all(item.share <= 1 for item in report.measured)
-    monkeypatch.setattr(coherent, "COHERENT", math.inf)  # by its largest error alone it would agree
+    monkeypatch.setattr(coherent, "COHERENT", math.inf)  # its largest error alone would agree
     assert check(port(wrong), preset=preset, dtype="bfloat16", logits_only=True).verdict == "agrees"
 
 

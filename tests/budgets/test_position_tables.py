@@ -1,4 +1,4 @@
-"""A port may build its position tables in float32, by any of the usual formulas; wrong ones still diverge."""
+"""Position tables in float32 agree, with any of the usual formulas; wrong tables diverge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FORMULAS = {"exponential": exponential, "inverse power": inverse_power, "power":
 
 
 class Float32Tables(Model):
-    """A right port whose angles are float32; `base` and `first` make it wrong."""
+    """A correct port with float32 angles; other values of `base` and `first` make it wrong."""
 
     formula = staticmethod(exponential)
     base: float = 1.0
@@ -63,7 +63,7 @@ class Float32Tables(Model):
 
 
 def rotate_by(cosine: Tensor, sine: Tensor, x: Tensor, layout: str) -> Tensor:
-    """`x` rotated by the angles of these tables."""
+    """Rotate `x` by the angles in two tables."""
     cosine, sine = cosine[:, None], sine[:, None]
     half = cosine.shape[-1]
     if layout == "interleaved":
@@ -75,7 +75,7 @@ def rotate_by(cosine: Tensor, sine: Tensor, x: Tensor, layout: str) -> Tensor:
 
 @functools.cache
 def probe(case: str, length: int) -> Probe:
-    """A probe of one layer and one row, as long as it is asked for."""
+    """Return a probe with one row of the given length."""
     config = preset(case).resized() if case == "pre-norm" else CASES[case]
     config = dataclasses.replace(config, max_length=max(length, config.max_length))
     inputs = {name: tokens[:1] for name, tokens in mixed_inputs(config, 0, length, length).items()}
@@ -83,7 +83,7 @@ def probe(case: str, length: int) -> Probe:
 
 
 def share_of(port: type[Model], one: Probe, dtype: str = "float32") -> float:
-    """The share of its budget that the port's largest error uses."""
+    """Return the port's largest error as a share of the budget."""
     logits = np.asarray(port(one.config, one.parameters, dtype)(**one.inputs), np.float64)
     return share(gap(logits, one.oracle.expected["logits"]), one.oracle.budget("logits", dtype))
 

@@ -1,4 +1,4 @@
-"""A recurrence may go by chunks, as ports of it do; one that forgets a decay still diverges."""
+"""A recurrence may be computed in chunks, as ports do; a recurrence that omits a decay diverges."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def probe(request: pytest.FixtureRequest) -> Probe:
 
 
 def logits(probe: Probe, rule: Any) -> np.ndarray:
-    """In float32, of a port whose state follows `rule`."""
+    """Return the float32 logits of a port whose state follows `rule`."""
     inputs: dict[str, Any] = dict(probe.inputs)
     with mock.patch(RULE, rule):
         return np.asarray(transformer(probe.config, probe.parameters, **inputs))
 
 
 def share(probe: Probe, rule: Any) -> float:
-    """The largest share of the budget, of one that was measured at many points and of one call's."""
+    """Return the largest error as a share of two budgets: one measured at many points, and one for a single call."""
     oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     found = logits(probe, rule)
     return max(gap(found, each.expected["logits"]) / each.budget("logits", "float32") for each in oracles)

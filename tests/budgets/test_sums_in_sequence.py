@@ -1,4 +1,4 @@
-"""Attention may sum over the keys one at a time, as an online softmax does; a wrong sum still diverges."""
+"""Attention may sum over keys one at a time, as an online softmax does; a wrong sum diverges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 
 ONLINE = {1: port_with("right-online-one-key"), 4: port_with("right-online")}
-"""Right ports by the number of keys that they take at a time."""
+"""Correct ports, by the number of keys that they process at a time."""
 
 
 def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
@@ -34,7 +34,7 @@ def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
 
 @pytest.fixture(scope="module")
 def long_call() -> ReachProbe:
-    """513 tokens of the walkthrough, whose masked keys weigh as much as a score of 0."""
+    """Return a call with 513 tokens for the walkthrough, where a masked key has the same weight as a score of 0."""
     long = next(model for model in reach_of_preset("walkthrough") if model.name == "long")
     return long.probe(1, (513, 513))
 
@@ -62,7 +62,7 @@ def test_an_online_softmax_agrees_on_the_longest_probe() -> None:
 
 @pytest.mark.long
 def test_a_product_of_pytorch_with_equal_weights_agrees_on_the_longest_probe() -> None:
-    """PyTorch's own batched product adds 256 padding keys of a row that sees none in sequence."""
+    """Check a row that sees no key: PyTorch's batched product adds its 256 padding keys one after another."""
     config = dataclasses.replace(CASES["t5"], max_length=256)
     probe = Probe("t5", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
     recorded = answer(build_with(base=Model, taps=True), probe)
@@ -78,7 +78,7 @@ def one_by_one(numbers: np.ndarray) -> np.float32:
 
 def test_sums_in_sequence_are_those_of_a_loop() -> None:
     scores = np.log(np.full(3000, 0.1, np.float32))
-    scores[-1] = 0  # the largest
+    scores[-1] = 0  # the largest of them
     exponentials = np.exp(scores)
     total = one_by_one(exponentials)
     assert total != exponentials.sum()

@@ -1,4 +1,4 @@
-"""Tables of positions that a port builds in float32 agree at every length; a wrong base does not."""
+"""Position tables that a port computes in float32 agree at every length; a wrong base diverges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROTARY = dataclasses.replace(preset("notes-lm").resized(), max_length=128, posit
 
 
 def port(formula: Callable[..., np.ndarray], base: float = 1.0) -> Callable[..., Any]:
-    """The NumPy column in float32, whose tables are built in float32 by `formula`, with another base."""
+    """Return the NumPy column in float32; `formula` computes its tables in float32, with another base if given."""
 
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
         forward = numpy_build(config, parameters, dtype="float32")

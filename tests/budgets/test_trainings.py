@@ -1,4 +1,4 @@
-"""Budgets of learned parameters have room for the ways in which right optimizers round."""
+"""Budgets of trained parameters cover the different ways in which correct optimizers round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ BATCH = {"tokens": np.array([[1, 2, 3]]), "targets": np.array([[2, 3, 4]])}
 
 
 def test_a_correction_of_the_bias_in_float32_is_rounding() -> None:
-    """Optax has 1 − 0.999 in float32, 1.3e-5 beside; the square root of it is in each weight of the first step."""
+    """Check the rounding of Optax, which computes 1 − 0.999 in float32.
+
+    The result is off by 1.3e-5, relatively; its square root divides every update of the first step.
+    """
     parameters = probe_parameters(TINY, 6)
     oracle = training_oracle(TINY, parameters, [BATCH], ADAM)
     off = ADAM.learning_rate * abs(weight_so_far(0.999, 1) / 0.001 - 1) / 2

@@ -1,4 +1,4 @@
-"""A bundle comes back as it was written, and what is not one is answered with one sentence."""
+"""A bundle is read as it was written, and anything else is rejected with one sentence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, written: Path) -> Path:
-    """A bundle to do anything with."""
+    """Return a copy of a bundle that a test may change."""
     return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 

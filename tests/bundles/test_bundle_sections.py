@@ -1,4 +1,4 @@
-"""Capabilities through a bundle: answers of any language are judged like answers of Python."""
+"""Capabilities in a bundle: answers from any language are judged like answers of a Python port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TARGETS = "targets.safetensors"
 
 
 def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], Tensors]]:
-    """The requests of a section, as its files have them: the fields and the tensors of each."""
+    """Return the requests of a section, each with its fields and tensors, from the bundle's files."""
     manifest = json.loads((folder / "manifest.json").read_text())["capabilities"]
     tensors = load_file(folder / f"{section}.safetensors") if manifest[section]["inputs"] else {}
     return {
@@ -56,7 +56,7 @@ def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], T
 
 
 def answer(folder: Path) -> Tensors:
-    """The tensors that a right port writes; it reads the files of a bundle, and nothing else."""
+    """Return the tensors that a correct port writes, using only the bundle's files."""
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest |= manifest.get("capabilities", {})
     config = TransformerConfig.from_json((folder / "config.json").read_text())
@@ -89,7 +89,7 @@ def answer(folder: Path) -> Tensors:
 
 
 def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerConfig, requests: Any) -> dict[str, Any]:
-    """The logits of every chunk of the probe that is decoded with a cache."""
+    """Return the logits of every chunk of a probe, decoded with a cache."""
     said: dict[str, Any] = {}
     source = {name: value for name, value in tokens.items() if name == "source"}
     for key, (fields, _) in requests.items():
@@ -104,7 +104,7 @@ def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerC
 def generate(
     config: TransformerConfig, parameters: Tensors, key: str, fields: dict[str, Any], own: Tensors
 ) -> dict[str, Any]:
-    """The tokens of a request, and their scores if it has beams."""
+    """Return the tokens for a request, and their scores if it has beams."""
     changed = {name.removeprefix("parameters/"): value for name, value in own.items() if "parameters/" in name}
     forward = build(dataclasses.replace(config, eos_id=fields["eos_id"]), parameters | changed)
     named: dict[str, Any] = {name: own[name] for name in ("source", "lengths", "uniforms") if name in own}
@@ -117,7 +117,7 @@ def generate(
 
 
 def trained(key: str, fields: dict[str, Any], own: Tensors) -> dict[str, Any]:
-    """The losses and the parameters that come of a training."""
+    """Return the losses and the trained parameters for a request."""
     config = TransformerConfig.from_json(json.dumps(fields["config"]))
     training = Training(**fields["training"] | {"betas": tuple(fields["training"]["betas"])})
     begins = "parameters/"
@@ -134,7 +134,7 @@ def trained(key: str, fields: dict[str, Any], own: Tensors) -> dict[str, Any]:
 
 
 def widened(tokens: np.ndarray, shape: list[int]) -> np.ndarray:
-    """Tokens with columns of -1 after the last one, as int32."""
+    """Return tokens as int32, padded with columns of -1."""
     return np.pad(tokens.astype(np.int32), ((0, 0), (0, shape[1] - tokens.shape[1])), constant_values=-1)
 
 
@@ -146,13 +146,13 @@ def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
-    """A bundle of a preset with all sections, read back; and the tensors that a right port writes."""
+    """Return a function that exports a preset with all sections, and returns the bundle and a correct answer."""
     return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
 
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Callable[..., Report]:
-    """The verdict on tensors, by way of a file."""
+    """Return a function that writes tensors to a file and judges the file."""
 
     def judge(bundle: Bundle, tensors: Tensors, **how: Any) -> Report:
         save_file(tensors, tmp_path / "actual.safetensors")
@@ -170,7 +170,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, small: Path) -> Path:
-    """A bundle with all sections, to change."""
+    """Return a copy of a bundle with all sections that a test may change."""
     return Path(shutil.copytree(small, tmp_path / "bundle"))
 
 
@@ -230,12 +230,12 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
 
 
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
-    """The tensors, with the gradients whose name has `part` changed."""
+    """Return the tensors with `change` applied to the gradients whose name contains `part`."""
     return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}
 
 
 def without(tensors: Tensors, part: str) -> Tensors:
-    """The tensors without those that have `part` in their name; `$` is the end of a name."""
+    """Return the tensors whose names do not contain `part`; `$` stands for the end of a name."""
     return {name: value for name, value in tensors.items() if part not in f"{name}$"}
 
 
@@ -254,7 +254,7 @@ def with_a_wrong_loss(bundle: Bundle, tensors: Tensors) -> Tensors:
 
 
 def with_a_wrong_cache(bundle: Bundle, tensors: Tensors) -> Tensors:
-    """The steps of a port whose positions begin at 0 again with every step."""
+    """Return the steps of a port whose positions restart at 0 in every step."""
     probe, said = bundle.probes["mixed"], dict(tensors)
     sizes: dict[str, list[int]] = {}
     for name, shape in bundle.asked.items():
@@ -444,7 +444,7 @@ tensors = answer(bundle)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    """The command of a program in Python that starts with `PROGRAM`."""
+    """Return a function that writes `PROGRAM` and more code to a file, and returns the command to run it."""
 
     def command(rest: str) -> str:
         (tmp_path / "port.py").write_text(PROGRAM + rest)

@@ -1,4 +1,4 @@
-"""A bundle names a checkpoint; a port on another machine is judged by what it brought back, and by nothing else."""
+"""A bundle can name a checkpoint; a port on another machine is judged only by the file that it wrote."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(*arguments: object) -> Any:
 
 
 def exported(folder: Path, family: str = "llama", **sizes: Any) -> Path:
-    """A small checkpoint, and beside it its bundle."""
+    """Write a small checkpoint and its bundle."""
     config = dataclasses.replace(example_config(family), **sizes)
     export_checkpoint(family, config, probe_parameters(config), folder / "checkpoint")
     ended = run("export", "--checkpoint", folder / "checkpoint", folder / "bundle")
@@ -63,7 +63,7 @@ def answered(
     config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
     parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> Answers:
-    """The taps of the NumPy column, as a port on another machine, which may be wrong."""
+    """Return the taps of a port on another machine: the NumPy column, which the arguments can make wrong."""
     imported = import_checkpoint(checkpoint)
     given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()
@@ -83,7 +83,7 @@ def save(answers: Mapping[str, np.ndarray], file: Path) -> Path:
 
 
 def compared(written: Path, answers: Mapping[str, np.ndarray], file: Path, checkpoint: Path | None = None) -> Any:
-    """The report on what was brought back, as JSON."""
+    """Return the report on an answer, as JSON."""
     chosen = written / "checkpoint" if checkpoint is None else checkpoint
     ended = run("compare", written / "bundle", save(answers, file), "--checkpoint", chosen, "--json", "-")
     (report,) = json.loads(ended.stdout)
@@ -116,7 +116,7 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
 
 
 def taps_in(lines: set[str], probe: str) -> list[str]:
-    """The taps of a probe that lines list, without ranges."""
+    """Return the taps of a probe that the report's lines list."""
     found: list[str] = []
     for line in lines:
         of, _, rest = line.removeprefix("missing for ").partition(": ")
@@ -175,13 +175,13 @@ def test_a_probe_that_did_not_come_back_leaves_the_verdict_open(written: Path, t
 
 
 def exchange(parameters: Parameters) -> Parameters:
-    """Gate and up of the second layer in each other's place."""
+    """Swap gate and up projections of the second layer."""
     gate, up = (f"decoder.layers.1.feed_forward.{name}.weight" for name in ("gate", "up"))
     return parameters | {gate: parameters[up], up: parameters[gate]}
 
 
 def with_rows_of_other_heads(parameters: Parameters) -> Parameters:
-    """Queries of the second layer as one file has them whose rows were permuted for interleaved pairs."""
+    """Permute the query rows of the second layer, as for interleaved rotation."""
     name = "decoder.layers.1.self_attention.query.weight"
     weight = parameters[name]
     heads = weight.reshape(example_config("llama").num_heads, 2, -1, weight.shape[1])
@@ -319,4 +319,4 @@ def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, mon
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     of_a_layer = 8 * sum(math.prod(shape) for name, shape in bundle.shapes.items() if ".layers.0." in name)
-    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, of which not even one is kept
+    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, and not even one layer is kept in memory

@@ -1,4 +1,4 @@
-"""No byte of a bundle or of an answer can do harm: the result is one sentence or a true verdict."""
+"""Malicious bundles and answers do no harm: each results in one sentence or in a correct verdict."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.report.comparison import difference
 
 MEGABYTES = 300
-"""By so much the memory may grow on the way."""
+"""The largest permitted growth of memory."""
 
 UNSIGNED, FORGED, WRITTEN = 400, 120, 400
-"""Damaged files of each kind that are tried; ten times as many with --every-case."""
+"""The number of damaged files of each kind; `--every-case` tries ten times as many."""
 
 Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
 Row = tuple[Change, str]
-"""A change of a folder, and a part of the sentence with which it is refused."""
+"""A change of a folder, and a part of the error that it must cause."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def sectioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sentence(call: Callable[[], object]) -> str:
-    """The one sentence with which a call refuses; empty if it does not."""
+    """Return the error of a call, which must be one sentence, or an empty string."""
     try:
         call()
     except TransparityError as error:
@@ -80,7 +80,7 @@ def sentence(call: Callable[[], object]) -> str:
 
 
 def not_refused(rows: dict[str, Row], original: Path, tmp_path: Path, read: Callable[[Path], object]) -> list[str]:
-    """The rows whose change is not refused by a sentence that has its part."""
+    """Return the rows whose change does not cause the expected error."""
     wrong = []
     for number, (name, (change, says)) in enumerate(rows.items()):
         folder = Path(shutil.copytree(original, tmp_path / str(number)))
@@ -91,7 +91,7 @@ def not_refused(rows: dict[str, Row], original: Path, tmp_path: Path, read: Call
 
 
 def sign(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest that says what the files now are, as a forger would."""
+    """Update the digests in a manifest, as a forger would, and write it."""
     if isinstance(manifest.get("sha256"), dict):
         manifest["sha256"] |= {name: digest(folder / name) for name in manifest["sha256"] if name in files_of(SECTIONS)}
         manifest["sha256"][MANIFEST] = own_digest(manifest)
@@ -99,7 +99,7 @@ def sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def put(place: str, value: Any) -> Change:
-    """Change one place of the manifest, and sign it."""
+    """Change one entry of the manifest, and update the digests."""
 
     def change(folder: Path) -> None:
         manifest = fields = json.loads((folder / MANIFEST).read_text())
@@ -115,7 +115,7 @@ def put(place: str, value: Any) -> Change:
 def tensors(
     file: str, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], *, signed: bool = True
 ) -> Change:
-    """Change the tensors of a file, and sign it."""
+    """Change the tensors in a file, and update the digests unless `signed` is False."""
 
     def changed(folder: Path) -> None:
         found = {name: np.ascontiguousarray(value) for name, value in change(load_file(folder / file)).items()}
@@ -131,7 +131,7 @@ def one(file: str, name: str, change: Callable[[np.ndarray], np.ndarray], *, sig
 
 
 def config(**fields: Any) -> Change:
-    """Change fields of config.json, and sign it."""
+    """Change fields of config.json, and update the digests."""
 
     def change(folder: Path) -> None:
         path = folder / "config.json"
@@ -146,7 +146,7 @@ def both(*changes: Change) -> Change:
 
 
 def file(name: str, content: bytes | None) -> Change:
-    """Replace a file, or with None remove it."""
+    """Write a file; without `content`, remove it."""
     return lambda folder: (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
 
 
@@ -261,7 +261,7 @@ SECTIONED: dict[str, Row] = {
 }
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes in a folder are POSIX's")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_bundle_that_is_none_is_refused_in_one_sentence(plain: Path, sectioned: Path, tmp_path: Path) -> None:
     assert not not_refused(FILES | MANIFESTS, plain, tmp_path / "plain", read_bundle)
     assert not not_refused(SECTIONED, sectioned, tmp_path / "sectioned", read_bundle)
@@ -269,7 +269,7 @@ def test_a_bundle_that_is_none_is_refused_in_one_sentence(plain: Path, sectioned
 
 
 def header(fields: Any, size: int = 992) -> Change:
-    """A file of answers with a header, and zeros behind it."""
+    """Write an answer that consists of a header and zeros."""
     text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     return file(ACTUAL, struct.pack("<Q", len(text)) + text + bytes(size))
 
@@ -337,7 +337,7 @@ ANSWERS: dict[str, Row] = {
 def test_answers_that_are_none_are_refused_in_one_sentence(sectioned: Path, tmp_path: Path) -> None:
     bundle = read_bundle(sectioned)
     assert not not_refused(ANSWERS, sectioned, tmp_path, lambda folder: read_actual(folder / ACTUAL, bundle))
-    mended = {"cut", "no header"}  # of a port that was stopped, the file may end early
+    mended = {"cut", "no header"}  # the file of a port that was stopped may be cut
     rows = {name: (change, "") for name, (change, _) in ANSWERS.items() if name not in mended}
     cut = not_refused(rows, sectioned, tmp_path / "cut", lambda folder: read_actual(folder / ACTUAL, bundle, cut=True))
     assert not cut
@@ -345,7 +345,7 @@ def test_answers_that_are_none_are_refused_in_one_sentence(sectioned: Path, tmp_
 
 @pytest.fixture
 def tried(pytestconfig: pytest.Config) -> Callable[[int, Any, Callable[[Any], None]], None]:
-    """Run a function on a number of values of a strategy, the same ones each time."""
+    """Return a function that tests values of a strategy, always the same ones."""
     factor = 10 if pytestconfig.getoption("--every-case") else 1
 
     def run(count: int, values: Any, check: Callable[[Any], None]) -> None:
@@ -364,7 +364,7 @@ CONFIG = TransformerConfig(
     architecture="decoder",
     target_vocab_size=5,
     max_length=3,
-    embed_dim=4,  # of two features a layer norm leaves the sign: gradients through it would be little but rounding
+    embed_dim=4,  # with two features, a layer norm returns only signs, so gradients through it would be mostly rounding
     num_heads=1,
     num_decoder_layers=1,
     feed_forward_dim=2,
@@ -373,7 +373,7 @@ CONFIG = TransformerConfig(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    """A bundle with every section, and beside it the answers of a right port."""
+    """Write a bundle with every section, and a correct answer."""
     folder = tmp_path_factory.mktemp("tiny") / "bundle"
     probes = {name: probe for name, probe in bundle_probes("config", CONFIG).items() if name in ("one", "mixed")}
     bundle = export_bundle(CONFIG, folder, probes, sections=SECTIONS)
@@ -388,7 +388,7 @@ def test_a_forged_bundle_expects_and_asks_for_what_the_reference_makes_of_it(
     folder, bundle = tiny
     known = {file: digest(folder / file) for file in files_of(SECTIONS)}
     monkeypatch.setattr(manifests, "own_digest", lambda manifest: manifest["sha256"][MANIFEST])
-    monkeypatch.setattr(manifests, "digest", lambda path: known[path.name])  # right, whatever is in the file
+    monkeypatch.setattr(manifests, "digest", lambda path: known[path.name])  # the digest before the forgery
     for name in (MANIFEST, *files_of(SECTIONS)):
         copy, data = Path(shutil.copytree(folder, tmp_path / name)), (folder / name).read_bytes()
 
@@ -437,7 +437,7 @@ def test_a_damaged_bundle_is_refused_or_means_the_same(
             (copy / name).write_bytes(changed)
             read: list[Bundle] = []
             if not sentence(lambda: read.append(read_bundle(copy))):
-                assert name == MANIFEST or changed == data, "every other file has a digest"
+                assert name == MANIFEST or changed == data, "only the manifest can change without a wrong digest"
                 assert is_the_same(read[0], bundle) and read[0].asked == bundle.asked
 
         tried(UNSIGNED // len(files_of(SECTIONS)), damaged(data), check)

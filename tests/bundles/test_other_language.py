@@ -1,4 +1,4 @@
-"""A port that is not Python: JavaScript on Node reads a bundle, and agrees on every tap of every probe."""
+"""A port in JavaScript on Node reads a bundle, and agrees at every tap of every probe."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_it_agrees_on_every_probe_within_the_budgets_of_the_manifest(tmp_path: P
 
 
 def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
-    """The scale uses the other field: the mistake of nearly every port."""
+    """Check a port that scales scores by the wrong width, the most common mistake."""
     wrong = PORT.read_text().replace('config.attention_scale === "head_dim"', 'config.attention_scale !== "head_dim"')
     assert wrong != PORT.read_text()
     (tmp_path / "wrong.mjs").write_text(wrong)

@@ -1,4 +1,4 @@
-"""The table of capabilities: the command line and the pages have every row of it."""
+"""The command line and the pages have every row of the table of capabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = pytest.mark.parametrize("row", CAPABILITIES.values(), ids=lambda row: row
 
 
 def rows_of(page: str, begins: str) -> list[str]:
-    """The rows of the tables of a page whose first cell begins so."""
+    """Return the table rows of a page whose first cell begins with a word."""
     return [line for line in (DOCS / page).read_text().splitlines() if line.startswith(f"| `{begins}")]
 
 

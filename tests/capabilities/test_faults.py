@@ -1,4 +1,4 @@
-"""Every fault of every capability is found and named, what is right agrees, and no answer in a wrong form does."""
+"""Every fault of every capability is found and named, correct ports agree, and malformed answers do not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Simulate = Callable[..., Any]
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 TRAINED = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
-"""Key biases change no weight of attention: what no gradient reaches hides no fault."""
+"""A configuration with key biases, whose gradients are 0; a parameter without a gradient must not hide a fault."""
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
     "trained": TRAINED,
@@ -59,7 +59,7 @@ CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
 
 
 class Offering:
-    """A right forward pass that offers something else besides."""
+    """A correct forward pass with other capabilities."""
 
     def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
         self.forward = forward
@@ -70,7 +70,7 @@ class Offering:
 
 
 def offering(make: Callable[[TransformerConfig, Arrays, Any], dict[str, Any]], backend: Any = numpy_build) -> Build:
-    """A port with what `make` makes of a configuration, parameters and the right port."""
+    """Return a port with the capabilities that `make` returns."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Offering:
         forward = backend(config, parameters, dtype="float32")
@@ -88,7 +88,7 @@ def with_loss(loss: Simulate) -> Build:
 
 
 def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
-    """A port whose `generate` is simulated; greedily, it is right unless `greedy_too`."""
+    """Return a port with a simulated `generate`; greedy decoding is right unless `greedy_too`."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def given(
@@ -126,7 +126,7 @@ def searching(simulate: Simulate) -> Build:
 
 
 def stepping(simulate: Simulate) -> Build:
-    """A port whose cache is what it was shown."""
+    """Return a port with simulated steps; its cache is the list of tokens so far."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def step(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
@@ -155,7 +155,7 @@ def first_probe(name: str) -> Probe:
 
 
 def found_in(row: Capability, build: Build, name: str, dtype: str = "float32") -> CapabilityResult:
-    """Return the findings in one capability of a port."""
+    """Compare one capability of a port, and return the result."""
     probe = first_probe(name)
     port = build(probe.config, probe.parameters)
     logits = {"mixed": run(port, probe, logits_only=True)["logits"]} if row is LOSS else {}
@@ -170,7 +170,7 @@ CACHED = ["translation", "pre-norm", "notes-lm", "notes-attention", "shared-head
 
 
 def shows(how: SimulatedFault, name: str) -> bool:
-    """Return whether a fault is one in a configuration."""
+    """Return whether a fault has an effect in a configuration."""
     config = CONFIGS[name]
     needs = {
         "padding in the cache is visible": config.has_decoder and config.decoder_mask == "causal-and-padding",
@@ -180,13 +180,13 @@ def shows(how: SimulatedFault, name: str) -> bool:
     }
     if name in ("llama", "qwen3_next", "mamba2") and how.says not in (*OF_ROTATIONS, *OF_STATES):
         return False
-    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # where nothing ends
+    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # no row ends
         return False
     return needs.get(how.says, True)
 
 
 def distinct(faults: Iterable[SimulatedFault]) -> list[SimulatedFault]:
-    """The first of those that say the same."""
+    """Return the faults without duplicates of the same description."""
     found: dict[str, SimulatedFault] = {}
     for how in faults:
         found.setdefault(how.says, how)
@@ -218,7 +218,7 @@ def test_every_fault_is_named(claim: str, pytestconfig: pytest.Config) -> None:
 
 def test_a_fault_of_each_kind_is_named() -> None:
     for claim, (row, faults, build, names) in TABLES.items():
-        if claim != "train":  # which takes long
+        if claim != "train":  # training takes long
             assert_named(claim, faults[1], found_in(row, build(faults[1].simulate), names[0]))
 
 
@@ -255,7 +255,7 @@ UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {
 
 
 def another_token(tokens: np.ndarray) -> np.ndarray:
-    """The same tokens, but one in the last row."""
+    """Change one token in the last row."""
     tokens[-1:, 5:6] = (tokens[-1:, 5:6] + 1) % CONFIGS["notes-lm"].vocab_size
     return tokens
 
@@ -278,7 +278,7 @@ def test_a_number_in_a_loss_is_fitted(cause: str, value: float, right: float) ->
     assert [found.mistake for found in fault.causes] == [cause] and fault.causes[0].says in sentence(report)
     fitted = fault.causes[0].value
     assert fitted is not None
-    slope = fault.error / abs(value - right)  # of the loss, by the number
+    slope = fault.error / abs(value - right)  # d loss / d number
     assert abs(fitted - value) * slope <= max(1.0, value) * fault.budget
 
 
@@ -287,7 +287,7 @@ def other_of(answer: Any) -> Callable[..., Any]:
 
 
 def changed(method: str, change: Callable[..., Any]) -> Build:
-    """A port whose answers of one method are changed on their way out."""
+    """Return a port with `change` applied to the results of one method."""
     return offering(
         lambda config, parameters, forward: {
             method: lambda *given, **named: change(getattr(forward, method)(*given, **named))

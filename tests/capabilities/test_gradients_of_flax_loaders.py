@@ -1,4 +1,4 @@
-"""Gradients of a `flax.nnx.Module` that `load(folder)` returns, whose kernels are transposed and have other names."""
+"""Test gradients of a `flax.nnx.Module` from `load(folder)` with transposed kernels and its own parameter names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_flax.transformer import Transformer
 
 
 class Port(nnx.Module):
-    """The model, of one argument, with queries of three axes (embed, heads, head_dim)."""
+    """A model with one argument, whose query kernels have the axes (embed, heads, head_dim)."""
 
     def __init__(self, inner: Transformer, change: Callable[[Any], Any]) -> None:
         self.inner, self.change = inner, change

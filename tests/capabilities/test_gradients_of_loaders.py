@@ -1,4 +1,4 @@
-"""Gradients of what `load(folder)` returns: its own graph, by the names or the numbers of its parameters."""
+"""Test gradients of a model from `load(folder)`; its parameters are matched by names or by values."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def as_it_is(model: Any) -> Any:
 
 
 def detached(model: Any) -> Any:
-    """Values are taken for constants."""
+    """Return a model that does not propagate gradients through one value projection."""
     model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda module, given, value: value.detach())
     return model
 
 
 def doubled(model: Any) -> Any:
-    """A gradient through a feed-forward counts twice."""
+    """Return a model that counts the gradient through one feed-forward twice."""
 
     def twice(module: Any, given: Any, value: Any) -> None:
         if value.requires_grad:
@@ -92,11 +92,11 @@ def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: P
 
 
 class Packed(torch.nn.Module):
-    """A model whose queries, keys and values are one transposed matrix, under names of its own."""
+    """A model whose queries, keys and values are one transposed matrix with its own name."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.inner = [model]  # in a list, so that its parameters are not those of this module
+        self.inner = [model]  # a list, so that the inner parameters are not registered
         self.names = list(dict(model.named_parameters()))
         packed = {name for name in self.names if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
         weights = dict(model.named_parameters())
@@ -137,7 +137,7 @@ def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path)
 
 
 class Head(torch.nn.Module):
-    """The head's weight is held at half its size."""
+    """A head whose parameter is half of its weight."""
 
     def __init__(self, weight: Any) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_gradients_of_drawn_weights_are_those_of_a_checkpoint(tmp_path: Path) ->
 @pytest.mark.long
 def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: Path) -> None:
     config = example_config("gemma3_text")
-    assert config.pad_id is not None  # transformers' table has it as its padding_idx, which learns nothing
+    assert config.pad_id is not None  # transformers passes this id as `padding_idx`, whose embedding has no gradient
     report = checked(tmp_path / "model", as_it_is, "gemma3_text")
     assert (report.verdict, claim(report)) == ("agrees", "agrees"), as_text([report])
 

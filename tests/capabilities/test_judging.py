@@ -1,4 +1,4 @@
-"""Tokens and scores are judged to within rounding: ties, worse beams, and what a port does not take."""
+"""Tokens and scores are judged up to rounding: ties, worse beams, and arguments that a port lacks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_draw_at_a_boundary_is_a_tie_and_one_beyond_it_is_wrong(off: float, sa
 
 
 def upper_end(request: Request, tokens: np.ndarray) -> float:
-    """Upper end of the interval of the first sampled token of the first row."""
+    """Return the upper end of the interval of the first sampled token in the first row."""
     context = {"tokens": tokens[:1, : request.prompt.shape[1]]}
     logits = np.asarray(numpy_build(request.config, request.parameters).logits(**context))[0, -1]
     weights = np.exp(logits - logits.max())
@@ -140,7 +140,7 @@ def test_a_token_that_may_not_be_drawn_is_wrong_however_near_the_number() -> Non
     request = sampling_requests(first_probe("notes-lm")).first[0]
     tokens = simulated_tokens(generate, request)
     errors = {token: judged(request, with_last(tokens, token), "float32").error for token in range(8, 18)}
-    assert sum(np.isinf(error) for error in errors.values()) >= 2, "of ten tokens top_k leaves eight"
+    assert sum(np.isinf(error) for error in errors.values()) >= 2, "top_k must reject two of these ten tokens"
     assert judged(request, tokens, "float32").error == 0.0
 
 
@@ -164,7 +164,7 @@ def test_a_score_that_is_not_the_tokens_own_is_wrong_and_so_are_worse_tokens() -
 
 
 def twinned(request: Request, token: int, twin: int, by: float) -> Request:
-    """The same, but that wherever `token` comes to a logit, `twin` comes to one that is more `by` so much."""
+    """Return the request with weights where `twin` always has the logit of `token` plus `by`."""
     weight, bias = (request.parameters[f"head.{part}"].astype(np.float64) for part in ("weight", "bias"))
     weight[twin], bias[twin] = weight[token], bias[token] + by
     return dataclasses.replace(request, parameters=request.parameters | {"head.weight": weight, "head.bias": bias})
@@ -196,7 +196,7 @@ def test_worse_beams_are_right_if_those_that_were_dropped_for_them_were_as_good_
     token = int(simulated_beams(beam_search, request)[0][0, request.prompt.shape[1]])
     twin = 5 if token != 5 else 6
     worse = []
-    for sign in (1, -1):  # one of the two is followed by what is worse
+    for sign in (1, -1):  # one of the two is followed by worse tokens
         tokens, _ = simulated_beams(beam_search, twinned(request, token, twin, sign * by))
         asked = twinned(request, token, twin, -sign * by)
         found = judged_beams(asked, tokens, true_scores(asked, tokens).expected["scores"], "float32")

@@ -1,4 +1,4 @@
-"""Losses and gradients of a port, beside right and wrong logits; a wrong gradient is placed and named."""
+"""Losses and gradients are judged for correct and wrong logits; a wrong gradient is placed and named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MISSING = "the port does not offer it"
 
 
 def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
-    """A port whose gradients are changed on their way out."""
+    """Return a port with `change` applied to its loss and gradients."""
 
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         forward = pytorch_build(config, parameters)
@@ -81,19 +81,19 @@ def test_a_wrong_loss_is_named_with_given_parameters_too() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)], ids=str)
 def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> None:
-    """All alike, too large for float32, or so sure of every target that the loss is 0."""
+    """Check logits that are all equal, too large for float32, or so certain that the loss is 0."""
 
     def logits(tokens: np.ndarray) -> np.ndarray:
         aimed_at = np.roll(tokens, -1, axis=1)[..., None] == np.arange(preset("notes-lm").resized().vocab_size)
         return np.where(aimed_at, high, low)
 
     port = Offering(logits, loss=lambda targets, **tokens: float(targets.size))
-    report = check(lambda *_: port, preset="notes-lm", budget=0)  # no search for what makes such logits
+    report = check(lambda *_: port, preset="notes-lm", budget=0)  # skip the search for the cause of such logits
     assert (report.verdict, report.faults[-1].where, report.faults[-1].causes) == ("diverges", "loss", ())
 
 
 def of_another_scale(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
-    """A wrong forward pass: scores are divided by the other root."""
+    """Return a port with a wrong forward pass: scores are divided by the other square root."""
     scale: dict[str, Any] = {"attention_scale": "head_dim" if config.attention_scale == "embed_dim" else "embed_dim"}
     return numpy_build(dataclasses.replace(config, **scale), parameters, dtype="float32")
 

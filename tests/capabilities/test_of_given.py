@@ -1,4 +1,4 @@
-"""Given parameters, such as a checkpoint's: generation, beams, gradients and steps are compared with these."""
+"""With given parameters, such as a checkpoint's, generation, beams, gradients and steps use these parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARAMETERS = probe_parameters(CONFIG, 5)
 
 
 class Port:
-    """A port that offers some capabilities of another, each as a function of the right one."""
+    """A port that wraps some capabilities of a correct port."""
 
     def __init__(self, forward: Any, **offered: Callable[..., Any]) -> None:
         self.forward = forward
@@ -77,7 +77,7 @@ def test_a_model_is_not_built_again_with_parameters_that_were_not_given() -> Non
 
 
 def second_best(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """The last token is another one."""
+    """Replace the last token."""
 
     def wrong(prompt: np.ndarray, max_new_tokens: int, **named: Any) -> np.ndarray:
         tokens = np.array(generate(prompt, max_new_tokens, **named))
@@ -88,7 +88,7 @@ def second_best(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def after_one_token(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Every token follows only the last one, as with a lost cache."""
+    """Generate each token from only the last token, as with a lost cache."""
 
     def wrong(prompt: np.ndarray, max_new_tokens: int, **named: Any) -> np.ndarray:
         tokens = prompt

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama in plain PyTorch with a loader of its own, as a stranger would write it: it knows nothing of the checker."""
+"""A Llama in plain PyTorch with its own loader, written like third-party code that does not know the checker."""
 
 import json
 import math
@@ -154,7 +154,7 @@ def load_with_a_drawn_head(folder):
 
 
 class Steps:
-    """A model that is called again on all tokens so far: the plainest cache."""
+    """A model whose cache is the list of tokens so far; each step runs on all of them."""
 
     def __init__(self, model):
         self.model = model
@@ -168,7 +168,7 @@ class Steps:
 
 
 class Generating(Steps):
-    """Greedy, up to the end token of each row."""
+    """A model with greedy generation until the end token of each row."""
 
     def __init__(self, model, end, forgets):
         super().__init__(model)

@@ -1,4 +1,4 @@
-"""One line of a test holds a port to the reference; where it fails, the message is the answer."""
+"""`assert_conforms` checks a port in one line of a test; if it fails, the message is the checker's answer."""
 
 from __future__ import annotations
 

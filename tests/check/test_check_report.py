@@ -1,4 +1,4 @@
-"""The views of a check: the verdict first, then what is wrong, where and why, in a terminal and as a page."""
+"""The views of a check, in a terminal and as a page: the verdict, then what is wrong, where, and why."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
     assert "at most 50 % of the tolerance is used" in flat(as_text([report(verdict=verdict)]))
     claim = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
     shown = flat(as_text([report(verdict=verdict, claims=(claim,))], verbose=True))
-    assert "at most 59 % of the tolerance is used (loss: mixed)" in shown, "the share of a claim counts, too"
+    assert "at most 59 % of the tolerance is used (loss: mixed)" in shown, "the share of a claim also counts"
 
 
 def test_a_report_without_comparisons_is_inconclusive() -> None:
@@ -173,7 +173,7 @@ def test_markdown_has_all_that_runs_the_check_again(tmp_path: Path, monkeypatch:
     assert f"| port | `my.py` {digest([port])} |" in text
     assert f"| weights | {digest([tmp_path / 'model.safetensors'])} |" in text
     port.write_text("def load(folder): return 1\n")
-    assert digest([port]) not in text, "the hash is not the hash of the file's content"
+    assert digest([port]) not in text, "the hash must change with the file's content"
 
 
 def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
@@ -202,7 +202,7 @@ def test_notes_that_differ_in_numbers_are_one() -> None:
 def test_it_is_readable_at_80_columns() -> None:
     text = as_text([report(fault(0, SCALE), fault(1, SCALE), fault(2, profile=PROFILE))], 80)
     assert max(map(len, text.splitlines())) <= 80
-    assert SCORES.format("0–1") in text, "a name is not broken"
+    assert SCORES.format("0–1") in text, "a line break splits a name"
 
 
 def test_numbers_that_are_not_finite_are_described() -> None:

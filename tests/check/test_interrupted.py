@@ -1,4 +1,4 @@
-"""Where a port diverges is said before causes are sought, and is not lost at Ctrl-C, from the command line, too."""
+"""A divergence is reported before the search for causes, and Ctrl-C does not lose it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Chatty(Gpt2):
 
 
 def started(folder: Path, name: str, *options: str, terminal: bool = False) -> subprocess.Popen[str]:
-    """The check of a port in `folder` from the command line; in a `terminal`, its progress is shown."""
+    """Start a check of a port from the command line; in a `terminal`, it shows its progress."""
     (folder / "port.py").write_text(PORT if name in PORT else CHATTY)
     (folder / "config.json").write_text(GPT2.to_json())
-    # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
+    # background jobs of a shell ignore Ctrl-C, and so do their children
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     shown = {"TTY_COMPATIBLE": "1", "COLUMNS": "200"} if terminal else {}
     command = ["-m", "transparity_conformance", "check", f"port.py:{name}", "--config", "config.json", *options]
@@ -81,7 +81,7 @@ def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_causes_found_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scale is named; the search for a second cause is interrupted."""
+    """Check that a cause is kept if the search for a second cause is interrupted."""
     namespace: dict[str, type[Gpt2]] = {}
     exec(PORT, namespace)
     found: list[Report] = []

@@ -1,4 +1,4 @@
-"""From the command line a port runs in a process of its own, and the exit code is always 0, 1, 2 or 3."""
+"""From the command line a port runs in its own process, and the exit code is always 0, 1, 2 or 3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_output_that_takes_nothing_is_no_verdict() -> None:
     reading, closed = os.pipe()
     os.close(reading)
@@ -40,7 +40,7 @@ def test_an_output_that_takes_nothing_is_no_verdict() -> None:
 def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "port.py"
     file.write_text(RIGHT + calling(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
-    # a job in the background of a shell, as this test may be, ignores Ctrl-C, and so do its children
+    # background jobs of a shell ignore Ctrl-C, and so do their children
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
     process = subprocess.Popen(
@@ -144,4 +144,4 @@ def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> No
         except ProcessLookupError:
             return
         time.sleep(0.1)
-    raise AssertionError("the port's process is still there")
+    raise AssertionError("the port's process is still running")

@@ -1,4 +1,4 @@
-"""A port by its own loader: what is written is loaded, called as its user calls it, and judged."""
+"""A port with its own loader: it loads a written folder, is called with its own argument names, and is judged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Refusal = Callable[..., AbstractContextManager[None]]
 
 
 def of(name: str) -> Callable[..., Any]:
-    """A function of the file of a stranger."""
+    """Return a function of the hand-written Llama."""
     return load_port(f"{FILE}:{name}")
 
 
@@ -85,7 +85,7 @@ def test_a_loaded_model_generates_with_the_weights_of_a_checkpoint(name: str, ve
 
 def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:
     report = check(of("load_only_groups"), family="llama")
-    lines = [line for line in report.not_compared if "square" in line]  # of every size that was tried
+    lines = [line for line in report.not_compared if "square" in line]  # one line for each size that was tried
     assert lines
     assert all("load(folder) raised ValueError: this model is 24 wide" in line for line in lines)
     assert report.verdict == "agrees"

@@ -1,4 +1,4 @@
-"""A process that checks many ports does not keep the models that it has checked."""
+"""A process that checks many ports does not keep the models of earlier checks in memory."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
 
 def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
     probe = next(iter(probes_of(SMALL, "small").values()))
-    before = all_recorded()  # other tests of this process may keep theirs
+    before = all_recorded()  # other tests in this process may keep recordings
     assert len(intermediates(probe, {}, "logits")) > len(probe.parameters)
     assert len(all_recorded()) <= len(before)
 
 
 def all_recorded() -> list[Recorded]:
-    """Every recording in this process."""
+    """Return every recording in this process."""
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, Recorded)]
 

@@ -1,4 +1,4 @@
-"""Programs that crash, hang or write garbage: each is refused in one sentence, or judged by its output."""
+"""Programs that crash, hang or write garbage are refused with one sentence, or judged by their output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ right = (bundle / "expected.safetensors").read_bytes()
 
 @pytest.fixture
 def checked(tmp_path: Path) -> Callable[..., Report]:
-    """The report on a program in Python that starts with `COPY`."""
+    """Return a function that checks a Python program starting with `COPY`."""
 
     def check(script: str, timeout: float = 60) -> Report:
         path = tmp_path / "port.py"
@@ -107,7 +107,7 @@ def test_a_program_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> No
     assert run.failure is not None
     assert run.failure.endswith("was stopped after 0.5 s.")
     time.sleep(1.2)
-    assert not run.actual.exists(), "a child lived on"
+    assert not run.actual.exists(), "a child process is still running"
 
 
 def test_a_program_may_print_without_end(tmp_path: Path) -> None:

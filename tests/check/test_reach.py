@@ -1,4 +1,4 @@
-"""The check: it calls a port at the sizes that follow from its configuration, and says how far agreement reaches."""
+"""The check calls a port at sizes that follow from its configuration, and reports the sizes up to which it agrees."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from transparity_pytorch.port import build as pytorch_build
 Arrays = dict[str, np.ndarray]
 
 UNEXERCISED = {
-    # parameters have their shapes, or there is nothing to compare without them
+    # these fields change the shapes of parameters
     *("architecture", "source_vocab_size", "target_vocab_size", "max_length", "embed_dim", "feed_forward_dim"),
     *("num_heads", "num_key_value_heads", "attention_head_dim", "projection", "position_offset", "num_token_types"),
     *("relative_buckets", "num_experts", "num_classes", "q_lora_rank", "kv_lora_rank", "value_head_dim"),
-    # inputs have their shapes, and no weight depends on a bias of the keys
+    # these fields change the shapes of inputs, or only a key bias, which has no effect on weights
     *("mel_bins", "num_frames", "key_bias"),
     *("recurrent_heads", "recurrent_key_heads", "recurrent_key_dim", "recurrent_value_dim", "convolution_width"),
     *("convolution_bias", "recurrent_bias"),
-    # with parameters that it lacks otherwise
+    # without this field, the model lacks parameters
     "attention_gate",
-    # in `layer_types`, whose change takes it away
+    # a change of `layer_types` also removes this field
     "layer_overrides",
-    # off, or with parameters less than with another value
+    # these fields are off, or another value has more parameters
     *("feed_forward_bias", "qkv_bias", "output_bias", "head_bias", "tied_head", "shared_embedding", "norm", "head"),
     "query_key_norm_over",
-    # seen by training and generation alone
+    # only training and generation read these fields
     *("dropout", "dropout_at", "bos_id", "eos_id"),
-    # masked scores of −1e20 weigh 0 on either side of the scale
+    # a masked score of −1e20 has weight 0 before and after scaling
     "mask_order",
 }
-"""Fields of presets and families that no single change in the forward pass can show."""
+"""Fields of presets and families for which no single change has a visible effect on the forward pass."""
 
 
 def logits_only(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
@@ -147,14 +147,14 @@ def test_every_active_field_of_presets_and_families_is_exercised(name: str) -> N
     assert not unseen
     fields = TransformerConfig.__dataclass_fields__
     chosen = {field for field in fields if getattr(config, field) not in (fields[field].default, False)}
-    # parallel branches have norms in one place, and one norm is a parameter less than two
+    # parallel branches fix the place of norms, and one norm has fewer parameters than two
     fixed = {"norm_position", "branches"} if config.branches != "sequential" else set()
-    # a factor for each pair of features; and kinds of layers with parameters that others lack
+    # the factors are one per pair of features
     fixed |= {"rotary_dim"} if config.rotary_short_factors else set()
-    # a layer without a norm has none to place elsewhere, and a model without a pooler no parameters of one
+    # a layer without a norm has no norm to move, and a model without a pooler has no parameters for one
     fixed |= {"norm_position"} if not all(one.attention_norm for one in config.layer_kinds.values()) else set()
     fixed |= {"pooler"} if config.pooler == "none" else set()
-    # latent attention has rotary positions, here of so few pairs that YaRN's transition is cut to whole ones
+    # latent attention requires rotary positions; with so few pairs, YaRN's bounds are rounded to the same pair
     fixed |= {"positions", "rotary_dim", "rotary_fast_turns"} if config.kv_lora_rank else set()
     fixed |= {"layer_types"} if len({str(parameter_shapes(one)) for one in config.layer_kinds.values()}) > 1 else set()
     assert chosen - UNEXERCISED - fixed <= set(seen)
@@ -165,7 +165,7 @@ def test_a_field_that_the_reference_does_not_read_is_not_active() -> None:
     assert not active & {"pad_id", "rope_theta", "rotary_factor", "relative_buckets", "mask_order", "norm_momentum"}
 
 
-@pytest.mark.parametrize("name", ["gemma", "gpt-oss"])  # with layers of several kinds
+@pytest.mark.parametrize("name", ["gemma", "gpt-oss"])  # these have layers of several kinds
 def test_a_field_that_is_not_read_changes_no_logits(name: str) -> None:
     config = CASES[name]
     parameters, inputs = probe_parameters(config), mixed_inputs(config)
@@ -194,7 +194,7 @@ def test_no_query_of_a_call_sees_nothing() -> None:
 
 
 def of_vocabulary(size: int, wrong: int | None) -> Report:
-    """The report on a port that has given weights, but for the row of one token."""
+    """Check a port with given parameters, with one token's row set to wrong values if `wrong` is its id."""
     small = {"embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8, "num_decoder_layers": 1}
     config = preset("notes-lm").resized(**small, target_vocab_size=size)
     given = probe_parameters(config)

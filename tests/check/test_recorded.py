@@ -1,4 +1,4 @@
-"""Ports that show some taps, and faults that show only at other sizes, are listened to as well."""
+"""The checker also records ports that return some taps, and ports whose faults appear only at other sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_taps_that_a_port_shows_are_its_own_and_the_rest_is_found() -> None:
     scores = by_place["decoder.layers.0.self_attention.scores"]
     assert [cause.mistake for cause in scores.causes] == ["attention-scale"]
     assert scores.source is not None and scores.source["code"].startswith("att = ")
-    assert "decoder.layers.0.self_attention.output" in by_place, "which is found by value, but shown otherwise"
+    assert "decoder.layers.0.self_attention.output" in by_place, "the tap that the port returns must be compared"
 
 
 @pytest.mark.parametrize(

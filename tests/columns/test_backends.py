@@ -1,4 +1,4 @@
-"""Backends are found if their framework is installed; missing ones are listed with the reason."""
+"""Backends are found if their framework is installed; missing backends are listed with the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transparity_conformance.oracle import backends
 
 
 def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """A second backend is named, and to import it ends at `module`."""
+    """Add a second backend whose import fails because `module` is missing."""
 
     def backend(name: str) -> object:
         if name == "theirs":

@@ -1,4 +1,4 @@
-"""The three columns mirror each other: a reader lays the same file of each side by side and reads across."""
+"""The three columns correspond: the same file of each has the same names, order and arguments."""
 
 from __future__ import annotations
 
@@ -75,22 +75,20 @@ MIRRORED = [
     "training.optimization",
 ]
 TABLES = {"shapes", "mixers.table", "layers.table"}
-"""Files that only assign."""
+"""Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
-"""Files of the frameworks' columns over several ranks, which NumPy's is not: the first has the same names in both."""
+"""Files for several ranks, which NumPy lacks; the frameworks have the same names only in the first."""
 
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
-"""Files that every column has, each with what its framework needs."""
+"""Files that every column has, with contents that depend on the framework."""
 
 WITHOUT_TWIN = {
-    "numpy": {
-        "arithmetic.functional",
-        "fast.threads",
-    },  # the frameworks' functions that NumPy lacks; one batch over several threads
-    # names and orientations of the framework; recurrences by chunks; kernels recorded for a GPU; larger products
+    # functions that the frameworks provide; threads for the rows of a batch
+    "numpy": {"arithmetic.functional", "fast.threads"},
+    # parameter names of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
     "pytorch": {"state.parameters", "mixers.chunks", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
-    # the same; a key of compiled programs; one batch over several devices
+    # the same; a key for compiled programs; several devices for the rows of a batch
     "flax": {"state.parameters", "mixers.chunks", "fast.structure", "fast.sharding", *SHARDED},
 }
 
@@ -102,39 +100,50 @@ MODULES = {
     "state.context": {"mask"},
     "arithmetic.dropout": {"dropped"},
 }
-"""Names that only the frameworks have: the parameters that parts share, a mask with its kind, dropout that draws its
-own masks; and in PyTorch the modules of an input or a head, `…_parts`, whose parameters NumPy is given."""
+"""Names that only the frameworks have, by file.
+
+They are shared parameters, a mask with its kind, and dropout with its own masks. In PyTorch, they include modules of an
+input or a head (`…_parts`); NumPy receives their parameters instead.
+"""
 
 
 MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}
-"""Counterparts of the configuration and the parameters: modules; in JAX, a model that is `split`."""
+"""Arguments that replace NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
-    "flax rotary.tables.rotary_tables": ("+keys", "angles are computed in float64 while tracing, of all positions"),
-    "flax positions.temperature.query_temperature": ("+keys", "so are temperatures"),
-    "flax inputs.embedding.embed": ("+reader", "a decoder is given the table that it shares"),
-    "flax transformer.decoder": ("+reader", "a decoder is given the table that it shares"),
+    "flax rotary.tables.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
+    "flax positions.temperature.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
+    "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
+    "flax transformer.decoder": ("+reader", "a decoder receives the shared table as an argument"),
     "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),
-    "transformer.transformer": ("+inputs", "inputs go by position too, as in other models of the framework"),
+    "transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
     "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
-    "pytorch mixers.convolution.causal_convolution": ("-weight -bias", "it is a module"),
+    "pytorch mixers.convolution.causal_convolution": (
+        "-weight -bias",
+        "the convolution is a module with its own parameters",
+    ),
     "pytorch arithmetic.fused.applies": (
         "+softcap +query",
-        "its kernel has no cap, and is slow for one query on a GPU",
+        "the kernel has no softcap, and is slow for one query on a GPU",
     ),
-    "flax arithmetic.fused.applies": ("+softcap +dtype", "it cannot cap scores, and XLA lacks products of some dtypes"),
-    "arithmetic.fused.attention": ("-softcap", "kernels cannot cap scores"),
-    "training.optimization.train": ("-differentiate", "frameworks differentiate by themselves"),
+    "flax arithmetic.fused.applies": (
+        "+softcap +dtype",
+        "the kernel has no softcap, and XLA lacks products of some dtypes",
+    ),
+    "arithmetic.fused.attention": ("-softcap", "kernels have no softcap"),
+    "training.optimization.train": ("-differentiate", "frameworks differentiate automatically"),
     "pytorch decoding.steps.next_logits": ("+step", "a step may be recorded for a GPU"),
     "pytorch decoding.generation.generate": ("+step", "a step may be recorded for a GPU"),
     "pytorch decoding.beams.beam_search": ("+step", "a step may be recorded for a GPU"),
 }
-"""Arguments that a function of one framework, or of both, has more (+) or fewer (-) than NumPy's, and why."""
+"""Arguments that a framework's function has in addition to NumPy's (+), or lacks (-), and why."""
 
 
 def defined(column: str, file: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    """The public functions and classes of a file by name, in order. A part with weights is a class in the frameworks
-    and a function in NumPy: `SelfAttention` is `self_attention` there."""
+    """Return the public functions and classes of a file by name, in order.
+
+    A part with weights is a class in the frameworks and a function in NumPy: `SelfAttention` is `self_attention` there.
+    """
     tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     shown = {re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower(): node for node in found}
@@ -146,8 +155,10 @@ def names(column: str, file: str) -> list[str]:
 
 
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
-    """The names of the arguments of a function, or of a module's call; None of a class without a call of its own. NumPy
-    says `training` where a module knows."""
+    """Return the argument names of a function or of a module's call, or None for a class without a call.
+
+    NumPy has an argument `training`, which a module stores.
+    """
     if isinstance(node, ast.ClassDef):
         calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
         return arguments(calls[0]) if calls else None
@@ -157,8 +168,7 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """The arguments of a framework's function without those that replace NumPy's configuration and parameters: the
-    module that has both; and without the device."""
+    """Return a framework's arguments, with a module as NumPy's configuration and parameters, and no device."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]
@@ -175,7 +185,7 @@ def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: s
     for name, node in defined("numpy", file).items():
         specified, given = arguments(node), arguments(found[name])
         if specified is None or given is None:
-            continue  # a named tuple, or a module without a call of its own
+            continue  # a named tuple, or a module without its own call
         changed, _ = DIFFERENT.get(f"{column} {file}.{name}") or DIFFERENT.get(f"{file}.{name}") or ("", "")
         changes = changed.split()
         rest = [it for it in specified if it not in ("config", "parameters") and f"-{it}" not in changes]
@@ -187,7 +197,7 @@ def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: s
 @for_each("column", ["pytorch", "flax"])
 def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
     specified = names("numpy", file)
-    assert specified or file in TABLES, f"{file}.py of the reference defines nothing"
+    assert specified or file in TABLES, f"the reference's {file}.py defines nothing"
     found = [name for name in names(column, file) if not name.endswith("_parts")]
     assert [name for name in found if name not in MODULES.get(file, ())] == specified
 

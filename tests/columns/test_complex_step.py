@@ -1,4 +1,4 @@
-"""Derivatives along the imaginary axis: the reference lets complex numbers through, and f(x + ih) = f(x) + ih f′(x)."""
+"""Derivatives by the complex step: the reference accepts complex numbers, and f(x + ih) = f(x) + ih f′(x)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CONFIGS["batch norm"] = dataclasses.replace(CONFIGS["notes-lm"], norm="batch")
 CONFIGS["lone encoder"] = dataclasses.replace(CONFIGS["translation"], architecture="encoder")
 
 IMAGINARY_STEP = 1e-30
-# (f(x + h) − f(x − h)) / 2h errs by h²/6 · f‴ of the function and by ε/h · |f| of rounding.
+# The error of (f(x + h) − f(x − h)) / 2h is h²/6 · f‴ from truncation, and ε/h · |f| from rounding.
 REAL_STEP = 1e-5
 
 Parameters = Mapping[str, np.ndarray]
 
 
 def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Parameters and a direction to go from them, with no zeros: at a kink of the ReLU there is no derivative."""
+    """Return parameters and a direction without zeros, because a ReLU has no derivative at 0."""
     random = np.random.default_rng(11)
     begin = initialize_parameters(config)
     parameters = {name: value + random.normal(0, 0.1, value.shape) for name, value in begin.items()}
@@ -46,7 +46,7 @@ def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, n
 
 
 def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
-    """The batch has padding, so that masks are differentiated, too."""
+    """Return the loss of a batch with padding, which tests the derivative of masks too."""
     tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
     inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
     logits = transformer(config, parameters, **inputs)
@@ -54,8 +54,6 @@ def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
 
 
 def loss_oracle(config: TransformerConfig, parameters: Arrays) -> Oracle:
-    """The oracle of the `loss` above."""
-
     def run(arrays: Arrays, tap: Tap) -> None:
         tap("loss", np.asarray(loss(config, arrays)))
 
@@ -71,17 +69,17 @@ def test_the_complex_step_is_the_derivative(name: str) -> None:
     config = CONFIGS[name]
     parameters, direction = drawn(config)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # above all NumPy's ComplexWarning: an imaginary part thrown away
+        warnings.simplefilter("error")  # such as NumPy's ComplexWarning, raised when an imaginary part is discarded
         complex_step = loss(config, moved(parameters, direction, IMAGINARY_STEP * 1j)).imag / IMAGINARY_STEP
 
     steps = (-2, -1, 0, 1, 2)
     at = {step: float(loss(config, moved(parameters, direction, step * REAL_STEP))) for step in steps}
     slope = (at[1] - at[-1]) / (2 * REAL_STEP)
-    third_difference = at[2] - 2 * at[1] + 2 * at[-1] - at[-2]  # 2h³ · f‴
+    third_difference = at[2] - 2 * at[1] + 2 * at[-1] - at[-2]  # equals 2h³ · f‴
     truncated = abs(third_difference) / (12 * REAL_STEP)
-    rounded = loss_oracle(config, parameters).budget("loss", "float64") / REAL_STEP  # of two losses, over 2h
+    rounded = loss_oracle(config, parameters).budget("loss", "float64") / REAL_STEP  # from two losses, divided by 2h
     assert abs(complex_step - slope) <= truncated + rounded
-    assert abs(slope) > truncated + rounded, "nothing was differentiated"
+    assert abs(slope) > truncated + rounded, "the derivative is too small for a comparison"
 
 
 @for_each("name", CONFIGS)
@@ -98,7 +96,7 @@ def test_the_complex_loss_is_the_real_loss(name: str) -> None:
 def test_the_parameters_give_the_dtype(name: str, dtype: str) -> None:
     parameters, _ = drawn(CONFIGS[name])
     result = loss(CONFIGS[name], {parameter: value.astype(dtype) for parameter, value in parameters.items()})
-    assert result.dtype == ("float32" if dtype == "float16" else dtype), "half precision is summed in more"
+    assert result.dtype == ("float32" if dtype == "float16" else dtype), "float16 is summed in float32"
 
 
 @for_each("name", ["notes-lm", "batch norm"])

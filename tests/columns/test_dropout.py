@@ -1,4 +1,4 @@
-"""Dropout: where each document puts it, and what its masks do."""
+"""Dropout: its places in each document, and the effect of its masks."""
 
 from __future__ import annotations
 
@@ -91,8 +91,6 @@ def test_masks_that_keep_all_change_nothing_but_by_the_rate(name: str) -> None:
 
 
 def loss_oracle(config: TransformerConfig, parameters: Arrays, targets: np.ndarray, tokens: dict[str, Any]) -> Oracle:
-    """The oracle of the `loss` of a model on one batch."""
-
     def run(arrays: Arrays, tap: Tap) -> None:
         logits = transformer(config, arrays, **tokens)
         tap("loss", np.asarray(cross_entropy(logits, targets, config.pad_id)))

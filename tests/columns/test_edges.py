@@ -1,4 +1,4 @@
-"""At the edges of arithmetic, in every backend: draws next to 1, half precision, numbers too small or too large."""
+"""Every backend handles the limits of arithmetic: draws near 1, half precision, and very small or large numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.report.comparison import as_numbers
 
 LOWEST = 2.0**-24
-"""The smallest number of float16 above zero."""
+"""The smallest positive number of float16."""
 
 
 @pytest.mark.parametrize("uniform", [0.999, 0.9999, 1 - 1e-9, 1 - 2**-53])
@@ -66,7 +66,7 @@ def test_rounding_keeps_the_smallest_numbers(backend: Backend) -> None:
 
 
 def small(**fields: Any) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
-    """A decoder of a few numbers, and its parameters."""
+    """Return a tiny decoder's configuration and parameters."""
     config = TransformerConfig(
         architecture="decoder",
         target_vocab_size=7,
@@ -143,7 +143,7 @@ def test_logits_are_written_into_the_memory_that_is_given(backend: Backend) -> N
     first = forward.logits(**probe.inputs)
     expected, address = as_numbers(first).copy(), address_of(first)
     again = forward.logits(**probe.inputs)
-    assert address_of(again) != address  # no result is another's memory unless it is given
+    assert address_of(again) != address  # results do not share memory unless `out` is given
     into = forward.logits(**probe.inputs, out=first)
     assert address_of(into) == address
     np.testing.assert_allclose(as_numbers(into), expected, rtol=0, atol=probe.oracle.budget("logits", "float32"))
@@ -151,7 +151,7 @@ def test_logits_are_written_into_the_memory_that_is_given(backend: Backend) -> N
 
 
 def address_of(array: Any) -> int:
-    """The address of an array's memory, of any framework."""
+    """Return the address of an array's memory, for any framework."""
     if isinstance(array, np.ndarray):
         return int(array.ctypes.data)
     return int(array.data_ptr() if hasattr(array, "data_ptr") else array.unsafe_buffer_pointer())
@@ -168,7 +168,7 @@ def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
 
 @pytest.mark.parametrize("case", [case for case, config in CASES.items() if config.is_recurrent])
 def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, case: str) -> None:
-    """Its decay is small: in half precision, a large state would lose a small change."""
+    """Check that the state is not rounded to half precision, in which a large state would lose small changes."""
     config = CASES[case]
     for half in set(backend.dtypes) & set(HALF):
         _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[5, 6, 7]]), None)

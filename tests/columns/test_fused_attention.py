@@ -1,4 +1,4 @@
-"""The reference's fast path: attention in blocks of queries, without keys that none of them sees, is attention."""
+"""The reference's fused attention, in blocks of queries and without keys that are fully masked, equals attention."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transparity_numpy.mixers.attention import attention
 
 HEADS, HEAD_DIM = 2, 3
 STEP = 1e-20
-"""The imaginary step of a derivative: its square is below every number that is added to it."""
+"""The imaginary step of a derivative; its square is smaller than the rounding of any number it is added to."""
 
 
 @st.composite
 def masks(draw: st.DrawFn) -> np.ndarray:
-    """(batch or 1, 1, queries or 1, keys), causal now and then; rows that see nothing, too."""
+    """Draw masks (batch or 1, 1, queries or 1, keys); some are causal, and some have rows without visible keys."""
     batch, queries, keys = (draw(st.integers(1, 5)) for _ in range(3))
     shape = (draw(st.sampled_from([1, batch])), 1, draw(st.sampled_from([1, queries])), keys)
     mask = draw(arrays(bool, shape))
@@ -50,8 +50,7 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
 
 
 def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
-    """The oracle of attention with all its taps: the `context`, and its `derivative` along `toward`, by the complex
-    step."""
+    """Return the oracle of attention with all taps: its `context`, and the `derivative` in the direction `toward`."""
 
     def run(given: Arrays, tap: Tap) -> None:
         query = given["query"] + STEP * 1j * given["toward"]
@@ -63,14 +62,14 @@ def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
 
 
 def test_what_is_hidden_by_little_is_not_left_out() -> None:
-    """A hidden score of −1e-20, a document's own mistake, weighs as much as a score of zero."""
+    """Check a mask value of −1e-20, which one document prints by mistake; masked keys keep their full weight."""
     random = np.random.default_rng(1)
     query, key, value = (random.normal(size=(1, HEADS, 4, HEAD_DIM)) for _ in range(3))
     shown = np.tri(4, dtype=bool)[None, None]
     fast = attention(query, key, value, shown, scale=0.5, masked_score=-1e-20)
     explicit = attention(query, key, value, shown, scale=0.5, masked_score=-1e-20, tap=recording({}))
     np.testing.assert_array_equal(fast, explicit)
-    # Of a causal mask, the first query sees the first key alone.
+    # under a causal mask, the first query sees only the first key
     hiding = attention(query, key, value, shown, scale=0.5, masked_score=-1e20)
     first = value[:, :, 0].reshape(1, HEADS * HEAD_DIM)
     np.testing.assert_array_equal(hiding[:, 0], first)

@@ -1,4 +1,4 @@
-"""Generation by the reference, held to what is written out here: beam search to the search of everything."""
+"""The reference's generation, compared with simple code; beam search is compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_probabilities(config: TransformerConfig, parameters: Arrays, tokens: lis
 def score_of(
     config: TransformerConfig, parameters: Arrays, prompt: list[int], added: Sequence[int], power: float = 0.0
 ) -> float:
-    """The log-probability of the tokens that were added, divided by ((5 + their number) / 6)^power."""
+    """Return the log-probability of the added tokens, divided by ((5 + their number) / 6)^power."""
     before = ([*prompt, *added[:i]] for i in range(len(added)))
     score = sum(
         log_probabilities(config, parameters, tokens)[token] for tokens, token in zip(before, added, strict=True)
@@ -49,7 +49,7 @@ def score_of(
 
 
 def score_budget(config: TransformerConfig, parameters: Arrays, *given: Any) -> float:
-    """The largest error of `score_of` that rounding in float64 explains."""
+    """Return the largest error of `score_of` that float64 rounding explains."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
         tap("score", np.asarray(score_of(config, arrays, *given)))
@@ -60,7 +60,7 @@ def score_budget(config: TransformerConfig, parameters: Arrays, *given: Any) -> 
 def likeliest(
     config: TransformerConfig, parameters: Arrays, prompt: list[int], power: float
 ) -> tuple[float, tuple[int, ...]]:
-    """The highest score of all continuations there are, and its tokens."""
+    """Return the highest score of all possible continuations, and its tokens."""
     every = itertools.product(range(VOCAB), repeat=NEW)
     ended = {tokens[: tokens.index(END) + 1] if END in tokens else tokens for tokens in every}
     return max((score_of(config, parameters, prompt, tokens, power), tokens) for tokens in ended)

@@ -1,4 +1,4 @@
-"""Gradients and training at the edges: stacks without layers, a model in training, recurrences over several chunks."""
+"""Gradients and training in special cases: stacks without layers, training mode, recurrences in several chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_conformance.report.comparison import difference, share
 
 @pytest.fixture(params=["pytorch", "flax"])
 def differentiating(request: pytest.FixtureRequest) -> Backend:
-    """The backends whose framework differentiates."""
+    """Return a backend whose framework differentiates automatically."""
     from transparity_conformance.oracle.backends import backend
 
     return backend(request.param)
@@ -51,7 +51,7 @@ def test_training_leaves_the_model_as_it_was(differentiating: Backend) -> None:
     np.testing.assert_array_equal(np.asarray(forward.logits(**inputs)), before)
 
 
-# The reference differentiates by a forward pass for each parameter, so there are few.
+# the reference runs a forward pass for each parameter, so the model has few parameters
 SMALL: dict[str, Any] = {
     "embed_dim": 4,
     "num_decoder_layers": 1,
@@ -76,7 +76,7 @@ EACH = pytest.mark.parametrize(
 
 @EACH
 def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiating: Backend) -> None:
-    """Over more positions than a chunk of 64 has, which the second begins with the state of the first."""
+    """Check more than 64 positions, so that a second chunk continues from the state of the first."""
     config = dataclasses.replace(RECURRENT[mixer], max_length=70)
     parameters = probe_parameters(config, 6)
     inputs = {name: value[1:3] for name, value in mixed_inputs(config, 0, 70).items()}
@@ -94,7 +94,7 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
     [("state-space", "aot_eager")] + [pytest.param(mixer, "inductor", marks=pytest.mark.long) for mixer in RECURRENT],
 )
 def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, compiler: str) -> None:
-    """PyTorch's, whole, and in chunks that continue the chunk before."""
+    """Check compiled recurrences in PyTorch, as one chunk and as several."""
     import torch
 
     from transparity_pytorch.port import build, tensor
@@ -122,7 +122,7 @@ def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, comp
 
 @EACH
 def test_a_recurrence_learns_what_the_reference_learns(mixer: str, differentiating: Backend) -> None:
-    """Adam's eps is as large as in a check: a gradient near it has its rounding multiplied by up to rate / eps."""
+    """Check training with a large eps for Adam; a gradient near eps has its rounding multiplied by up to rate / eps."""
     config, training = RECURRENT[mixer], Training("adamw", learning_rate=0.05, eps=1e-3, weight_decay=0.1)
     parameters, drawn = probe_parameters(config, 6), np.random.default_rng(3).integers(0, 6, (2, 3, 5))
     seen = np.ones((3, 4), np.int64)

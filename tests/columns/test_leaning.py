@@ -1,4 +1,4 @@
-"""Derivatives of many directions by one forward pass are those by the complex step of one direction at a time."""
+"""Derivatives in many directions from one forward pass equal the complex step in one direction at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_parameter_leans_by_its_own_direction(case: str) -> None:
 def test_a_gradient_along_directions_is_the_sum_of_products() -> None:
     random = np.random.default_rng(0)
     gradient, left, right = (random.integers(-9, 9, shape).astype(float) for shape in ((6, 5), (3, 6), (3, 5)))
-    products = [(toward * gradient).sum() for toward in left[..., None] * right[:, None]]  # whole numbers are exact
+    products = [(toward * gradient).sum() for toward in left[..., None] * right[:, None]]  # integers are exact
     assert np.array_equal(along(gradient, (left, right)), products)
     assert np.array_equal(along(gradient[:, 0], (left,)), left @ gradient[:, 0])
 

@@ -1,4 +1,4 @@
-"""An attention mask hides padding wherever it stands: a row that is padded on the left says what it says without."""
+"""An attention mask hides padding on any side: a row padded on the left has the same logits as without padding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.report.comparison import as_numbers
 Refused = Callable[..., AbstractContextManager[None]]
 
 PADDING, LENGTH = 3, 6
-# What tells positions by their distance does not see where a text begins, nor does what counts only what is visible.
+# these models use only distances between positions, or count only visible tokens, so padding shifts nothing
 SHIFTED = {
     "llama": dataclasses.replace(CASES["llama"], padding="attention-mask"),
     "qwen": dataclasses.replace(CASES["qwen"], padding="attention-mask"),
@@ -31,7 +31,7 @@ COUNTED_FROM_THE_LEFT = dataclasses.replace(CASES["opt"], position_count="all")
 
 
 def padded(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (2, length) with padding on the left, and their mask."""
+    """Return tokens (2, length) with padding on the left, and their mask."""
     tokens = np.random.default_rng(seed).integers(1, 31, (2, PADDING + LENGTH))
     mask = np.ones(tokens.shape, int)
     mask[:, :PADDING] = 0
@@ -39,7 +39,7 @@ def padded(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def apart(backend: Backend, case: str, dtype: str, config: Any = None) -> tuple[float, float]:
-    """Distance of padded rows from the same rows without padding, and its budget."""
+    """Return the difference between padded rows and the same rows without padding, and its budget."""
     config = config or SHIFTED[case]
     parameters, (tokens, mask) = probe_parameters(config), padded()
     forward = backend(config, parameters, dtype=dtype)
@@ -74,7 +74,7 @@ def test_a_cache_hides_what_the_mask_hides(backend: Backend, case: str) -> None:
         logits, cache = forward.step(tokens[:, chunk], cache, attention_mask=mask[:, chunk])
         said.append(as_numbers(logits))
         begin += size
-    # Padding sees nothing, and weighs keys to come in the whole pass.
+    # padded queries see no key, and in a full pass they average over later keys too
     error = np.abs(np.concatenate(said, axis=1) - oracle.expected["logits"])[:, PADDING:].max()
     assert error <= oracle.budget("logits", "float64")
 

@@ -1,4 +1,4 @@
-"""The PyTorch column is an ordinary `nn.Module`: whoever knows PyTorch uses it with nothing else of ours."""
+"""The PyTorch column is an ordinary `nn.Module`, which works without other parts of the project."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOURCE, TARGET = torch.tensor([[3, 4, 5, 6], [6, 5, 4, 0]]), torch.tensor([[1, 7
 
 
 def loaded(case: str) -> tuple[Transformer, Probe, dict[str, Tensor]]:
-    """A model in evaluation with the parameters of a probe, and the probe's inputs as tensors."""
+    """Return a model in evaluation mode with a probe's parameters, and the probe's inputs as tensors."""
     probe = probes_of(MODELS[case], case)["mixed"]
     model = Transformer(probe.config).eval()
     model.load_state_dict({name: torch.as_tensor(value) for name, value in probe.parameters.items()})
@@ -61,7 +61,7 @@ def test_dropout_drops_its_share_at_the_taps_of_the_configuration() -> None:
 
 
 def test_masks_take_the_place_of_dropout() -> None:
-    """Calls of the checker drop by its masks only, or not at all."""
+    """Check that calls of the checker use only given dropout masks, or no dropout."""
     config = dataclasses.replace(TIED, dropout=0.5)
     forward = build(config, initialize_parameters(config))
     source, target = SOURCE.numpy(), TARGET.numpy()
@@ -116,7 +116,7 @@ def test_it_learns_from_its_own_initialization() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", MODELS)
 def test_it_is_compiled_as_one_graph(case: str) -> None:
-    """In evaluation and in training; code for a processor, which takes long to make, changes no graph."""
+    """Check evaluation and training; the backend `eager` saves the time to compile code and uses the same graph."""
     model, probe, inputs = loaded(case)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_agrees(compiled(**inputs), probe)

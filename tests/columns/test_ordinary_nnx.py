@@ -1,4 +1,4 @@
-"""The JAX column is an ordinary `nnx` module, used without anything else of ours."""
+"""The JAX column is an ordinary `nnx` module, which works without other parts of the project."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_new_model_learns_by_nnx_and_optax(name: str) -> None:
 
     _, gradients = step(model, optimizer, *given)
     unreached = [path for path, gradient in nnx.to_flat_state(gradients) if not gradient.get_value().any()]
-    assert [path for path in unreached if path[-2:] != ("key", "bias")] == []  # no weight depends on a key's bias
+    assert [path for path in unreached if path[-2:] != ("key", "bias")] == []  # a key bias changes no weight
     for _ in range(60):
         step(model, optimizer, *given)
     model.eval()

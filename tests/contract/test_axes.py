@@ -1,4 +1,4 @@
-"""One vocabulary of dimension names, in every shape of the three columns."""
+"""The shapes in all three columns use the same dimension names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ["reference/transparity_numpy", "backends/transparity_pytorch", "backe
 
 
 def words(source: str) -> set[str]:
-    """Every word that names a dimension in `Float[Array, "batch length"]` and the like."""
+    """Return every dimension name in `Float[Array, "batch length"]` and similar types."""
     dimensions: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         match node:

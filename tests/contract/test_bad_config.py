@@ -1,4 +1,4 @@
-"""An impossible configuration gets one sentence: the field, what was found, and what would be right."""
+"""The error for an invalid configuration is one sentence with the field, its value, and what is expected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity.errors import ConfigError
 from transparity_conformance.checkpoints.examples import example_config
 
 CONFIG = preset("pre-norm").resized()
-# Every field, by its type.
+# The fields by type.
 WHOLE_NUMBERS = [name for name, kind in FIELD_TYPES.items() if kind is int or kind == int | None]
 CHOICES = [name for name, kind in FIELD_TYPES.items() if get_origin(kind) is Literal]
 SWITCHES = [name for name, kind in FIELD_TYPES.items() if kind is bool]
@@ -33,7 +33,7 @@ def test_every_field_is_of_a_kind_that_is_tested() -> None:
 
 
 def refusal(**fields: Any) -> str:
-    """Refusal of a configuration with these fields, held to be one line that ends like a sentence."""
+    """Return the error message for these fields, which must be one sentence."""
     with pytest.raises(ConfigError) as caught:
         dataclasses.replace(CONFIG, **fields)
     message = str(caught.value)
@@ -53,7 +53,7 @@ NONE_OF: tuple[tuple[list[str], list[Any], str], ...] = (
     (NUMBERS, [None, "0.1", math.nan, math.inf, True, [0.1]], ""),
     (["layer_types"], ["full", [1], [""], [None], {"a": 1}, 3], ""),
 )
-"""Fields of one type, values that none of them can have, and what the refusal says besides the field and the value."""
+"""Fields of one type, values that are invalid for all of them, and a part of the message."""
 
 
 @for_each(
@@ -63,7 +63,7 @@ NONE_OF: tuple[tuple[list[str], list[Any], str], ...] = (
 def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> None:
     message = refusal(**{field: value})
     assert message.startswith(f"{field} is ") and says in message
-    assert field not in CHOICES or getattr(CONFIG, field) in message, "the choices are listed"
+    assert field not in CHOICES or getattr(CONFIG, field) in message, "the message must list the choices"
 
 
 @for_each(

@@ -1,4 +1,4 @@
-"""A file that holds no parameters gets one sentence, and nothing is ever unpickled."""
+"""The error for a file without valid parameters is one sentence, and nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARAMETERS = initialize_parameters(CONFIG)
 
 
 def safetensors(header: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """The bytes of a file with this header."""
+    """Return the bytes of a safetensors file with this header."""
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 

@@ -1,5 +1,4 @@
-"""Bad input gets one sentence that names the tensor, what was found and what was expected, in every backend: never a
-traceback from a framework."""
+"""In every backend, the error for invalid input is one sentence: the tensor, what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ ENCODER = preset("translation").resized(architecture="encoder")
 
 
 class Unreadable:
-    """A value that raises when NumPy asks for its array, as a tensor with gradients does."""
+    """A value that raises when NumPy converts it, as a tensor with gradients does."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("not today.\nAsk again")

@@ -1,4 +1,4 @@
-"""A configuration is data: JSON both ways, frozen, and small enough for a probe when it is asked to be."""
+"""A configuration is plain data: it round-trips through JSON, is immutable, and can be resized for a probe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity.config import DropoutPlace
 from transparity_conformance.oracle.cases import CASES
 
 KINDS = get_type_hints(TransformerConfig)
-# What goes together with some others alone; `transparity_conformance.oracle.strategies` draws it with them.
+# values that are valid only with certain others; `transparity_conformance.oracle.strategies` draws them together
 LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None, "rotary_dim": None, "head": "logits"}
 LONE |= {
     "patch_size": None,
@@ -63,7 +63,7 @@ SPECIAL = {
 
 
 def values(field: str) -> st.SearchStrategy[Any]:
-    """Values of a field: all of a choice, otherwise whole numbers below the vocabulary sizes."""
+    """Return a strategy for the values of a field: its choices, or integers below the vocabulary sizes."""
     kind = KINDS[field]
     if field in SPECIAL:
         return SPECIAL[field]
@@ -78,7 +78,7 @@ def values(field: str) -> st.SearchStrategy[Any]:
 
 
 AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""A machine that is busy draws slowly; that is no failure."""
+"""Settings without a deadline, because a busy machine draws slowly."""
 
 configs = st.builds(TransformerConfig, **{field: values(field) for field in KINDS})
 
@@ -218,7 +218,7 @@ def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any
 def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
     fields: dict[str, Any], scale: float, masked: float
 ) -> None:
-    """All columns and the reference share these two numbers, so no claim between them can tell a wrong one."""
+    """Check both numbers against typed values, because all columns share them and claims cannot find an error."""
     config = TransformerConfig(
         architecture="decoder", target_vocab_size=7, embed_dim=64, num_heads=4, mask_value=-100.0, **fields
     )

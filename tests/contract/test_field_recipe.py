@@ -1,6 +1,6 @@
-"""A field of the configuration is complete: documented, drawn, read by every column, and with a fault to its name.
+"""Every field of the configuration is complete: documented, drawn, read by every column, and with a fault.
 
-Each failure names the file that was forgotten. CONTRIBUTING has the recipe.
+Each failure names the file to change. CONTRIBUTING explains the steps.
 """
 
 from __future__ import annotations
@@ -35,52 +35,52 @@ FAULTS = (
 )
 
 PARTS = tuple(f"parts/{path.name}" for path in sorted((ROOT / CONTRACT / "parts").glob("*.py")))
-"""Files of the contract that say which parameters there are."""
+"""Files of the contract that define which parameters exist."""
 
 READ_FOR_ALL = ("inputs.py", "training.py")
-"""Files of the contract that read a field for every column."""
+"""Files of the contract that read a field on behalf of every column."""
 
 NO_FAULT = {
-    "feed_forward_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "qkv_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "key_bias": "a bias of the keys moves all scores of a query alike: no weight changes",
-    "output_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "convolution_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "recurrent_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "recurrent_key_dim": "a size: no weight fits a port with another",
-    "recurrent_value_dim": "a size: no weight fits a port with another",
+    "feed_forward_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "qkv_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "key_bias": "a key bias adds the same number to all scores of a query, so no weight changes",
+    "output_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "convolution_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "recurrent_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "recurrent_key_dim": "the field is a size, so the weights do not fit a port with another value",
+    "recurrent_value_dim": "the field is a size, so the weights do not fit a port with another value",
     **dict.fromkeys(
         ("source_vocab_size", "target_vocab_size"),
-        "a size: no weight fits a port with another; `vocabulary-padded` goes by the logits",
+        "the field is a size; `vocabulary-padded` depends on the logits",
     ),
-    "num_classes": "a size: no weight fits a port with another",
-    "head_transform_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "router_bias": "`bias-dropped` goes by the parameters, which a bias brings",
-    "norm_momentum": "verdicts are about evaluation, which takes the running statistics as they are",
+    "num_classes": "the field is a size, so the weights do not fit a port with another value",
+    "head_transform_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "router_bias": "the fault `bias-dropped` depends on the bias parameter itself",
+    "norm_momentum": "verdicts concern evaluation, which does not update running statistics",
     "dropout": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
     "dropout_at": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
-    "bos_id": "generation is compared from prompts that begin with it",
+    "bos_id": "every prompt for generation begins with this token",
 }
-"""Fields about which the catalogue has no fault, with the reason."""
+"""Fields that the catalogue has no fault for, with the reason."""
 
 CASES_FILE = "conformance/transparity_conformance/oracle/cases.json"
 CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
 
 IN_NO_CASE = {
-    "norm_eps": "every case has its faults; drawn configurations vary it",
-    "attention_norm": "one kind of layer of a case lacks the norm",
-    "patch_size": "the encoder of images is a case of its own",
-    "image_channels": "3, as in the encoder of images; the family ViT is compared with one channel",
-    "patch_bias": "CLIP's encoder of images is a case of its own",
-    "class_token": "the encoder of images is a case of its own",
-    "mel_bins": "the encoder of audio is a case of its own",
-    "num_frames": "the encoder of audio is a case of its own",
-    "encoder_positions": "the encoder of audio is a case of its own",
-    "sinusoidal_timescales": "the encoder of audio is a case of its own",
-    "key_bias": "the encoder of audio is a case of its own",
-    "norm_momentum": "only training reads it, and drawn configurations vary it",
+    "norm_eps": "drawn configurations vary the field",
+    "attention_norm": "a case sets the field for one kind of layer",
+    "patch_size": "a separate case covers the encoder of images",
+    "image_channels": "the encoder of images uses the default; the family ViT is tested with one channel",
+    "patch_bias": "a separate case covers CLIP's encoder of images",
+    "class_token": "a separate case covers the encoder of images",
+    "mel_bins": "a separate case covers the encoder of audio",
+    "num_frames": "a separate case covers the encoder of audio",
+    "encoder_positions": "a separate case covers the encoder of audio",
+    "sinusoidal_timescales": "a separate case covers the encoder of audio",
+    "key_bias": "a separate case covers the encoder of audio",
+    "norm_momentum": "only training reads the field, and drawn configurations vary it",
 }
-"""Fields that have their default in every preset and case, with the reason."""
+"""Fields that have their default value in every preset and case, with the reason."""
 
 each_field = for_each("field", FIELD_TYPES)
 
@@ -93,7 +93,7 @@ def class_body() -> list[ast.stmt]:
 
 @cache
 def words_for(field: str) -> frozenset[str]:
-    """The field's name, and the names of the configuration's properties and methods that read it."""
+    """Return the field's name, and the names of properties and methods of the configuration that read it."""
     reads = {
         node.name: {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
         for node in class_body()
@@ -107,7 +107,7 @@ def words_for(field: str) -> frozenset[str]:
 
 @cache
 def text_of(folder: str, *names: str) -> str:
-    """The Python files of a folder and its tables, or those called `names`."""
+    """Return the text of a folder's Python files and tables, or only of the files called `names`."""
     every = [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".toml")]
     files = [ROOT / folder / name for name in names] or every
     assert files, f"{folder} has no Python files"
@@ -133,7 +133,7 @@ def test_a_field_is_documented(field: str) -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, set[object]]:
-    """The values of every field in configurations as the suite draws them."""
+    """Return the values that the suite draws for every field."""
     values: defaultdict[str, set[object]] = defaultdict(set)
 
     @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -150,7 +150,7 @@ def drawn() -> dict[str, set[object]]:
 def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[object]]) -> None:
     if field in NOT_DRAWN:
         assert NOT_DRAWN[field] in all_claims(), f"{STRATEGIES}: there is no claim {NOT_DRAWN[field]} for {field}"
-        assert len(drawn[field]) == 1, f"{STRATEGIES}: {field} is drawn, and in NOT_DRAWN"
+        assert len(drawn[field]) == 1, f"{STRATEGIES}: {field} is drawn, so remove it from NOT_DRAWN"
     else:
         forgotten = f"{CONFIG}: give {field} values to draw, or name a claim in NOT_DRAWN of {STRATEGIES}"
         assert len(drawn[field]) > 1, forgotten
@@ -159,7 +159,7 @@ def test_a_field_is_drawn_or_held_by_a_claim(field: str, drawn: dict[str, set[ob
 @each_field
 @for_each("column", COLUMNS)
 def test_a_column_reads_every_field(column: str, field: str) -> None:
-    # NumPy's functions go by the parameters that there are, the frameworks' modules make them.
+    # NumPy's functions depend on which parameters exist; the frameworks' modules create them
     contract = (*READ_FOR_ALL, *PARTS) if column.endswith("numpy") else READ_FOR_ALL
     text = text_of(column) + text_of(CONTRACT, *contract)
     assert mentions(text, field), f"{column}/SUBJECT.py: no file reads {field}"
@@ -170,16 +170,18 @@ def test_a_field_has_another_value_in_a_preset_or_a_case(field: str) -> None:
     default = next(each.default for each in dataclasses.fields(TransformerConfig) if each.name == field)
     others = [config for config in CONFIGURATIONS if getattr(config, field) != default]
     if field in IN_NO_CASE:
-        assert not others, f"{field} has another value in a case, and is in IN_NO_CASE"
+        assert not others, f"{field} has another value in a case, so remove it from IN_NO_CASE"
     else:
-        assert others, f"{CASES_FILE}: give {field} another value than {default!r} in a case, for its faults"
+        assert others, (
+            f"{CASES_FILE}: give {field} another value than {default!r} in a case, so that its faults are tested"
+        )
 
 
 @each_field
 def test_a_field_has_a_fault(field: str) -> None:
     if mentions("".join(map(text_of, FAULTS)), field):
-        assert field not in NO_FAULT, f"{field} has a fault, and is in NO_FAULT"
+        assert field not in NO_FAULT, f"{field} has a fault, so remove it from NO_FAULT"
     else:
         assert field in NO_FAULT, (
-            f"{FAULTS[0]}: add a fault of {field}, or to NO_FAULT the reason why a fault is impossible"
+            f"{FAULTS[0]}: add a fault of {field}, or add to NO_FAULT the reason why none is possible"
         )

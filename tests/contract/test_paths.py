@@ -1,4 +1,4 @@
-"""Any path, wherever something is read or written, is one sentence at once: no hang, no memory, no traceback."""
+"""A path that cannot be read or written raises an error of one sentence, without a hang or high memory use."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def endless(path: Path) -> None:
 
 
 def unreadable(path: Path) -> None:
-    """A regular file whose content cannot be read, not even by the superuser."""
+    """Create a path that even the superuser cannot read."""
     path.symlink_to("/proc/self/mem")
 
 
 def listening(path: Path) -> None:
-    """A socket, whose own path has to be short."""
+    """Create a socket; its path must be short."""
     before = Path.cwd()
     os.chdir(path.parent)
     with socket.socket(socket.AF_UNIX) as made:
@@ -72,7 +72,7 @@ def listening(path: Path) -> None:
 
 
 def nothing(path: Path) -> None:
-    """No file."""
+    """Create no file."""
 
 
 MAKERS = (pipe, sparse, folder, loop, endless, unreadable, listening, nothing)
@@ -148,7 +148,7 @@ CHECKPOINTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("model.safetensors.index.json", {"config.json": GPT2}),
     ("part.safetensors", {"config.json": GPT2, "model.safetensors.index.json": INDEX}),
 )
-"""A file of a checkpoint, and the files beside it."""
+"""A file of a checkpoint, and the other files that it needs."""
 
 
 @for_each(("name", "others", "make"), [(*each, make) for each, make in product(CHECKPOINTS, MAKERS)])

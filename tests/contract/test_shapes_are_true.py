@@ -1,4 +1,4 @@
-"""The shapes in the signatures are true: whole forward passes run with each of them checked."""
+"""The shapes in signatures are true: full forward passes run with all of them checked."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ for config in (presets[0], presets[1], presets[4]):
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_wrong_shapes_are_caught_and_every_shape_holds_in_every_preset(backend: str, every: int) -> None:
-    """Both in one process: that nothing is caught in a forward pass says something only where wrong shapes are."""
+    """Check in one process that wrong shapes fail and right ones pass; otherwise a disabled check would pass."""
     command = [sys.executable, "-c", CHECKED + WRONG_SHAPES + EVERY_FORWARD, PACKAGES[backend], str(every)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr

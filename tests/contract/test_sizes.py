@@ -1,4 +1,4 @@
-"""Sizes that no machine has, in configurations and in files: one sentence at once, with the size and the limit."""
+"""Huge sizes in configurations and files raise an error of one sentence, with the size and the limit."""
 
 from __future__ import annotations
 

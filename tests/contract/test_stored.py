@@ -1,4 +1,4 @@
-"""Arrays that are not held in memory: what is read is what was put there."""
+"""Arrays that are stored outside of memory have the values that were written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from strangers cannot drive a terminal, break a line, raise, or fill a screen: in errors and in reports."""
+"""Third-party text in errors and reports cannot control the terminal, break a line, raise, or fill the screen."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_text_is_one_printable_line(text: str) -> None:
     line = safe(text, 80)
     assert line.isprintable()
     assert len(line) <= 80
-    assert safe(line, 80) == line, "text may pass twice"
+    assert safe(line, 80) == line, "`safe` must not change its own output"
     assert line.encode()
 
 
@@ -72,7 +72,7 @@ def test_words_are_as_they_were() -> None:
 
 
 class Stranger:
-    """Raises wherever it is asked."""
+    """An object whose methods all raise an error."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -84,7 +84,7 @@ class Stranger:
 
 
 class Boastful(str):
-    """A text that says something else of itself."""
+    """A string whose `__str__` exits the process."""
 
     def __str__(self) -> str:
         raise SystemExit(0)
@@ -103,7 +103,7 @@ def test_the_users_own_interrupt_is_not_swallowed() -> None:
 
 
 def nested(depth: int) -> list[Any]:
-    """A list in a list in a list."""
+    """Return a deeply nested list."""
     found: list[Any] = []
     for _ in range(depth):
         found = [found]

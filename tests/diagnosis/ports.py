@@ -1,4 +1,4 @@
-"""Ports that the tests check: the reference in float32, changed."""
+"""Ports for the tests: the reference in float32, with changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.transformer import transformer
 
 Carry = Callable[[TransformerConfig, Arrays], Arrays]
-"""From the configuration and the right parameters to those that are others."""
+"""Maps the configuration and the correct parameters to the parameters that change."""
 
 Change = Callable[[TransformerConfig, str, np.ndarray], np.ndarray]
-"""From the configuration, a tap and a value there to another value."""
+"""Maps the configuration, a tap and its value to a new value."""
 
 
 def port(
@@ -23,7 +23,11 @@ def port(
     change: Change = lambda config, name, value: value,
     shown: Change = lambda config, name, value: value,
 ) -> Callable[..., Any]:
-    """Return the `build` of a port with other parameters, which flows on with changed values and shows `shown` ones."""
+    """Return the `build` of a port with changes.
+
+    `carry` changes parameters, `change` the values that the port computes with, and `shown` only the values that it
+    returns.
+    """
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
         changed = parameters | carry(config, parameters)

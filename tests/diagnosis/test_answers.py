@@ -1,4 +1,4 @@
-"""Causes are reported if the logits follow from them: the fewest that were found, and no others."""
+"""Causes are reported if they reproduce the logits: the smallest set that was found, and no others."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def probes() -> dict[str, Probe]:
 
 
 def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesis]:
-    """A fault, or all with an id, at every group of taps, the widest first."""
+    """Return the faults with an id at every group of taps, the largest group first."""
     found = [each for each in hypotheses(probe.config, [*probe.oracle.expected]) if each.fault.id == identity]
     return [each for each in found if variant in ("", each.fault.variant)]
 
 
 def computed(probes: dict[str, Probe], *faults: tuple[str, str]) -> dict[str, Arrays]:
-    """The activations of a port with faults in all of its layers, in float32."""
+    """Return the float32 activations of a port with faults in all of its layers."""
     made = {name: [everywhere(probe, *fault)[0] for fault in faults] for name, probe in probes.items()}
     return {
         name: {tap: value.astype(np.float32) for tap, value in walk(probe, {}, made[name]).items()}
@@ -107,7 +107,7 @@ def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
     probes = {name: every[name] for name in list(every)[:3]}
     actual = computed(probes, ORDER, WRONG[0], GATE)
     answer = answer_of(probes, actual)
-    for taps in actual.values():  # a port that rotates first has no normalized queries that are not rotated
+    for taps in actual.values():  # a port that rotates before the norm has no such taps
         for tap in [tap for tap in taps if tap.endswith("_rotated")]:
             name = tap.removesuffix("_rotated")
             taps[f"{name}_norm"] = taps[name]
@@ -122,4 +122,4 @@ def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:
     assert segment_of(joint, end, "float32").vanishes(made)
     told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
     assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0], WRONG[0][0], GATE[0]}
-    assert answer.contradicts  # the values taken for norms
+    assert answer.contradicts  # the tap that was mistaken for a norm

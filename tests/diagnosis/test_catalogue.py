@@ -1,4 +1,4 @@
-"""Every file of faults is in the catalogue, and no two faults share a name."""
+"""The catalogue includes every file of faults, and no two faults have the same name."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
     for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
         found = list(catalogue.faults_at(config, site))
         shared = [name for name, count in Counter((fault.id, fault.variant) for fault in found).items() if count > 1]
-        assert not shared, f"{site}: several faults are called {shared}"
+        assert not shared, f"{site}: several faults have the names {shared}"
         acts = ("fields", "alter", "patch", "formula", "downstream")
         idle = [fault for fault in found if not any(getattr(fault, name) for name in acts)]
         assert not idle, f"{site}: {[fault.id for fault in idle]} change nothing"
 
 
 def test_every_sentence_is_said_of_some_fault() -> None:
-    """A fault without a sentence cannot be made at all."""
+    """Build all faults; a fault without a sentence cannot be built."""
     said = set()
     packed, batch = MODELS["gpt-oss"].with_sizes(embed_dim=32), preset("notes-lm").resized(norm="batch")
     of_words = dataclasses.replace(MODELS["masked-bert"], activation="relu")
@@ -56,7 +56,7 @@ def test_every_sentence_is_said_of_some_fault() -> None:
             said |= {(fault.id, fault.variant) for fault in catalogue.faults_at(config, site, ranks=2)}
         said |= {(each.fault.id, each.fault.variant) for each in catalogue.whole_model(config)}
     known = {(name, variant) for name, meaning in meanings().items() for variant in meaning.says if "{" not in variant}
-    assert known - said == set(), "sentences of no fault in report/describing/causes.toml"
+    assert known - said == set(), "causes.toml has sentences for faults that do not exist"
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -69,12 +69,12 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             if site.startswith(layer):
                 own -= set(of_layer(config.stack_num_layers(stack) - 1, config, zeros, site))
-        assert not own, f"catalogue/parameters.py: {own} act at no tap"
+        assert not own, f"catalogue/parameters.py: {own} have no effect on any tap"
 
 
 @pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
 def test_an_exchange_is_made_at_both_sides(case: str) -> None:
-    """One side alone has a name of its own."""
+    """Check that a swap changes both sides; a change of one side is another fault."""
     config = preset(case).resized()
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
     mutual = [each for each in catalogue.hypotheses(config, taps) if each.fault.is_mutual]
@@ -88,7 +88,7 @@ def test_every_fault_is_simulated() -> None:
         known = {fault.id for site in sites for fault in catalogue.faults_at(config, site)}
         forgotten = known - {name for bug in pool().values() for name in bug.causes}
         assert not forgotten, (
-            f"{case}: add rows with the causes {sorted(forgotten)} to conformance/meta/independent/bugs"
+            f"{case}: add bugs with the causes {sorted(forgotten)} to conformance/meta/independent/bugs"
         )
 
 

@@ -1,4 +1,4 @@
-"""The report names the fields that explain a port of another configuration."""
+"""If a port has another configuration, the report names the fields that explain the difference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
 
 
 def showing(**fields: Any) -> Callable[..., Any]:
-    """A port with other fields, which shows the activations that the configuration has."""
+    """Return a port with other fields that returns only the taps of the original configuration."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         other = dataclasses.replace(config, **fields)

@@ -1,6 +1,7 @@
-"""Activations inside a sublayer, and norms, may have an equivalent form, if one map leads there.
+"""Activations inside a sublayer, and norms, may have an equivalent form if one linear map relates the two.
 
-No wrong value is such a form. No right value becomes a fault beside another fault of the same attention."""
+A wrong value is never accepted as such a form, and no right value is reported next to another fault.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_hidden_units_that_are_all_zero_are_not_equivalent() -> None:
 
 
 def unscaled(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """Scores as a port shows them that scales what goes into its softmax."""
+    """Return unscaled scores, like a port that scales scores just before the softmax."""
     return value * config.head_dim**0.5 if name.endswith(".scores") else value
 
 
@@ -73,7 +74,7 @@ def weights_squared(config: TransformerConfig, name: str, value: np.ndarray) -> 
     [
         (heads_merged_in_turn, {"context"}),
         (features_in_turn, {"query", "key"}),
-        (weights_squared, {"scores", "weights"}),  # a wrong scale, in the scores or behind them
+        (weights_squared, {"scores", "weights"}),  # the scale is wrong, in the scores or after them
     ],
 )
 def test_only_what_is_wrong_is_reported(change: Change, wrong: set[str]) -> None:
@@ -94,7 +95,7 @@ CONFIG = dataclasses.replace(CASES["llama"], tied_head=False)
 
 
 def folded(skipped: str = "") -> Carry:
-    """Every norm's gain in the weights that read it, except for the parameter `skipped`."""
+    """Return a change that multiplies norm gains into the next weights, except for the gain `skipped`."""
 
     def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
         changed = Arrays()

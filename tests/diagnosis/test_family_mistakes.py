@@ -1,6 +1,6 @@
-"""The parts that no preset has: right ports agree, and each mistake in them is found, placed and named; on a sample.
+"""Parts that no preset has: correct ports agree, and mistakes are found, placed and named, for a sample.
 
-`nox -s power` tries everything.
+`nox -s power` tests all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Build = Callable[[TransformerConfig, Arrays], Any]
 def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(
     case: str, ids: tuple[str, ...], view: View
 ) -> None:
-    """One of the two, or both, may have a number in them."""
+    """Check pairs of faults, some with a fitted value, and faults outside the catalogue."""
     bugs = tuple(pool()[id] for id in ids)
     trial = Trial("pair" if len(bugs) == 2 else "uncatalogued", case, bugs, view)
     answer = trial.run()
@@ -62,7 +62,7 @@ def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(
 
 
 def _column(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
-    """The NumPy column in float32, with its taps."""
+    """Return the NumPy column in float32, with its taps."""
     cast = {name: value.astype(np.float32) for name, value in parameters.items()}
 
     def forward(**inputs: Any) -> Arrays:
@@ -89,7 +89,7 @@ def test_a_right_port_agrees(case: str) -> None:
 
 
 def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
-    """Queries and keys whose features that turn together are neighbours, not half of all apart."""
+    """Reorder the features of queries and keys so that rotated pairs are neighbors."""
     order = np.arange(config.head_dim).reshape(2, -1).T.ravel()
     turned = {name: value for name, value in parameters.items() if ".query" in name or ".key" in name}
     by_head = {name: value.reshape(-1, config.head_dim, *value.shape[1:])[:, order] for name, value in turned.items()}
@@ -97,7 +97,7 @@ def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
 
 
 def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
-    """ALiBi as BLOOM has it: slopes times the key's position."""
+    """Return ALiBi as in BLOOM: slopes times the position of the key."""
 
     def score_bias(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Any:
         at = np.arange(keys)
@@ -116,7 +116,7 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
 def test_another_form_of_the_same_is_right(
     case: str, fields: dict[str, Any], change: Callable[..., Arrays] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features that turn together are neighbours; ALiBi is slopes times the key's position, as BLOOM has it."""
+    """Check interleaved rotation, and ALiBi as in BLOOM: slopes times the position of the key."""
     probes = probes_called(case)
     config = dataclasses.replace(MODELS[case], **fields)
     with monkeypatch.context() as patched:
@@ -146,11 +146,11 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
 
 
 class BeginsAgain(numpy_column.NumpyForward):
-    """A port whose tokens stand at 0, 1 … in every step with a cache, whatever is in it."""
+    """A port whose positions restart at 0 in every step with a cache."""
 
     def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
         def begins_again(right: Any, place: int) -> Any:
-            """`right` with the positions in its argument at `place` beginning at 0."""
+            """Return `right` with the positions in argument number `place` restarting at 0."""
 
             def wrong(*given: Any, **named: Any) -> Any:
                 at = given[place]
@@ -188,7 +188,7 @@ def test_rows_end_apart_though_no_bias_can_make_them(case: str) -> None:
 
 
 def _ends(request: Request) -> list[int]:
-    """At which step each row that ends does."""
+    """Return the steps at which rows end."""
     config, begin = request.config, request.prompt.shape[1]
     forward = numpy_column.NumpyForward(config, request.parameters, "float64")
     said = forward.generate(request.prompt, request.steps, source=request.source)[:, begin:]

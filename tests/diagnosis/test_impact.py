@@ -1,4 +1,4 @@
-"""The impact of a divergence: real tokens whose logits change, and predictions that do."""
+"""The report tells for how many real tokens the logits change, and for how many the predicted token changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.report.check.terminal import as_text
 from transparity_numpy.transformer import transformer
 
 Change = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From the logits and the target's tokens to the port's logits."""
+"""Maps the logits and the target's tokens to the port's logits."""
 
 
 def port(change: Change) -> Callable[..., Any]:

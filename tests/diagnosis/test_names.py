@@ -1,4 +1,4 @@
-"""Only wrong values get a name: one side of a swap has none, and exactly equal causes are listed."""
+"""Only wrong values are named: a swap does not blame its correct side, and equivalent causes are all listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A near-tie between experts is no fault, a wrong choice is one, and the port's own scores tell them apart."""
+"""A different choice between nearly tied experts is no fault, but a wrong choice is one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUTER = "decoder.layers.1.feed_forward.router.weight"
 
 @functools.cache
 def probe(*, tied: bool = True, case: str = "mixtral") -> Probe:
-    """A model of which two experts of the last layer have almost the same scores, for every token."""
+    """Return a probe whose last layer has two experts with almost the same scores for every token."""
     config = CASES[case]
     parameters = probe_parameters(config)
     if tied:
@@ -37,7 +37,7 @@ def probe(*, tied: bool = True, case: str = "mixtral") -> Probe:
 
 
 def last_of_equals(x: np.ndarray, count: int) -> np.ndarray:
-    """`highest`, of almost equal numbers the last."""
+    """Replace `highest` by a function that prefers the last of almost equal numbers."""
     favoured = x + np.arange(x.shape[-1]) * np.float32(1e-6)
     return highest(favoured.astype(x.dtype), count)
 
@@ -46,7 +46,7 @@ highest = experts.highest
 
 
 def answers(of: Probe, choice: Callable[..., np.ndarray] = highest) -> Arrays:
-    """Every tap of a float32 port that chooses experts by `choice`."""
+    """Return every tap of a float32 port that chooses experts with `choice`."""
     taps: Arrays = {}
     given: dict[str, Any] = dict(of.inputs)
     with patch("transparity_numpy.experts.highest", choice):
@@ -63,7 +63,7 @@ def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
 
 
 def test_another_choice_in_a_near_tie_changes_the_logits() -> None:
-    """Without this, the rest would show nothing."""
+    """Check the premise of the other tests: the choice has a large effect on the logits."""
     one, other = answers(probe()), answers(probe(), last_of_equals)
     assert np.abs(one["logits"] - other["logits"]).max() > 100 * probe().oracle.budget("logits", "float32")
 
@@ -104,6 +104,6 @@ def test_a_wrong_choice_is_a_fault(tied: bool) -> None:
 
 @pytest.mark.parametrize("case", ["mixtral", "deepseek"])
 def test_rounding_is_measured_with_the_exact_choice(case: str) -> None:
-    """Where bfloat16 turns choices, what that changes is far more than its budget."""
+    """Check that the budget excludes the effect of choices that bfloat16 changes, which is much larger."""
     of = probe(tied=False, case=case)
     assert of.oracle.budget("logits", "bfloat16") < np.abs(of.oracle.expected["logits"]).max() / 2

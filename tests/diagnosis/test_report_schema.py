@@ -1,4 +1,4 @@
-"""Reports have the form that docs/report.schema.json promises, and the schema rejects every other form."""
+"""Reports match docs/report.schema.json, and the schema rejects other forms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REMARKS = {"$schema", "$defs", "title", "description"}
 
 
 def wrong(schema: dict[str, Any], value: Any, where: str = "report") -> Iterator[str]:
-    """Yield every place at which `value` is not what `schema` says; of JSON Schema, the keywords that ours uses."""
+    """Yield each path at which `value` violates `schema`; only the keywords that our schema uses are supported."""
     assert set(schema) <= KEYWORDS | REMARKS, set(schema) - KEYWORDS - REMARKS
     if "$ref" in schema:
         yield from wrong(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], value, where)

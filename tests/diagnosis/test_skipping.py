@@ -1,6 +1,4 @@
-"""A walk from the middle of the model ends like a walk from its start.
-
-Mistakes that exclude each other explain nothing."""
+"""A forward pass that starts in the middle ends like a full one; faults that exclude each other explain nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from transparity_conformance.oracle.probes import Probe, probes, probes_of
 
 
 def are_possible(probe: Probe, pair: tuple[Hypothesis, Hypothesis]) -> bool:
-    """Return whether two faults can be made at once: of one formula they may not set the same part."""
+    """Return whether two faults can be applied together; both must not set the same part of one formula."""
     try:
         walk(probe, {}, pair)
     except Impossible:
@@ -60,7 +58,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
 
 
 def excluding(case: str) -> tuple[Probe, Hypothesis, Hypothesis]:
-    """A probe, and two mistakes that set the same part of a norm, in its first norm."""
+    """Return a probe, and two faults that set the same part of its first norm."""
     probe = probes(case)["mixed"]
     tap = next(tap for tap in probe.oracle.expected if tap.endswith("_norm"))
     eps = [one for one in hypotheses(probe.config, [tap]) if one.fault.id == "norm-eps" and one.sites == (tap,)]
@@ -78,7 +76,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
 
 
 def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
-    """A model with norms before its sublayers has no second norm after them, as Gemma has."""
+    """Check a fault that removes a tap: a pre-norm model has no norm after a sublayer."""
     config = dataclasses.replace(preset("pre-norm").resized(), norm_position="sandwich")
     probe = next(iter(probes_of(config, "both").values()))
     pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))
@@ -106,6 +104,6 @@ def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() ->
 
 
 def segment_of(probe: Probe, *taps: str) -> Segment:
-    """The segment at the last of the taps that a right port shows."""
+    """Return the segment that ends at the last of the given taps."""
     recorded = {tap: probe.oracle.expected[tap] for tap in taps}
     return Segment(taps[-1], [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")

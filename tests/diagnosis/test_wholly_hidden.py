@@ -1,4 +1,4 @@
-"""The output of a query without a visible key is a convention: named, apart from the verdict, and no excuse."""
+"""Queries without a visible key have no defined output; the report notes the port's choice next to the verdict."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from transparity_conformance.report.report import Report
 from transparity_numpy.arithmetic.functional import softmax
 
 Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""From scores, mask and right weights to the port's weights."""
+"""Maps the scores, the mask and the correct weights to the port's weights."""
 
 
 def weighing(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any]:
-    """The reference in float32, with the weights of `weigh` at all taps that end in `only`."""
+    """Return the reference in float32 with `weigh` applied at all taps that end in `only`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
         def forward(**tokens: Any) -> Mapping[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The models of families in cases.toml."""
+"""The models of families from cases.toml."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-    """A model of transformers, as cases.toml describes it."""
+    """A transformers model from cases.toml."""
 
     model: str
     fields: dict[str, Any]
@@ -19,7 +19,7 @@ class Case(NamedTuple):
 
 
 def _with_null(value: Any) -> Any:
-    """TOML has no null: here it is "null"."""
+    """Replace the string "null" by None, because TOML has no null."""
     if isinstance(value, dict):
         return {key: _with_null(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -38,10 +38,10 @@ def _case(like: tuple[str, ...] = (), fields: dict[str, Any] | None = None, **re
 
 
 CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
-"""Models of transformers that each family is compared with, by family and what is special."""
+"""The transformers models that each family is compared with, by the family and the special feature."""
 
 CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
-"""Models that a family has beside its small one, as the fields of ours that differ."""
+"""Models of a family in addition to its small one, as changes of our fields."""
 
 REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
-"""Fields of a case that are refused, and a part of the message, by what they are."""
+"""Fields that a case must refuse, and a part of the message, by a description."""

@@ -1,4 +1,4 @@
-"""Folders that are written for a family hold the same model, to the bit, and transformers reads them."""
+"""A folder that is written for a family contains exactly the same model, and transformers can read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters, probes_of
 from transparity_conformance.oracle.reach.models import reach_of, small_system
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
 
@@ -38,7 +38,7 @@ transformers.logging.disable_progress_bar()
 Refusal = Callable[..., AbstractContextManager[None]]
 
 MODELS = [*FAMILIES, *CHANGES]
-"""The small models, and those beside them."""
+"""The small models, and the further models of some families."""
 
 
 def model(name: str) -> tuple[str, TransformerConfig, Arrays]:
@@ -69,7 +69,7 @@ def test_transformers_has_a_place_for_every_tensor(name: str, tmp_path: Path) ->
     export_checkpoint(model_type, config, parameters, tmp_path)
     (called,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
     read, found = getattr(transformers, called).from_pretrained(tmp_path, output_loading_info=True)
-    pooler = {"pooler.dense.weight", "pooler.dense.bias"}  # which the class of an encoder always has
+    pooler = {"pooler.dense.weight", "pooler.dense.bias"}  # the class of an encoder always has this field
     assert set(found["missing_keys"]) == (pooler if name == "bert, hidden" else set())
     assert not found["unexpected_keys"] and not found["mismatched_keys"]
     read.save_pretrained(tmp_path / "again")

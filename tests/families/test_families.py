@@ -1,4 +1,4 @@
-"""Checkpoints of the families, written by transformers, compute the same as transformers."""
+"""For every family, our import of a checkpoint from transformers computes the same as transformers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, pixel_inputs
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
     from transformers import modeling_rope_utils
@@ -43,18 +43,21 @@ Refusal = Callable[..., AbstractContextManager[None]]
 
 
 def new(case: Case) -> Any:
-    """The model of transformers, as it is initialised."""
+    """Return the newly initialized transformers model."""
     model_class = getattr(transformers, case.model)
     model = model_class(model_class.config_class(**case.fields, attn_implementation="eager")).eval()
-    if case.expected.get("tied_head") is False:  # T5's class ties what its files have twice
+    if case.expected.get("tied_head") is False:  # T5's class ties the head, but this case has a separate one
         head = model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
     return model
 
 
 def learned(model: Any) -> dict[str, torch.Tensor]:
-    """Its weights, Whisper's table of positions among them, and the bias of its logits and the correction of its
-    routers, which are buffers."""
+    """Return the weights of a model.
+
+    These include Whisper's table of positions, and two kinds of buffers: the bias of logits and the correction of
+    routers.
+    """
     frozen = "model.encoder.embed_positions.weight" if model.config.model_type == "whisper" else ""
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad or name == frozen}
     kept = ("final_logits_bias", "e_score_correction_bias")
@@ -65,7 +68,7 @@ TABLES = ("embed", "shared", "wte", "wpe", "relative")
 
 
 def made(case: Case) -> Any:
-    """The model with weights that reveal faults: gains spread around one, biases that are not zero."""
+    """Return the model with weights that reveal faults: gains vary around one, and biases are not zero."""
     model = new(case)
     random = torch.Generator().manual_seed(5)
     from_zero = ("gemma", "gemma2", "gemma3_text", "qwen3_next")
@@ -82,8 +85,7 @@ def made(case: Case) -> Any:
 
 
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
-    """Three different rows, one padded on the left and one on the right; both sides of encoder-decoders differ in
-    length."""
+    """Return three different rows, one padded on the left and one on the right; source and target differ in length."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, 3, 7)}
     random = np.random.default_rng(7)
@@ -95,8 +97,8 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
             tokens[0, :2] = config.pad_id
             tokens[1, -3:] = config.pad_id
         if config.pad_id is not None and name == "target":
-            tokens[2, 2] = config.pad_id  # which is seen: a decoder's mask is causal alone
-        if config.is_pooled and config.pooling in ("eos", "largest"):  # twice, once, and not at all
+            tokens[2, 2] = config.pad_id  # the padding is visible, because a decoder's mask is only causal
+        if config.is_pooled and config.pooling in ("eos", "largest"):  # the token occurs twice, once, and never
             tokens[:2, 4], tokens[0, 7] = config.stack_vocab_size("decoder") - 1, config.stack_vocab_size("decoder") - 1
         inputs[name] = tokens
     if config.num_token_types:
@@ -105,7 +107,7 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
 
 
 def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The output of the model of transformers, in its own dtype."""
+    """Return the output of the transformers model, in its own dtype."""
     config = checkpoint.config
     dtype = next(model.parameters()).dtype
     given = {name: torch.from_numpy(value) for name, value in inputs.items()}
@@ -130,10 +132,10 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 
 @contextmanager
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
-    """The whole model in float64.
+    """Yield the whole model in float64.
 
-    transformers computes norms, angles, attention weights and buckets in float32 whatever the model's dtype is, so its
-    own `double()` is as far off as float32.
+    transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model. Its own
+    `double()` therefore has the error of float32.
     """
     upcast = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
     before = torch.get_default_dtype()
@@ -144,7 +146,7 @@ def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
         torch.set_default_dtype(torch.float64)
         try:
             double = new(case)
-            if hasattr(double.config, "_experts_implementation"):  # grouped products have no float64
+            if hasattr(double.config, "_experts_implementation"):  # grouped products do not support float64
                 double.config._experts_implementation = "eager"
             assert not double.load_state_dict(learned(model), strict=False).unexpected_keys
             yield double
@@ -186,7 +188,7 @@ def test_a_backend_computes_the_same(name: str, backend: Backend, saved: Callabl
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.decoded])
 def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callable[[str], Path]) -> None:
-    """A part of the tokens first, then one token after the other."""
+    """Check a first chunk of tokens, then one token at a time."""
     checkpoint, model = import_checkpoint(saved(name)), made(CASES[name])
     tokens = tokens_of(checkpoint.config, CASES[name].length)["tokens"][:1, 3:]
     oracle = forward_oracle(checkpoint.config, checkpoint.parameters, {"tokens": tokens})
@@ -214,7 +216,7 @@ def invoke(*arguments: Any) -> Result:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a case, saved once."""
+    """Return a function that saves the folder of a case once and returns its path."""
     folders: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
@@ -229,7 +231,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def edited(
     folder: Path, into: Path, fields: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None
 ) -> Path:
-    """A copy with other `fields` and `tensors`, without those that are `GONE`."""
+    """Copy a folder with other `fields` and `tensors`, without those whose value is `GONE`."""
     into.mkdir(parents=True, exist_ok=True)
     config = json.loads((folder / "config.json").read_text()) | dict(fields or {})
     (into / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not GONE}))
@@ -415,7 +417,9 @@ def test_the_command_imports(saved: Callable[[str], Path], tmp_path: Path) -> No
     config = TransformerConfig.from_json((tmp_path / "new" / "config.json").read_text())
     parameters = load_parameters(tmp_path / "new" / "parameters.safetensors", config)
     assert same(dataclasses.replace(checkpoint, config=config, parameters=parameters), checkpoint)
-    assert invoke("import", saved("gemma2"), tmp_path / "new").exit_code == 0, "over what it wrote itself"
+    assert invoke("import", saved("gemma2"), tmp_path / "new").exit_code == 0, (
+        "the command must overwrite its own output"
+    )
 
 
 def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -453,7 +457,7 @@ def test_a_wrong_port_diverges_on_a_checkpoint(saved: Callable[[str], Path]) -> 
 
 
 def falls(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
-    raise AssertionError("nothing is to be built")
+    raise AssertionError("the port must not be built")
 
 
 def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[[str], Path], refused: Refusal) -> None:

@@ -1,4 +1,4 @@
-"""Encoders of audio: right ports agree, in the styles that are no bugs, and wrong ones are placed and named."""
+"""Audio encoders: correct ports agree in every style, and wrong ports are placed and named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from transparity_conformance.report.comparison import as_numbers, difference, sh
 from transparity_conformance.report.report import Report
 from transparity_pytorch.port import build as pytorch_build
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
     from transformers.models.whisper import modeling_whisper
@@ -38,7 +38,7 @@ transformers.logging.disable_progress_bar()
 
 
 class Listener(torch.nn.Module):
-    """A port of Whisper as people write it, each line of which a test may replace."""
+    """A hand-written Whisper; tests replace single methods."""
 
     def __init__(self, config: TransformerConfig, parameters: Any) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Listener(torch.nn.Module):
 
 
 def built(port: type[Listener]) -> Callable[[TransformerConfig, Any], Any]:
-    """Return the port as a function; a module's own `train` is not a port's."""
+    """Return the port as a function, because a module's `train` would be mistaken for a capability."""
 
     def build(config: TransformerConfig, parameters: Any) -> Any:
         return port(config, parameters).forward
@@ -137,13 +137,13 @@ def built(port: type[Listener]) -> Callable[[TransformerConfig, Any], Any]:
 
 
 def unfolded(self: Listener, x: Tensor, index: int, stride: int) -> Tensor:
-    """A convolution as a matrix product of unfolded frames."""
+    """Compute a convolution as a matrix product of unfolded frames."""
     name = f"encoder.{('first', 'second')[index]}_convolution"
     return self.linear(name, F.pad(x, (1, 1)).unfold(-1, 3, stride).transpose(1, 2).flatten(2)).transpose(1, 2)
 
 
 def scaled_both(self: Listener, query: Tensor, key: Tensor) -> Tensor:
-    """Query and key are scaled by the root of the scale, as in OpenAI's code."""
+    """Scale both query and key by the square root of the scale, as in OpenAI's code."""
     scale = self.c.head_dim**-0.25
     return (query * scale) @ (key * scale).transpose(-1, -2)
 
@@ -154,7 +154,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "scaled before": {"scores": lambda self, query, key: (query * self.c.head_dim**-0.5) @ key.transpose(-1, -2)},
     "scaled both": {"scores": scaled_both},
 }
-"""Right ports, by the methods that they have in place of those above."""
+"""Correct ports, by the methods that they replace."""
 
 
 def check_with(**methods: Any) -> Report:
@@ -172,7 +172,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "another width": {"embed_dim": 10, "num_heads": 5, "feed_forward_dim": 7, "mel_bins": 1, "num_frames": 2},
     "untied": {"tied_head": False, "activation": "relu", "num_decoder_layers": 1, "num_frames": 38},
 }
-"""Models of the family, of which the encoder is as long as the decoder, shorter and longer."""
+"""Models of the family whose encoder is as long as the decoder, shorter and longer."""
 
 
 def exported(name: str, folder: Path) -> tuple[TransformerConfig, Any]:
@@ -199,7 +199,7 @@ def test_transformers_computes_the_same_at_once_and_with_its_cache(name: str, dt
     inputs = mixed_inputs(config)
     oracle = forward_oracle(config, parameters, inputs)
     model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path, dtype=getattr(torch, dtype))
-    with torch.no_grad(), default_dtype(model.dtype):  # the file has the table in float32
+    with torch.no_grad(), default_dtype(model.dtype):  # transformers loads the table in float32
         table = model.model.encoder.embed_positions.weight
         table.copy_(modeling_whisper.sinusoids(*table.shape))
     frames, target = torch.tensor(inputs["source"], dtype=model.dtype), torch.from_numpy(inputs["target"])

@@ -1,4 +1,4 @@
-"""A checkpoint one layer at a time: each piece has the checkpoint's own weights, in a folder of its family."""
+"""A checkpoint checked layer by layer: each piece has the checkpoint's own weights, in a folder of its family."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 WHOLE = ("bart", "clip_text_model", "clip_vision_model", "marian", "modernbert", "mpnet", "t5", "vit", "whisper")
-"""Families whose layers cannot be apart."""
+"""Families whose layers cannot be checked separately."""
 
 ONE_STACK = [name for name in FAMILIES if name not in WHOLE]
 LOADER = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loaders" / "llama_module.py"
@@ -56,7 +56,7 @@ def test_each_layer_makes_of_its_tokens_what_it_makes_in_the_whole_model(family:
 
 
 def taps(config: TransformerConfig, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """The reference's activations, without padding."""
+    """Return the reference's activations, without padding."""
     found: dict[str, np.ndarray] = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found
@@ -107,7 +107,10 @@ def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, m
 
 @pytest.mark.long
 def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None:
-    """Without its gain a norm is right in layer 0, whose gains are ones, but for the gradient, and wrong in layer 1."""
+    """Check a norm without its gain.
+
+    In layer 0, where the gains are ones, only the gradient is wrong; in layer 1 the forward pass is wrong.
+    """
     config = example_config("llama")
     parameters = probe_parameters(config)
     for name in ("self_attention_norm", "feed_forward_norm"):

@@ -1,4 +1,4 @@
-"""Chunks of attention and the temperature of queries follow Llama 4 in transformers, without its experts."""
+"""Chunked attention and the query temperature equal those in transformers' Llama 4, without its experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = dataclasses.replace(CASES["llama4"], num_decoder_layers=LAYERS, max_len
 
 
 def peer(config: TransformerConfig) -> Any:
-    """Llama 4 as the configuration has it: layers with positions in chunks, and layers with a temperature."""
+    """Return Llama 4 with the configuration's layers: rotary positions in chunks, or a query temperature."""
     rotated = [config.for_layer("decoder", i).positions == "rotary" for i in range(LAYERS)]
     theirs = transformers.Llama4TextConfig(
         vocab_size=config.target_vocab_size,

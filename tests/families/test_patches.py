@@ -1,4 +1,4 @@
-"""Encoders of images: right ports agree, and wrong patches are named."""
+"""Image encoders: correct ports agree, and wrong patches are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
 
 
 def cut(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    """The image as (batch, channels, rows of patches, rows, columns of patches, columns)."""
+    """Return the image as (batch, channels, rows of patches, rows, columns of patches, columns)."""
     size, side = config.patch_size or 1, config.image_size // (config.patch_size or 1)
     return pixels.reshape(*pixels.shape[:2], side, size, side, size)
 
@@ -83,7 +83,7 @@ def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(back
 
 
 def test_a_module_of_images_agrees() -> None:
-    """A port with a convolution, which reads the patches."""
+    """Check a port that reads patches with a convolution."""
 
     class Patches(torch.nn.Module):
         def __init__(self, config: TransformerConfig, parameters: Any) -> None:

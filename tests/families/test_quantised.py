@@ -1,4 +1,4 @@
-"""Matrices in float8 and experts in MXFP4 are what transformers makes of them."""
+"""Matrices in float8 and experts in MXFP4 are read as transformers dequantizes them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.sel
 
 
 def in_mxfp4(folder: Path, **config: Any) -> dict[str, torch.Tensor]:
-    """Write a gpt-oss whose experts are random bytes; return all its tensors in float32, by transformers."""
+    """Write a gpt-oss whose experts are random bytes; return its tensors in float32, dequantized by transformers."""
     small = dataclasses.replace(example_config("gpt_oss"), embed_dim=32, feed_forward_dim=64, num_experts=3)
     export_checkpoint("gpt_oss", small, probe_parameters(small), folder)
     tensors, exact, drawn = load_file(folder / "model.safetensors"), {}, torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A large checkpoint is checked without being held in memory: its matrices are read as they are multiplied."""
+"""A large checkpoint is checked without loading it into memory: matrices are read while they are multiplied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS, WIDTH = 10, 6
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mapped, np.ndarray]:
-    """A matrix in bfloat16 in a file, read three rows at a time, and the same in memory, in float32."""
+    """Return a bfloat16 matrix in a file, read three rows at a time, and the same matrix in memory."""
     monkeypatch.setattr(mapped, "BLOCK", 3 * WIDTH)
     matrix = np.random.default_rng(0).integers(-9, 9, (ROWS, WIDTH)).astype(ml_dtypes.bfloat16)  # sums are exact
     save_file({"w": matrix}, tmp_path / "model.safetensors")
@@ -44,7 +44,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mapped, np.
 
 
 def whole_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the matrices that are read as a whole from now on."""
+    """Return a list that receives the names of matrices that are read as a whole."""
     read: list[str] = []
     plain = Mapped.__array__
 
@@ -112,13 +112,13 @@ def test_equal_matrices_are_compared_block_by_block(
     assert have_equal_numbers(lazy, Mapped(other, "same", dense.shape))
     assert not have_equal_numbers(lazy, Mapped(other, "changed", dense.shape))
     assert not have_equal_numbers(lazy, Mapped(other, "same", dense.shape).T)
-    assert not read[:-2]  # the transposed one is of another shape
+    assert not read[:-2]  # the transposed matrix has another shape
     assert [block.shape for block in blocks_of(lazy)] == [(3, WIDTH)] * 3 + [(1, WIDTH)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small Llama as a hub keeps it."""
+    """Write a small Llama, as a hub stores it."""
     return exported(tmp_path / "hub", example_config("llama"))
 
 
@@ -164,7 +164,7 @@ def test_an_oracle_keeps_what_is_asked_for_and_the_shapes_of_the_rest() -> None:
         tap: value.shape for tap, value in whole.expected.items() if tap != "logits"
     }
     assert all(np.isnan(value).all() and not any(value.strides) for value in others.values())
-    with pytest.raises(KeyError):  # nothing can be held to what was not measured
+    with pytest.raises(KeyError):  # there is no budget for a tap that was not kept
         lean.budget("decoder.output", "float32")
 
 
@@ -183,7 +183,7 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.Mon
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     of_a_layer = 4 * sum(value.size for name, value in checkpoint.parameters.items() if ".layers.0." in name)
-    assert peaks[1] - peaks[0] < of_a_layer  # six more layers, of which not even one is kept
+    assert peaks[1] - peaks[0] < of_a_layer  # the second model has six more layers, and not even one is in memory
 
 
 def test_what_is_stored_is_read_as_it_was_written_and_holds_no_memory() -> None:
@@ -203,7 +203,7 @@ def test_what_is_stored_is_read_as_it_was_written_and_holds_no_memory() -> None:
     for number in range(100):
         stored[f"{number}"] = np.zeros((100, 1000))
     assert sum(stored[f"{number}"].size for number in range(100)) == 10**7
-    assert tracemalloc.get_traced_memory()[1] < 10**7  # of 8 · 10⁷ bytes
+    assert tracemalloc.get_traced_memory()[1] < 10**7  # the arrays have 8 · 10⁷ bytes
     tracemalloc.stop()
 
 
@@ -243,9 +243,9 @@ def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
     loader = HubBuild(lambda path: path, "llama", str(tmp_path))
     assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
     monkeypatch.setattr(importing, "available_memory", lambda: 0)
-    parameters = import_checkpoint(folder).parameters  # it is decided once
+    parameters = import_checkpoint(folder).parameters  # importing decides it once
     assert given_to(loader, parameters) == str(folder)
-    assert isinstance(given_to(loader, parameters | {}), dict)  # changed ones are no longer the folder's
+    assert isinstance(given_to(loader, parameters | {}), dict)  # changed parameters differ from the folder
     assert isinstance(given_to(port.build, parameters), dict)
 
 

@@ -1,4 +1,4 @@
-"""Each tower of a folder that has CLIP's two side by side computes what transformers' whole model computes of it."""
+"""Each tower of a CLIP folder computes the same as in transformers' whole model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from transparity_conformance.report.comparison import as_numbers, difference, sh
 
 OF_BOTH = {"num_hidden_layers": 2, "num_attention_heads": 3, "layer_norm_eps": 1e-3}
 OF_TEXTS: dict[str, Any] = {"vocab_size": 41, "hidden_size": 12, "intermediate_size": 22, "max_position_embeddings": 19}
-OF_TEXTS |= {"bos_token_id": 39, "eos_token_id": 40, "hidden_act": "gelu", "projection_dim": 9}  # which is not used
+# The model does not use this `projection_dim`.
+OF_TEXTS |= {"bos_token_id": 39, "eos_token_id": 40, "hidden_act": "gelu", "projection_dim": 9}
 OF_IMAGES = {"hidden_size": 15, "intermediate_size": 20, "image_size": 6, "patch_size": 2}
 PAIR = Case(
     "CLIPModel", {"text_config": OF_BOTH | OF_TEXTS, "vision_config": OF_BOTH | OF_IMAGES, "projection_dim": 7}, {}
@@ -33,20 +34,20 @@ SECTIONS = {"text_config": "clip_text_model", "vision_config": "clip_vision_mode
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """The pair of transformers."""
+    """Return the transformers model with both towers."""
     return made(PAIR)
 
 
 @pytest.fixture(scope="module")
 def pair(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its folder."""
+    """Return the folder of the model."""
     folder: Path = tmp_path_factory.mktemp("clip")
     model.save_pretrained(folder)
     return folder
 
 
 def projected(model: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The features of transformers of texts or of images, which are projected."""
+    """Return the projected features of texts or images, from transformers."""
     with torch.no_grad():
         if "pixels" in inputs:
             pixels = torch.from_numpy(inputs["pixels"]).to(next(model.parameters()).dtype)
@@ -87,7 +88,7 @@ def test_a_tower_is_the_same_after_it_is_exported(section: str, pair: Path, tmp_
 
 
 def test_a_section_without_sizes_has_those_of_transformers(pair: Path, tmp_path: Path) -> None:
-    """A file may leave out what a class of transformers has by default."""
+    """Check a config.json that omits default values."""
     CLIPConfig().save_pretrained(tmp_path / "whole")
     edited(pair, tmp_path / "bare", {name: {} for name in SECTIONS} | {"projection_dim": GONE})
     shutil.copy(pair / "model.safetensors", tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""Recorded runs: what is replayed is what would be computed, and only shapes that come again are recorded."""
+"""Recorded runs: a replay computes the same as the original code, and only repeated shapes are recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def doubled(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """The recordings of a recorder for a CPU, which runs a change again."""
+    """Return the list of recordings of a recorder for the CPU, whose replay runs the function again."""
     made: list[Callable[[], None]] = []
 
     def recorded(change: Callable[[], None]) -> Callable[[], None]:
@@ -61,7 +61,7 @@ def test_a_replayed_result_is_not_overwritten_by_the_next(recordings: list[Calla
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """The failed attempts to record."""
+    """Return the list of attempts to record, which all fail."""
     tried: list[Callable[[], None]] = []
 
     def full(change: Callable[[], None]) -> Callable[[], None]:
@@ -80,7 +80,7 @@ def test_without_memory_for_a_recording_runs_are_launched(without_memory: list[C
 
 
 def without_values(inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Tensors of the shapes and dtypes of the inputs: whoever reads a value of them fails, as while a GPU records."""
+    """Return meta tensors like the inputs; reading a value of them fails, as during a recording on a GPU."""
     return {name: torch.as_tensor(value).to("meta") for name, value in inputs.items()}
 
 
@@ -107,7 +107,7 @@ def test_what_is_recorded_reads_no_value(case: str) -> None:
 
 
 def requests(device: str = "cpu") -> list[dict[str, Any]]:
-    """Prompts with sources, lengths and uniform numbers; the last one is shorter."""
+    """Return requests with prompts, sources, lengths and uniform numbers; the last prompt is shorter."""
     random = np.random.default_rng(0)
     return [
         {
@@ -133,7 +133,7 @@ def generating_model(max_length: int) -> PytorchForward:
 def test_a_generation_is_replayed_with_its_own_inputs(
     recordings: list[Callable[[], None]], max_length: int, recorded: list[int]
 ) -> None:
-    """Also where the cache ends before the generation, and without recordings where no prompt fits into a cache."""
+    """Check several lengths: the cache may be full before the generation ends, or shorter than every prompt."""
     model, replayed, counts = generating_model(max_length).model, ReplayedGeneration(), []
     for request in requests():
         expected = generate(model, max_new_tokens=NEW_TOKENS, **request)
@@ -183,7 +183,7 @@ def test_a_gpu_replays_the_generation_that_a_processor_computes(mode: str, max_l
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice; float32 is meant
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # TensorFloat32 is off on purpose
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 def test_a_gpu_replays_what_it_computes(mode: str) -> None:
     probe = probes("translation")["mixed"]

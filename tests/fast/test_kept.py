@@ -1,4 +1,4 @@
-"""Results that are kept between runs: reused if nothing changed, computed again if anything did."""
+"""Cached results are reused if nothing changed, and computed again if anything did."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def noise(oracle: Oracle, dtype: str = "float32") -> dict[str, float]:
 
 @pytest.fixture
 def reused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Whether the noise of an oracle is found, without a computation."""
+    """Return a function that tells whether an oracle's noise is read from the cache."""
 
     def measured(oracle: Oracle, dtype: str) -> dict[str, float]:
         raise NotImplementedError
@@ -93,7 +93,7 @@ def changed_token() -> Oracle:
 
 
 def renamed() -> Oracle:
-    """Two weights of one shape are swapped, which leaves the bytes of all as they are together."""
+    """Return an oracle with two weights of one shape swapped, which leaves the concatenated bytes unchanged."""
     given = probe()
     one, other = "decoder.layers.0.self_attention.query.weight", "decoder.layers.0.self_attention.key.weight"
     swapped = {one: given.parameters[other], other: given.parameters[one]}
@@ -143,7 +143,7 @@ def test_another_machine_computes_again(reused: Callable[..., bool], monkeypatch
 
 
 def test_the_sources_are_all_that_the_oracle_imports() -> None:
-    """The key of a result holds the code below `folders`; the oracle runs no other code of this project."""
+    """Check that the oracle imports only code that is part of the cache key."""
     script = (
         "import importlib, pkgutil, sys, transparity_conformance.oracle as oracle\n"
         "for each in pkgutil.walk_packages(oracle.__path__, 'transparity_conformance.oracle.'):\n"
@@ -165,7 +165,7 @@ def test_a_cut_file_is_computed_again(content: str, tmp_path: Path) -> None:
     assert noise(probe().oracle) == first
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="folders of one user")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.name == "nt", reason="needs folders with permissions")
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file, not a folder")
     assert noise(probe().oracle) == probe().oracle.noise("float32")
@@ -201,7 +201,7 @@ def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_path: Path) -> None:
-    """Only the times differ. No other test asks for this configuration, whose oracle the process would have."""
+    """Check that only the times differ; the configuration is unique, so that no oracle is in memory."""
     (tmp_path / "port.py").write_text(PORT)
     (tmp_path / "config.json").write_text(dataclasses.replace(CONFIG, norm_eps=3e-5).to_json())
     reports = []

@@ -1,4 +1,4 @@
-"""Fast paths distribute a batch: JAX over the CPU's devices, if a user asked for several, NumPy over threads."""
+"""Fast paths divide a batch: JAX over the CPU devices that the user requested, NumPy over threads."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_two_threads_say_what_one_says() -> None:
 
 
 def says(script: str, environment: dict[str, str]) -> None:
-    """Run the assertions of `script` in a process of its own, in which libraries start afresh."""
+    """Run the assertions of `script` in a new process, in which libraries are initialized again."""
     process = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, check=False
     )

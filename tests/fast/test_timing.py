@@ -1,4 +1,4 @@
-"""The time of a check, by stage."""
+"""A report contains the time of each stage of a check."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_every_stage_that_ran_has_a_time_in_order() -> None:
     stages = [stage.__name__.replace("_", " ") for stage, *_ in checking.STAGES]
     assert list(report.timing) == [stage for stage in stages if stage in report.timing]
     assert {"run probes", "listen", "judge answers"} <= report.timing.keys()
-    assert "find unsteady line" not in report.timing, "a stage that did not run"
-    assert all(time.port is None for time in report.timing.values()), "the port ran in this process"
+    assert "find unsteady line" not in report.timing, "this stage did not run"
+    assert all(time.port is None for time in report.timing.values()), "a port in this process has no separate time"
 
 
 def test_a_stage_has_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A small GPT in the forms in which people have models, and modules that no configuration says."""
+"""A small GPT with different signatures and outputs, and modules that no configuration describes."""
 
 import functools
 
@@ -32,7 +32,7 @@ class Wrapped(nn.Module):
 
 
 class Cached(Wrapped):
-    """Takes a place in the sequence, which is no target."""
+    """A GPT that takes the start position in the sequence, which is not a target."""
 
     def forward(self, tokens, start_pos: int):
         assert start_pos == 0
@@ -82,7 +82,7 @@ def scaled():
 
 
 class RowMask(nn.Module):
-    """Masks padding in the rows of scores."""
+    """A GPT that masks padding in the rows of the scores."""
 
     def __init__(self, of):
         super().__init__()
@@ -110,7 +110,7 @@ class PaddedRows(Wrapped):
 
 
 class Short(nn.Module):
-    """Answers up to 37 tokens."""
+    """A GPT that accepts up to 37 tokens."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class Short(nn.Module):
 
 
 class Translation(nn.Module):
-    """`nn.Transformer`, whose attention has the tokens before the batch."""
+    """`nn.Transformer` with the sequence axis before the batch axis."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +188,7 @@ class Three(nn.Module):
 
 
 class Half(nn.Module):
-    """In half precision throughout."""
+    """A module whose parameters are all in half precision."""
 
     def __init__(self):
         super().__init__()
@@ -199,7 +199,7 @@ class Half(nn.Module):
 
 
 class Pair(nn.Module):
-    """Two towers."""
+    """A module with two towers."""
 
     def __init__(self):
         super().__init__()
@@ -210,7 +210,7 @@ class Pair(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Reads pixels and no patches."""
+    """A module that reads pixels without patches."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small decoders that are written in ways which hide something: their eps, a buffer, their only length, their rows."""
+"""Small decoders that hide a property from `fit`: their eps, a buffer, a fixed length, or the batch axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RmsNorm(nn.Module):
-    """Like Llama's: in float32, in any dtype of the model."""
+    """An RMSNorm like Llama's, which computes in float32 for every dtype."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class RmsNorm(nn.Module):
 
 
 class Bounded(RmsNorm):
-    """The mean square has a least value, where others add an eps."""
+    """An RMSNorm that bounds the mean square from below in place of adding eps."""
 
     def __init__(self) -> None:
         super().__init__(1e-5)
@@ -37,12 +37,12 @@ class Bounded(RmsNorm):
 
 
 def in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention to the tokens themselves."""
+    """Attend to the given tokens."""
     return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def in_buffer(query: Tensor, key: Tensor, value: Tensor, fill: float = 0.0, *, by_hand: bool = False) -> Tensor:
-    """Attention to a buffer of as many places as there may be tokens, which is filled with `fill` first."""
+    """Attend to a buffer for the maximum number of tokens; unused entries contain `fill`."""
     length = query.shape[2]
     keys, values = (torch.full((*each.shape[:2], PLACES, each.shape[3]), fill) for each in (key, value))
     keys[:, :, :length], values[:, :, :length] = key, value
@@ -90,7 +90,7 @@ def rms(eps: float) -> Decoder:
 
 
 class Whole(Decoder):
-    """A decoder of all its places at once."""
+    """A decoder that always processes the maximum number of positions."""
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids) + self.places.weight
@@ -109,7 +109,7 @@ def padded() -> Callable[[Tensor], Tensor]:
 
 
 class RowsSecond(nn.Module):
-    """The layers of PyTorch as they are by default: positions before rows."""
+    """PyTorch's layers with their default order of axes: positions before rows."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class RowsSecond(nn.Module):
 
 
 class Narrow(Decoder):
-    """A decoder whose second map makes more features than the residual has: what is left is thrown away."""
+    """A decoder whose second linear layer has two outputs too many, which are discarded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Narrow(Decoder):
 
 
 class Images(nn.Module):
-    """Patches of an image whose argument has another name, without attention."""
+    """An image model without attention, whose argument has an unusual name."""
 
     def __init__(self) -> None:
         super().__init__()

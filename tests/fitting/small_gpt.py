@@ -1,4 +1,4 @@
-"""A small GPT as people write it: one map for query, key and value, a tied head, and a mask in a buffer."""
+"""A small GPT with one linear layer for query, key and value, a tied head, and a mask in a buffer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GPT(nn.Module):
 
 
 def of_two_kinds() -> GPT:
-    """A GPT of which each layer has another activation, as no configuration says."""
+    """Return a GPT whose two layers have different activations, which no configuration describes."""
     return GPT(nn.ReLU(), nn.SiLU())
 
 
@@ -69,7 +69,7 @@ def no_module() -> int:
 
 
 class Bag(nn.Module):
-    """The mean of the embeddings so far, without attention."""
+    """A model that returns the mean of the embeddings so far, without attention."""
 
     def __init__(self) -> None:
         super().__init__()

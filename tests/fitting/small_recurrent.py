@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Recurrences as people write them: a loop over tokens, maps and convolutions by themselves."""
+"""Recurrent models with a loop over tokens, and with fused or separate linear layers and convolutions."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Mamba(nn.Module):
-    """Mamba-2 in one block: one map in, one convolution, a loop."""
+    """Mamba-2 with one fused input layer, one convolution, and a loop over tokens."""
 
     def __init__(self, d=24, heads=4, head=12, groups=1, state=5, width=3, limits=(0.0, float("inf"))):
         super().__init__()
@@ -57,7 +57,7 @@ class MambaLM(nn.Module):
 
 
 class Delta(nn.Module):
-    """A gated delta network: each map and each convolution by itself."""
+    """A gated delta network with separate linear layers and convolutions."""
 
     corrects = 1
 
@@ -120,7 +120,7 @@ class Block(nn.Module):
 
 
 class Hybrid(nn.Module):
-    """Gated delta networks, and attention in the last of three layers."""
+    """A model with three layers: two gated delta networks, then attention."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ class Hybrid(nn.Module):
 
 
 def uncorrected():
-    """Without the correction that the delta rule is called by."""
+    """Return the hybrid model without the correction of the delta rule."""
     model = Hybrid()
     for block in model.blocks[:2]:
         block.mixer.corrects = 0

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Encoders of images, and a Whisper, as people write them: patches by a reshape, one map for all three projections."""
+"""Image encoders and a Whisper; some reshape patches, and some have one linear layer for query, key and value."""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class PlainViT(nn.Module):
-    """In the manner of vit-pytorch and of the simple ViT: patches pixel by pixel, mean pooling, no class token."""
+    """A ViT like vit-pytorch's simple ViT: channels of one pixel are adjacent, mean pooling, no class token."""
 
     def __init__(self, side=4, patch=2, channels=3, d=24, heads=3, classes=5):
         super().__init__()
@@ -44,7 +44,7 @@ class PlainViT(nn.Module):
 
 
 class TimmViT(nn.Module):
-    """In the manner of timm: a convolution, a class token in front, its state to the classes."""
+    """A ViT like timm's: patches by a convolution, and a class token whose state is classified."""
 
     def __init__(self, size=6, patch=2, channels=1, d=24, heads=3, classes=4):
         super().__init__()
@@ -101,7 +101,7 @@ class Residual(nn.Module):
 
 
 class Whisper(nn.Module):
-    """In the manner of OpenAI's code: sinusoids in a buffer, keys without a bias, the head tied."""
+    """A Whisper like OpenAI's: sinusoids in a buffer, keys without a bias, a tied head."""
 
     act = staticmethod(F.gelu)
 
@@ -133,7 +133,7 @@ class ReluWhisper(Whisper):
 
 
 class NormedViT(PlainViT):
-    """Patches are normalised before positions are added."""
+    """A ViT that normalizes patches before it adds positions."""
 
     def __init__(self):
         super().__init__()
@@ -141,14 +141,14 @@ class NormedViT(PlainViT):
 
 
 class TurnedViT(TimmViT):
-    """Columns are read in place of rows."""
+    """A ViT that reads columns in place of rows."""
 
     def forward(self, x):
         return super().forward(x.mT)
 
 
 class UnplacedViT(PlainViT):
-    """Without positions, and so of any number of patches."""
+    """A ViT without positions, which accepts any number of patches."""
 
     def __init__(self):
         super().__init__()

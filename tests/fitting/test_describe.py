@@ -1,4 +1,4 @@
-"""`transparity describe` shows every field, and configurations of families, as text and as JSON."""
+"""`transparity describe` prints every field of a configuration or family, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`transparity fit` and its command: the configuration of a module, which is left as it was; else one sentence."""
+"""`transparity fit` returns the configuration of a module without changing the module, or fails with one sentence."""
 
 from __future__ import annotations
 

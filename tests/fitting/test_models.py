@@ -1,4 +1,4 @@
-"""`transparity fit`, a row a model: the configuration that is found, or the sentence that refuses it."""
+"""`transparity fit` on many models: each row has a configuration to find, or the expected error."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.templates import templates
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers as hub
 
 
 @dataclass(frozen=True)
 class Found:
-    """Return the outcome of `fit` for the model that `make` returns."""
+    """A model, and the expected outcome of `fit`."""
 
     make: Callable[[], Any]
     fields: Mapping[str, Any]
     template: str | None = None
     differs: tuple[str, ...] | None = None
-    """The fields in which the model may differ from the template; None: any."""
+    """The fields that may differ from the template; None permits any."""
     is_confirmed: bool = True
     is_whole: bool = False
-    """Whether every parameter is used."""
+    """Whether every parameter must be used."""
     untold: Mapping[str, str] = field(default_factory=dict)
-    """How the reasons of fields that nothing tells begin."""
+    """For fields that are undetermined, the beginning of the reason."""
     told: tuple[str, ...] = ()
-    """Fields that are not among these."""
+    """Fields that must be determined."""
     remarks: tuple[str, ...] = ()
 
 
 def like(config: TransformerConfig, *besides: str) -> dict[str, Any]:
-    """All fields of a configuration but some."""
+    """Return all fields of a configuration except some."""
     names = [each.name for each in dataclasses.fields(config) if each.name not in besides]
     return {name: getattr(config, name) for name in names}
 
 
 def drawn(expected: Mapping[str, Any] | None = None, /, **changes: Any) -> Found:
-    """A model of a GPT with changed fields, which are found."""
+    """Return a GPT with changed fields, which `fit` must find."""
     config = dataclasses.replace(GPT, **changes)
     return Found(lambda: module(config), changes if expected is None else expected)
 

@@ -1,4 +1,4 @@
-"""`transparity fit` on ports that hide something, and the probes of a check that confirm, or refuse, what it finds."""
+"""`transparity fit` on ports with hidden properties; a check's probes confirm or reject the result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, 
 
 
 def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
-    """A bound in place of an eps shows beside small activations, which the first calls of a fit do not have."""
+    """Check a lower bound in place of eps, which is visible only for small activations; the first calls have none."""
     made = fit(lambda: ports.Decoder(ports.Bounded))
     assert not made.is_confirmed
     assert "weights of a check" in " ".join(made.remarks)

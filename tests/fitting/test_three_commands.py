@@ -1,4 +1,4 @@
-"""From a model to a verdict by three commands, with two lines of the user's own and no configuration."""
+"""Three commands lead from a model to a verdict, with two lines of code and without a configuration."""
 
 from __future__ import annotations
 

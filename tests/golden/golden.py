@@ -1,6 +1,6 @@
-"""Golden reports: the verdict, the causes, the lines and the notes of a check, port by port, in golden.json.
+"""Golden reports in golden.json: the verdict, the causes, the lines and the notes of a check, for each port.
 
-`python -m tests.golden.golden [WORD …]` writes the reports of ports with a word in their name; a person reads the diff.
+`python -m tests.golden.golden [WORD …]` rewrites the reports of ports whose name contains a word. Review the diff.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ CASES: dict[str, Case] = {
     "asked: an unknown family": (numpy_build, {"family": "llamas"}),
     "asked: a length beyond max_length": of_gpt2(pytorch_build, lengths=[1000], **GIVEN),
 }
-"""The ports and the arguments of their checks."""
+"""For each name, a port and the arguments of its check."""
 
 NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+|(?<=takes about )\d+")
-"""Shares, errors and seconds, which differ on another machine."""
+"""Matches shares, errors and seconds, which depend on the machine."""
 
 
 def summary(name: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def summary(name: str) -> dict[str, Any]:
     port, arguments = CASES[name]
     torch.manual_seed(0)
     try:
-        with mock.patch.object(reach, "SECONDS_OF_A_PORT", math.inf):  # the same calls on a slow machine
+        with mock.patch.object(reach, "SECONDS_OF_A_PORT", math.inf):  # use all calls, even on a slow machine
             report = check(port, **arguments)
     except TransparityError as error:
         return {"raises": type(error).__name__, "says": str(error)}

@@ -1,4 +1,4 @@
-"""Ports, right and wrong, that the golden reports are of: our own columns with a change, and a GPT-2 in PyTorch."""
+"""Correct and wrong ports for the golden reports: our columns with changes, and a GPT-2 in PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCORES = "decoder.layers.0.self_attention.scores"
 
 
 def with_taps(change: Callable[[Arrays], Any]) -> Build:
-    """The NumPy column, with the activations that it returns changed in place or replaced."""
+    """Return the NumPy column with `change` applied to the taps that it returns."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = numpy_build(config, parameters)
@@ -45,7 +45,7 @@ def spoiled(tap: str, change: Callable[[np.ndarray], np.ndarray]) -> Build:
 
 
 def with_number(tap: str, index: int, number: float) -> Build:
-    """One number of a tap is another."""
+    """Change one number of a tap."""
 
     def change(value: np.ndarray) -> np.ndarray:
         value.flat[index] = number
@@ -64,7 +64,7 @@ def in_precision(dtype: str) -> Build:
 
 
 def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Build:
-    """Logits are off by 1 % where `condition` of the configuration and the tokens is true."""
+    """Return a port whose logits are off by 1 % if `condition` holds for the configuration and the tokens."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = numpy_build(config, parameters)
@@ -87,7 +87,7 @@ def batch(tokens: Arrays) -> int:
 
 
 def in_integers(dtype: Any) -> Build:
-    """Tokens are kept in integers of another kind."""
+    """Return a port that converts tokens to another integer type."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward, size = numpy_build(config, parameters), config.vocab_size
@@ -99,12 +99,12 @@ def in_integers(dtype: Any) -> Build:
 
 
 def with_fields(**fields: Any) -> Build:
-    """Some fields of the configuration are taken to be others."""
+    """Return a port that uses other values for some fields of the configuration."""
     return lambda config, parameters: numpy_build(dataclasses.replace(config, **fields), parameters).logits
 
 
 def refusing(what: str) -> Build:
-    """Other sizes than 24 features and 3 heads are refused: when it is built, when it is called, or with two tokens."""
+    """Return a port that refuses sizes other than 24 features and 3 heads, in its build or its call."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         fits = config.embed_dim == 24 and config.num_heads == 3
@@ -123,7 +123,7 @@ def refusing(what: str) -> Build:
 
 
 class Replaced:
-    """The PyTorch column, one method of which is replaced; `state` lives as long as the object."""
+    """The PyTorch column with one method replaced; `state` persists between calls."""
 
     def __init__(self, right: Any, wrong: Callable[..., Any], name: str, offers: tuple[str, ...]) -> None:
         self.right, self.wrong, self.name, self.state = right, wrong, name, dict[Any, Any](calls=0)
@@ -150,7 +150,7 @@ def replaced(wrong: Callable[..., Any], name: str = "forward", *offers: str) -> 
 
 
 def nudged_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
-    """Logits are off where `condition` of what is kept between calls is true."""
+    """Return a method whose logits are off if `condition` holds for the state."""
     return lambda state, forward, **tokens: forward(**tokens) * (1.001 if condition(state) else 1)
 
 
@@ -164,7 +164,7 @@ def raises_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
 
 
 def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., Any]:
-    """After a few calls, the answer repeats the first call whose tokens had the same key."""
+    """Return a method that repeats earlier logits for tokens with the same key, after the first calls."""
 
     def wrong(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
         (given,) = tokens.values()
@@ -175,14 +175,14 @@ def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., A
 
 
 def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
-    """A buffer that has grown is not cut again; it shows after a long and a short input."""
+    """Return logits that are wrong for the call after a long and a short input, as with a buffer that is not cut."""
     (given,) = tokens.values()
     lengths = state["lengths"] = [*state.get("lengths", []), given.shape[1]]
     return forward(**tokens) * (1.001 if lengths[-3:-1] == [11, 1] else 1)
 
 
 def adds_up(state: dict[Any, Any], method: Callable[..., Any], *args: Any, **tokens: Any) -> Any:
-    """Gradients are not zeroed between calls on the same tokens."""
+    """Add the gradients of earlier calls on the same tokens."""
     loss, gradients = method(*args, **tokens)
     key = next(iter(tokens.values())).tobytes()
     kept = state.setdefault(key, {name: np.zeros_like(value) for name, value in gradients.items()})
@@ -207,7 +207,7 @@ def loss_of_one_row(state: dict[Any, Any], loss: Callable[..., Any], targets: np
 
 
 def ends_otherwise(state: dict[Any, Any], method: Callable[..., Any], prompt: Any, steps: int, **named: Any) -> Any:
-    """A second generation continues where the first ended."""
+    """Change the last token of repeated generations."""
     tokens = np.array(method(prompt, steps, **named))
     if state.setdefault(str(steps), 0) and tokens.shape[1] > 3:
         tokens[:, -1] = (tokens[:, -1] + 1) % 20
@@ -221,7 +221,7 @@ def wrong_step(state: dict[Any, Any], step: Callable[..., Any], tokens: Any, cac
 
 
 def answering(change: Callable[[torch.Tensor], torch.Tensor], kind: type[Gpt2] = Gpt2) -> type[Gpt2]:
-    """GPT-2 whose logits are returned in another form."""
+    """Return a GPT-2 with `change` applied to its logits."""
 
     class Answering(kind):  # type: ignore[misc, valid-type]
         def __call__(self, tokens: Any) -> torch.Tensor:
@@ -244,7 +244,7 @@ class HiddenStates(Gpt2):
 
 
 class Showing(ScaledByTheWidth):
-    """Shows two taps of each layer, one of them twice as large as it is."""
+    """A GPT-2 that returns two taps of each layer; one is twice as large as the value that it uses."""
 
     def attend(self, at: str, x: torch.Tensor) -> torch.Tensor:
         self.shown |= {f"{at}_norm": x, f"{at}.output": 2 * super().attend(at, x)}
@@ -272,10 +272,10 @@ class WrongFromSixtyFive(Gpt2):
 
 
 def fixing(is_allowed: Callable[[TransformerConfig], bool], kind: type[Gpt2] = Gpt2) -> Build:
-    """GPT-2 that can be built only for some sizes."""
+    """Return a GPT-2 that can be built only for some sizes."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Gpt2:
-        assert is_allowed(config), "these sizes are not mine"
+        assert is_allowed(config), "these sizes are not supported"
         return kind(config, parameters)
 
     return build

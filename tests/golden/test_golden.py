@@ -1,4 +1,4 @@
-"""Each port has its golden report, and each golden report its port."""
+"""Each port has a golden report, and each golden report belongs to a port."""
 
 from __future__ import annotations
 

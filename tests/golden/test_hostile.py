@@ -1,4 +1,4 @@
-"""Ports that fail, files that are none, and arguments that do not fit: one sentence and exit code 2, and no verdict."""
+"""Failing ports, invalid files and wrong arguments end with one sentence and exit code 2, without a verdict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def invoke(*arguments: Any) -> Result:
 
 
 def refused(result: Result) -> str:
-    """The single sentence with which the command refused its arguments."""
+    """Return the single sentence with which the command refuses its arguments."""
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
     assert "differs from" not in result.stdout and "agrees with" not in result.stdout
@@ -44,13 +44,13 @@ def refused(result: Result) -> str:
 
 
 def checked(folder: Path, source: str, *options: str) -> Result:
-    """Check a port whose file begins as a right one and continues with `source`."""
+    """Check a port whose file starts with a correct port and continues with `source`."""
     (folder / "port.py").write_text(RIGHT + source)
     return invoke("check", f"{folder / 'port.py'}:build", "--preset", "notes-lm", "--logits-only", *options)
 
 
 def calling(does: str) -> str:
-    """A port that does something in its forward pass."""
+    """Return a port that runs a statement in its forward pass."""
     return f"\ndef build(config, parameters):\n    def port(**tokens):\n        {does}\n    return port\n"
 
 
@@ -82,7 +82,7 @@ FAILING = (
     ("def build(:\n", "cannot be imported: SyntaxError: invalid syntax (line 13)."),
     ("\0", "cannot be imported: "),
 )
-"""The end of the file of a port, and what is said of it."""
+"""The end of a port's file, and a part of the message."""
 
 
 @pytest.mark.parametrize(("source", "says"), FAILING)

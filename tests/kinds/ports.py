@@ -1,4 +1,4 @@
-"""Right ports of which `kinds.toml` has wrong copies: what they offer is computed again from the first token on."""
+"""Correct ports, of which `kinds.toml` makes wrong copies; every step recomputes all tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity_numpy.port import build as right
 
 
 class Decoder:
-    """A lone decoder with `step` and `generate`."""
+    """A decoder with `step` and `generate`."""
 
     def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
         self.config, self.model = config, right(config, parameters)
@@ -33,7 +33,7 @@ class Decoder:
 
 
 class Masked(Decoder):
-    """A lone decoder that is given a mask, without anything else."""
+    """A decoder that accepts an attention mask and offers nothing else."""
 
     def __call__(self, tokens: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:  # type: ignore[override]
         hidden = np.asarray(attention_mask)
@@ -43,7 +43,7 @@ class Masked(Decoder):
 
 
 class Learner:
-    """A decoder with gradients."""
+    """A decoder that offers gradients."""
 
     def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
         from transparity_pytorch.port import build
@@ -70,7 +70,7 @@ class Translator:
 
 
 def load(folder: str) -> Any:
-    """A loader of a model of transformers with logits, from all files of the folder."""
+    """Load a transformers model from all files of the folder."""
     import torch
     import transformers
     from safetensors.torch import load_file
@@ -94,7 +94,7 @@ def load(folder: str) -> Any:
 
 
 def load_latent(folder: str) -> Any:
-    """A loader of DeepSeek-V3 that scales scores by its own YaRN factor."""
+    """Load a DeepSeek-V3 that scales scores by its own YaRN factor."""
     import math
 
     import transformers

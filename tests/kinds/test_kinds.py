@@ -1,4 +1,4 @@
-"""Faults that only long calls, late layers, many rows, a mask or the named folder show diverge; their twins agree."""
+"""Faults that appear only in long calls, late layers, many rows, with a mask or in a folder diverge; twins agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SYSTEMS = {
 }
 
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
-"""A row of each port whose checks take few seconds; the others are `long`."""
+"""One row of each port whose checks take few seconds; the other rows are `long`."""
 
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS})
 
@@ -40,7 +40,7 @@ def marked(values: Any, *, is_short: bool) -> Any:
 
 
 def made(port: str, old: str = "", new: str = "") -> Any:
-    """The port of this name, with text replaced."""
+    """Return a port by its name, with a text replaced."""
     assert not old or TEXT.count(old) == 1, old
     names: dict[str, Any] = {"__name__": "ports"}
     exec(compile(TEXT.replace(old, new) if old else TEXT, "ports.py", "exec"), names)
@@ -49,7 +49,7 @@ def made(port: str, old: str = "", new: str = "") -> Any:
 
 @cache
 def folder(path: Path) -> Path:
-    """A small Llama in bfloat16, in several files."""
+    """Write a small Llama in bfloat16, in several files."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 53, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=64)

@@ -1,4 +1,4 @@
-"""Reading a record in tests: lines by their text, and data flow."""
+"""Helpers for tests of recordings: the code of lines, and data flow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from transparity_conformance.listening.operation import Operation
 
 
 def named(operations: list[Operation], name: str) -> list[Operation]:
-    """The operations whose names contain `name`."""
+    """Return the operations whose names contain `name`."""
     return [each for each in operations if name in each.name]
 
 
 def texts(operations: list[Operation], file: str) -> list[str]:
-    """The text of each operation's line, all of which are in one file."""
+    """Return the code of each operation's line; all lines must be in `file`."""
     assert all(each.source is not None and each.source.file == file for each in operations)
     return [linecache.getline(file, each.source.line).strip() for each in operations if each.source is not None]
 
 
 def reached(operations: list[Operation], last: Operation) -> set[int]:
-    """All operations whose values flow into one."""
+    """Return the indices of all operations whose values flow into `last`."""
     found: set[int] = set()
     todo = list(last.inputs)
     while todo:
@@ -33,9 +33,9 @@ def reached(operations: list[Operation], last: Operation) -> set[int]:
 
 
 def is_same(found: Any, expected: Any, dtype: str = "float32") -> bool:
-    """Return whether half of the digits of `dtype` agree: rounding costs fewer, and other numbers agree in none."""
+    """Return whether half of the digits of `dtype` agree; rounding changes fewer digits."""
     given, wanted = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     allowed = np.sqrt(np.finfo(dtype).eps) * np.abs(wanted[np.isfinite(wanted)]).max()
-    with np.errstate(invalid="ignore"):  # −∞ less itself
+    with np.errstate(invalid="ignore"):  # −∞ minus itself
         near = np.abs(given - wanted) <= allowed
     return given.shape == wanted.shape and bool(np.all((given == wanted) | near))

@@ -1,4 +1,4 @@
-"""Listening costs at most three eager passes and two seconds."""
+"""Recording takes at most as long as three eager passes plus two seconds."""
 
 from __future__ import annotations
 

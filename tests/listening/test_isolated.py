@@ -1,4 +1,4 @@
-"""A port in a process of its own is recorded like a port in this process."""
+"""A port in its own process is recorded like a port in this process."""
 
 from __future__ import annotations
 

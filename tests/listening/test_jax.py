@@ -1,4 +1,4 @@
-"""JAX ports of strangers: every primitive is recorded through `jit`, with the line that ran or traced it."""
+"""JAX ports: every primitive is recorded, also inside `jit`, with the line that ran or traced it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_result_is_the_same_and_is_the_last_value(forward: Callable[[Any], A
     result, operations = listen(lambda: forward(IDS), "jax")
     assert np.array_equal(operations[-1].value, result)
     assert type(result) is type(expected)
-    assert is_same(result, expected)  # a jitted function is fused when nobody listens
+    assert is_same(result, expected)  # without recording, a jitted function is fused
 
 
 def test_the_result_of_a_function_without_jit_is_the_same_to_the_bit() -> None:

@@ -1,4 +1,4 @@
-"""NumPy ports, as strangers write them: every expression is recorded, with its line, and nothing else changes."""
+"""NumPy ports: every expression is recorded with its line, and the port's results do not change."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_result_is_the_same_to_the_bit_and_the_functions_are_put_back(port: 
     forward = port.Model().forward if name == "Model" else getattr(port, name)
     codes = port.Model.forward.__code__, port.lookups.__code__, port.odd.__code__
     expected = forward(IDS)
-    for _ in range(20):  # Python specialises the code of functions that are called often
+    for _ in range(20):  # Python specializes functions that are called often
         forward(IDS)
     result, _ = listen(lambda: forward(IDS))
     assert same(result, expected)
@@ -168,7 +168,7 @@ def test_every_operation_has_the_line_that_ran_it(port: ModuleType) -> None:
     assert texts(named(operations, "exp"), file) == ["e = np.exp(x - x.max(-1, keepdims=True))"]
     assert texts(named(operations, "reshape"), file)[:1] == ["return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)"]
     assert operations[-1].source is not None
-    assert operations[-1].source.code == "return x @ self.weight"  # the last reshape changes nothing
+    assert operations[-1].source.code == "return x @ self.weight"  # the last reshape has no effect
 
 
 def test_the_parts_of_a_fused_projection_flow_to_their_own_places(port: ModuleType) -> None:

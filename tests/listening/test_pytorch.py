@@ -1,4 +1,4 @@
-"""PyTorch ports, as strangers write them: every operation is recorded, with the line that ran it."""
+"""PyTorch ports: every operation is recorded with the line that ran it."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_complex_rotation_is_heard_as_real_and_imaginary_parts() -> None:
 def test_memory_that_is_used_again_does_not_mix_values() -> None:
     def forward() -> Tensor:
         x = WTE * 1.0
-        for i in range(50):  # each result is freed at once
+        for i in range(50):  # each result is freed immediately
             x = (x + i).sum() + WTE
         return x
 

@@ -1,4 +1,4 @@
-"""The port's line is distinguished from frames of frameworks, installed packages and the checker."""
+"""The port's line is distinguished from lines of frameworks, installed packages and the checker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_column_of_ours_is_a_port_like_any_other() -> None:
 
 
 def installed(folder: Path, package: str, text: str) -> Any:
-    """The function `forward` of a file in an installed package."""
+    """Return the function `forward` from a file in an installed package."""
     file = folder / "site-packages" / package / "model.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -53,7 +53,7 @@ def test_an_installed_port_has_its_own_lines(tmp_path: Path) -> None:
     _, (operation,) = listen(functools.partial(torch.nn.Sequential(layer), torch.ones(2)))
     assert operation.source is not None
     assert operation.source.code == "return x * 2"
-    assert operation.source.columns == (11, 16), "the columns of the expression, in characters"
+    assert operation.source.columns == (11, 16), "columns must count characters"
 
 
 def test_a_library_that_the_port_calls_has_no_lines(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_port_that_calls_a_library_in_several_lines_has_its_own(tmp_path: Path
 )
 def test_the_code_is_the_statement_on_one_line(line: int, expected: str) -> None:
     lines = ("x = f(\n", "    1,\n", "    2\n", ")\n", "for y in x:\n", "    a = 1  # one\n", "    print(\x1b)\n")
-    if line == 7:  # no Python
+    if line == 7:  # not valid Python
         assert source.statement_at(lines, line) == expected
     else:
         assert source.statement_at(lines[:6], line) == expected

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama in plain PyTorch that attends by blocks of queries, with mistakes that show only in long prompts."""
+"""A Llama in plain PyTorch that attends in blocks of queries, with mistakes that appear only in long prompts."""
 
 import math
 
@@ -33,7 +33,7 @@ def rms(x, weight, eps):
 
 
 def build_with(positions=positions, frequencies=frequencies, sees=sees):
-    """A `build` with some of its functions replaced by wrong ones."""
+    """Return a `build` with some of its functions replaced by wrong ones."""
 
     def rotated(x, config):
         at = positions(x.shape[2])
@@ -84,7 +84,7 @@ def build_with(positions=positions, frequencies=frequencies, sees=sees):
 
 
 def in_bfloat16(length):
-    """Above 256, bfloat16 lacks some whole numbers."""
+    """Return positions in bfloat16, which lacks some integers above 256."""
     return torch.arange(length).bfloat16()
 
 
@@ -97,7 +97,7 @@ def in_int16(length):
 
 
 def in_a_short_table(size):
-    """Positions beyond the table take its last row."""
+    """Return a function that clamps positions to the last row of a table."""
     return lambda length: torch.arange(length).clamp(max=size - 1)
 
 
@@ -106,7 +106,7 @@ def begun_again(size):
 
 
 def scaled_beyond(config, length):
-    """The scaling is applied to prompts alone that are longer than the original ones."""
+    """Scale the frequencies only in prompts that are longer than the original length."""
     scaling = config.rotary_scaling if length > config.rotary_original_length else "none"
     return frequencies(_with(config, rotary_scaling=scaling), length)
 
@@ -127,7 +127,7 @@ def one_more(queries, keys, window):
 
 
 def one_more_far_away(queries, keys, window):
-    """Off by one where positions are large."""
+    """Return a mask that is off by one at large positions."""
     far = queries[:, None] >= 2 * window if window else False
     return sees(queries, keys, window) | (far & sees(queries, keys, window + 1 if window else window))
 

@@ -1,4 +1,4 @@
-"""Long prompts: they are compared at every position, without an array of queries × keys, and shortened where wrong."""
+"""Long prompts are compared at every position without a queries × keys array, and shortened if they diverge."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LLAMA = dataclasses.replace(
 
 
 def of(name: str) -> Any:
-    """A function of the file of a stranger."""
+    """Return a function from long_llama.py."""
     return load_port(f"{FILE}:{name}")
 
 
@@ -50,7 +50,7 @@ def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..
 
 @pytest.fixture(autouse=True)
 def as_large_as_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that are made without being asked for end at 64 tokens, as they do with a million parameters."""
+    """Limit automatic calls to 64 tokens, as for a model with a million parameters."""
     size = sum(value.size for value in probe_parameters(LLAMA).values())
     monkeypatch.setattr(models, "AFFORDABLE", 64 * size)
 
@@ -113,7 +113,7 @@ def test_a_right_port_agrees_at_every_position_of_a_long_prompt(window: int | No
 
 
 UNTESTED = ("sliding_window = 300", "window_kind = sliding")
-"""Both show only beyond the window."""
+"""Fields that have an effect only beyond the window."""
 
 
 def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:
@@ -127,7 +127,7 @@ FAR = {
     "a short table": ({"positions": "in_a_table_of_512"}, 513, "rotary-position", "the last row of a table"),
     "positions begun again": ({"positions": "begun_again_at_256"}, 257, "rotary-position", "begin at 0 again"),
 }
-"""The functions that are wrong, the first wrong length, and its cause."""
+"""The wrong functions, the first wrong length, the cause, and a part of its description."""
 
 
 @pytest.mark.long

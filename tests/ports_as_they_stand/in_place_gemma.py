@@ -1,9 +1,8 @@
 # mypy: ignore-errors
-"""A Gemma in the manner of Google's PyTorch code.
+"""A Gemma in the style of Google's PyTorch code.
 
-Gains are one plus the weight, and queries are scaled in place. A fused linear map has fewer keys and values. The
-embedding is scaled outside of the model.
-
+Gains are one plus the weight. Queries are scaled in place. A fused linear layer has fewer keys and values than queries.
+The embedding is scaled outside of the model.
 """
 
 import json

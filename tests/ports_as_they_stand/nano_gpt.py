@@ -1,9 +1,8 @@
 # mypy: ignore-errors
-"""A GPT-2 in the manner of nanoGPT and minGPT.
+"""A GPT-2 in the style of nanoGPT and minGPT, which does not know the checker.
 
-One linear map makes queries, keys and values, and attention is fused. Loading transposes weights. The model returns
-a tuple of logits and loss, and prints.
- It knows nothing of the checker.
+One linear layer computes queries, keys and values, and attention is fused. Loading transposes weights. The model
+returns a tuple of logits and loss, and prints.
 """
 
 import json

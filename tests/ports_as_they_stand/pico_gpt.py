@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A GPT-2 in the manner of picoGPT: NumPy functions of one row, a list of heads, and nested dicts of weights."""
+"""A GPT-2 in the style of picoGPT: NumPy functions of one row, a list of heads, and nested dicts of weights."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ports as strangers write them, in the manner of published code, unchanged; the exam plants bugs in such code."""
+"""Ports in the style of published code, checked unchanged; the exam plants bugs in the published code itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IGNORED = {
     "step_llama": {"attention_bias", "mlp_bias", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters"},
     "in_place_gemma": {"hidden_act", "rope_theta", "rope_scaling", "rope_parameters"},
 }
-"""Fields of config.json that code like the published one has built in, though its forward pass agrees."""
+"""Fields of config.json that these ports ignore, like the published code; their forward passes agree."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -45,5 +45,5 @@ def test_the_fields_that_a_published_port_has_built_in_are_told(name: str, tmp_p
     loader = audited_of(HubBuild(load_port(f"{FOLDER / name}.py:load"), FAMILIES[name], str(tmp_path)))
     audit = audited(loader, example_config(FAMILIES[name]), "float32", ignore_progress, with_fields=True)
     assert {*audit.fields_with("ignored"), *audit.fields_with("wrong")} == IGNORED[name]
-    of_every_folder = [each for each in audit.tensors if "(with " not in each.name]  # others come with an ignored field
-    assert {each.outcome for each in of_every_folder} == {"read"}  # and refused if missing
+    of_every_folder = [each for each in audit.tensors if "(with " not in each.name]  # the others need an ignored field
+    assert {each.outcome for each in of_every_folder} == {"read"}  # a folder without them is refused

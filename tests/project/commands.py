@@ -1,4 +1,4 @@
-"""The commands of the pages, run: files that a page only names are small ones, and large numbers are smaller."""
+"""Run the commands that pages show, with small files in place of the named files and smaller numbers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from transparity_conformance.cli import app
 
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(sys.path)
-"""As modules are found here, so they are in other processes."""
+"""The module search path, for other processes."""
 
 SMALLER = {"32768": "28", "4096": "20", "0,7,31": "0,1", "0,7": "0,1"}
-"""Numbers of commands that are for large models, and those for the small one."""
+"""Numbers in commands for large models, and the numbers for the small model."""
 
 SYSTEM = ("--preset", "--config", "--family", "--checkpoint")
-"""Options of which a check needs one, if it is not to check every preset."""
+"""A check without one of these options would check every preset."""
 
 ENDS = {"check": (0, 1), "compare": (0, 1), "fit": (0, 1)}
-"""Exit codes of commands that judge; the others end with 0."""
+"""The permitted exit codes of commands that judge; all other commands must end with 0."""
 
 PORT = """
 from transparity_pytorch.port import build
@@ -53,7 +53,7 @@ SMALL = TransformerConfig(
     norm_position="pre",
     final_norm=True,
 )
-"""The small.json of the pages."""
+"""The configuration in the pages' small.json."""
 
 PROGRAM = f"""#!{sys.executable}
 import runpy
@@ -81,13 +81,13 @@ save_file({{f"{{probe}}/logits": forward.logits(**given) for probe, given in pro
 
 
 def transparity(*arguments: str) -> None:
-    """Run a command, whose exit code has to be one of a right port or a wrong one."""
+    """Run a command of ours; a check may find the port right or wrong."""
     ended = CliRunner(env={"COLUMNS": "80", "PYTHONPATH": PATHS}).invoke(app, arguments)
     assert ended.exit_code in ENDS.get(arguments[0], (0,)), f"{shlex.join(arguments)}: {ended.output}"
 
 
 def run_here(command: list[str]) -> None:
-    """Run a program, which has to end with 0."""
+    """Run a program that must end with 0."""
     ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{shlex.join(command)}: {ended.stderr}"
 
@@ -98,7 +98,7 @@ def _program(path: Path) -> None:
 
 
 def _answers(path: Path) -> None:
-    """Answer the bundle of each layer that was exported."""
+    """Write an answer for the bundle of each exported layer."""
     path.mkdir()
     for part in sorted(path.parent for path in Path("parts").glob("*/manifest.json")):
         run_here(
@@ -121,11 +121,11 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "answers": _answers,
     "port": _program,
 }
-"""The makers of files that a page names and does not show."""
+"""Functions that create the files that pages name without showing them."""
 
 
 def run_transparity(arguments: list[str]) -> None:
-    """Run a `transparity` of a page, with what it names in small; a check in one preset, without seeking causes."""
+    """Run a page's `transparity` command with small files; a check uses one preset and does not search for causes."""
     words = [SMALLER.get(word, word) for word in arguments]
     if words[0] == "check":
         words += [] if set(SYSTEM) & set(words) or words[1] == "folder/" else ["--preset", "translation"]
@@ -135,19 +135,17 @@ def run_transparity(arguments: list[str]) -> None:
 
 
 def run_cc(arguments: list[str]) -> None:
-    """Compile a program of a page."""
     prepare(arguments)
     run_here(["cc", *arguments])
 
 
 def run_program(arguments: list[str]) -> None:
-    """Run the `./port` of a page."""
     prepare(["./port", *arguments])
     run_here(["./port", *arguments])
 
 
 def prepare(words: list[str]) -> None:
-    """Make the files that a command names, of those that the page does not show."""
+    """Create the files that a command names and the page does not show."""
     for word in re.findall(r"[\w./-]+", " ".join(words)):
         if word.startswith("examples/"):
             Path(word).parent.mkdir(parents=True, exist_ok=True)

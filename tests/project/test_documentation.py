@@ -1,4 +1,4 @@
-"""README.md, docs/ and CONTRIBUTING.md: every code block runs, and every output is real."""
+"""README.md, docs/ and CONTRIBUTING.md: every code block runs, and every shown output is correct."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SESSIONS = set(re.findall(r"(?m)^@nox\.session.*\ndef (\w+)", (ROOT / "noxfile.p
 
 
 READS_ALONE = ("docs/release_notes.py",)
-"""Scripts of the repository that write nothing and are quick."""
+"""Scripts of the repository that are quick and write no files."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language and its content."""
+    """The language and the content of a fenced block."""
 
     kind: str
     text: str
@@ -50,26 +50,26 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the fenced blocks of a page, their indentation removed."""
+    """Yield the fenced blocks of a page, without their indentation."""
     for match in re.finditer(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$", page.read_text(encoding="utf-8")):
         yield Block(match[2], re.sub(f"(?m)^{match[1]}", "", match[3]))
 
 
 def hold(printed: str, expected: str) -> None:
-    """Assert that `printed` is `expected`, in which a last line `…` means that more follows."""
+    """Assert that `printed` is `expected`; a last line that starts with `…` permits more output."""
     begin, more, _ = without_figures(expected).partition("\n…")
     printed = without_figures(printed)
     assert (printed[: len(begin)] if more else printed) == begin
 
 
 def without_figures(text: str) -> str:
-    """Return an output without what differs from one processor to the next: figures, and the probe with the worst."""
+    """Replace what depends on the processor: figures, and the name of the worst probe."""
     lines = (line.rstrip() for line in re.sub(r"probe\s+\w+\)", "probe #)", text.strip()).splitlines())
     return re.sub(r"\d+(\.\d+)?(e-?\d+| %)", "#", "\n".join(lines))
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> str:
-    """Run a block and return what it prints; it is also the file that its first line names."""
+    """Run a block and return its output; also write the block to the file that its first line names."""
     if file := re.match(r"# (\w+\.py)\n", block.text):
         Path(file[1]).write_text(block.text, encoding="utf-8")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -78,11 +78,11 @@ def run_python(block: Block, namespace: dict[str, Any]) -> str:
 
 
 def run_console(text: str) -> None:
-    """Run each `$ transparity …` of a block and hold its output to the lines below it."""
+    """Run each `$ transparity …` of a block and compare its output with the lines below it."""
     for session in re.split(r"(?m)^\$ ", text)[1:]:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)
-        assert program == "transparity", f"{program!r} cannot be run here; give it a sh block"
+        assert program == "transparity", f"{program!r} cannot be run here; use a sh block"
         prepare(arguments)
         hold(CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output, expected)
 
@@ -92,15 +92,15 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # files of a page import each other
+    monkeypatch.syspath_prepend(tmp_path)  # files of a page may import each other
     monkeypatch.setitem(sys.modules, "page", ModuleType("page"))
     namespace: dict[str, Any] = {"__name__": "page"}
     printed: str | None = None
     found = list(blocks(page))
-    # Commands come last, for they name files that blocks below them make.
+    # run commands last, because they use files that later blocks create
     for block in sorted(found, key=lambda block: block.kind == "sh"):
         if block.kind == "text":
-            assert printed is not None, "a text block is the output of the python block before it"
+            assert printed is not None, "a text block needs a python block before it"
             hold(printed, block.text)
         elif block.kind != "python":
             CHECKS[block.kind](block.text)
@@ -108,7 +108,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
 
 
 def run_shell(text: str) -> None:
-    """Run the commands of a `sh` block; of those in `SHELL` that need a network or hours, check the words."""
+    """Run the commands of a `sh` block; for commands that need a network or hours, check only their arguments."""
     for line in text.splitlines():
         if words := shlex.split(line.partition(" 2>")[0], comments=True):
             program, *arguments = words
@@ -125,7 +125,7 @@ def check_python(arguments: list[str]) -> None:
     option, *rest = arguments
     if option == "-c":
         compile(rest[0], "<block>", "exec")
-    elif Path(option).is_file():  # a block of the page
+    elif Path(option).is_file():  # a file that a block of the page wrote
         run_here([sys.executable, option])
     elif option != "-m":
         assert (ROOT / option).exists(), f"there is no {option}"
@@ -150,7 +150,7 @@ def check_pytest(arguments: list[str]) -> None:
 
 
 def not_ours(arguments: list[str]) -> None:
-    """Accept what other programs are called with."""
+    """Accept all arguments of other programs."""
 
 
 SHELL: dict[str, Callable[[list[str]], None]] = {
@@ -170,7 +170,7 @@ HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.
 
 
 def run_yaml(text: str) -> None:
-    """Run the hooks of pre-commit, or the steps of a workflow, whose other actions have the versions of our own."""
+    """Run the hooks of a pre-commit file or the steps of a workflow, and check the versions of other actions."""
     page = yaml.safe_load(text)
     for hook in (hook for repository in page.get("repos", ()) for hook in repository["hooks"]):
         run_shell(shlex.join([HOOKS[hook["id"]]["entry"], *hook["args"]]).replace("'", ""))
@@ -182,7 +182,7 @@ def run_yaml(text: str) -> None:
 
 
 def run_action(given: dict[str, str], code: int = 0) -> str:
-    """Run our action as GitHub does, without its first step, which installs; return the summary that it writes."""
+    """Run the steps of our action except the installation, and return the summary that it writes."""
     inputs = {name: given.get(name, each.get("default")) for name, each in ACTION["inputs"].items()}
     assert given.keys() <= inputs.keys()
     prepare([inputs["port"]])
@@ -217,7 +217,7 @@ CHECKS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_no_block_of_a_page_is_overlooked(page: Path) -> None:
-    fences = re.findall(r"(?m)^ *(?:```|~~~+\w*$)", page.read_text(encoding="utf-8"))  # `~~~^~~~` are carets
+    fences = re.findall(r"(?m)^ *(?:```|~~~+\w*$)", page.read_text(encoding="utf-8"))  # `~~~^~~~` is a caret
     assert len(fences) == 2 * len(list(blocks(page)))
 
 

@@ -1,4 +1,4 @@
-"""The examples that check ports: each script agrees and ends with 0; with a wrong line in it, it is found and named."""
+"""The scripts in examples/checks end with 0; with a wrong line, the check finds and names the mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = {
     "flax_module.py": ("epsilon=config.norm_eps, ", "", "norm-eps"),
     "mlx_model.py": ("x.shape[-1] ** -0.5", "q.shape[-1] ** -0.5", "attention-scale"),
 }
-"""A line of an example, what people write in its place, and the cause."""
+"""For each example, a line, a common mistake in its place, and the cause."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

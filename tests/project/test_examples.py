@@ -1,4 +1,4 @@
-"""The examples, in small: both frameworks train alike, and no held-out word is trained on."""
+"""The examples with small sizes: both frameworks learn the same, and no held-out word is used for training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ SMALL = {"max_length": 16, "embed_dim": 24, "num_heads": 3, "num_decoder_layers"
 STEPS = 12
 
 CONTROLS, FURTHER = 3, 16
-"""Runs of PyTorch that start one rounding away, and the factor on the furthest of them that JAX may reach: of 40 seeds
-the worst was 7, with XLA's passes off, and this is a little more than twice that."""
+"""The number of control runs in PyTorch, which start with one rounding of difference, and a limit for JAX.
+
+JAX may be this many times as far away as the furthest control run. The worst of 40 seeds was 7 times as far, with XLA's
+slow passes off; the limit is slightly more than twice that.
+"""
 
 
 @pytest.fixture
@@ -49,14 +52,14 @@ def batches(text: str, characters: str, small: TransformerConfig) -> list[dict[s
 
 
 def distance(one: Learned, other: Learned) -> float:
-    """Return the largest distance between the losses."""
+    """Return the largest difference between two runs' losses."""
     return float(np.abs(one.losses - other.losses).max())
 
 
 def test_a_text_ships_that_is_long_enough_and_comes_back_from_its_tokens(text: str, characters: str) -> None:
     assert 20_000 < len(text) < 60_000
     tokens = character_model.encoded(text, characters)
-    assert tokens.min() > 0, "0 is padding, which no character is"
+    assert tokens.min() > 0, "0 is the id of padding and must not encode a character"
     assert character_model.decoded(tokens, characters) == text
 
 
@@ -88,7 +91,9 @@ def test_both_frameworks_learn_alike(
     assert distance(jax, pytorch) <= allowed
     hasty = dataclasses.replace(TRAINING, learning_rate=1.001 * TRAINING.learning_rate)
     monkeypatch.setattr(character_model, "TRAINING", hasty)
-    assert distance(learn(PYTORCH, small, first, batches), pytorch) > allowed, "a rate that is wrong by 0.1 % is seen"
+    assert distance(learn(PYTORCH, small, first, batches), pytorch) > allowed, (
+        "a learning rate that is 0.1 % too large must be detected"
+    )
 
 
 def test_the_same_draws_write_the_same_text(small: TransformerConfig, characters: str) -> None:
@@ -112,7 +117,7 @@ def test_the_character_model_runs_and_plots(
 
 
 def test_no_held_out_word_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of two letters there are 14 words of up to three: half of them held out, every batch would have some.
+    # Two letters form 14 words of up to three letters. If half are held out, random batches would contain some.
     for name, value in {"LETTERS": "ab", "SHORTEST": 1, "LONGEST": 3}.items():
         monkeypatch.setattr(toy_translation, name, value)
     held_out = {"a", "bb", "aba", "abb", "bab", "ba", "aaa"}
@@ -142,7 +147,9 @@ def test_the_toy_translation_learns() -> None:
     lengths = range(toy_translation.SHORTEST, toy_translation.LONGEST + 1)
     unread = (np.mean(lengths) * np.log(26) + np.log(len(lengths))) / (np.mean(lengths) + 1)
     losses = toy_translation.train(small_translator(), steps=200)
-    assert np.mean(losses[-10:]) < unread, "the least loss per token of a model that does not read the source"
+    assert np.mean(losses[-10:]) < unread, (
+        "the loss must be below the best loss of a model that does not read the source"
+    )
 
 
 @pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])

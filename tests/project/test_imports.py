@@ -1,4 +1,4 @@
-"""No framework is imported that was not asked for: NumPy alone is enough for the specification."""
+"""Importing a module imports no framework that it does not need; NumPy is enough for the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FRAMEWORKS = {"torch", "jax", "flax"}
 
 
 def imported_by(statement: str) -> set[str]:
-    """The frameworks that a process has after `statement`."""
+    """Return the frameworks that `statement` imports in a new process."""
     script = f"import sys\n{statement}\nprint(*(name for name in {FRAMEWORKS} if name in sys.modules))"
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(process.stdout.split())

@@ -1,4 +1,4 @@
-"""The house is kept in order: no folder has more files than one can name, no function is longer than a screen.
+"""The repository's layout: limits for files in a folder, lines in a function, and files in the checker.
 
 `python -m tests.project.test_layout` prints the lines, the files and the median file of each package.
 """
@@ -19,25 +19,25 @@ CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs"
 MOST_FILES, LONGEST = 12, 40
 
 MOST_OF_CONFORMANCE, LEAST_MEDIAN = 353, 90
-"""Files of conformance, and the lines of the one in the middle."""
+"""The largest number of files in conformance/, and the smallest median of their lines."""
 
 LISTS = {
     "conformance/transparity_conformance/suite/claims",
     "conformance/transparity_conformance/catalogue",
     "conformance/transparity_conformance/checkpoints/families",
 }
-"""Folders with one file for each subject of a list, which may have more."""
+"""Folders with one file per list entry, which may have more files."""
 
 
 def python_files() -> list[Path]:
-    """Return every Python file of the project: git's list, or, in an archive, all."""
+    """Return every Python file in the project, as git lists them."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [Path(name) for name in listed if (ROOT / name).is_file()]
 
 
 def sizes(depth: int = 2) -> dict[str, list[int]]:
-    """Return the lines of each file, by folder; a package also counts by the folders in it."""
+    """Return the number of lines of each file, by folder; a file counts for each folder that contains it."""
     found: dict[str, list[int]] = {}
     for path in python_files():
         lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
@@ -47,7 +47,7 @@ def sizes(depth: int = 2) -> dict[str, list[int]]:
 
 
 def long_functions(text: str) -> list[str]:
-    """Functions with more lines than fit a screen, by name."""
+    """Return the names of functions that have more lines than a screen."""
     functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
     return [node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > LONGEST]
 

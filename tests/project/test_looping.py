@@ -1,4 +1,4 @@
-"""A test of many cases tries all of them, and names each that fails."""
+"""Test `for_each`: it runs all cases and names each that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel has the five packages, with their types and templates, and nothing else."""
+"""The wheel contains the five packages with their type markers and templates, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names of the files in a wheel of the project, its metadata left out."""
+    """Return the names of the files in a wheel of the project, without its metadata."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""README.md, docs/ and CONTRIBUTING.md: every file, module and link exists, and what is generated is up to date."""
+"""README.md, docs/ and CONTRIBUTING.md: named files, modules and links exist, and generated parts are up to date."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = [
 PAGES += sorted(f"docs/documents/{page.name}" for page in (ROOT / "docs/documents").glob("*.md"))
 FOLDERS = r"(?:reference|backends|conformance|benchmarks|docs|examples|tests|\.github|\.ci)"
 PLACEHOLDER = r"/[^/]*(?:NAME|TOPIC|SUBJECT|FAMILY)[^/]*/?$"
-"""A file's name that the reader replaces; its folder exists."""
+"""Matches file names with a placeholder, whose folder must exist."""
 
 
 def read(page: str) -> str:
@@ -54,7 +54,7 @@ def test_the_modules_and_functions_that_a_page_names_exist(page: str) -> None:
 
 
 def resolved(name: str) -> Any:
-    """Return the module that a dotted name means, or an attribute of one."""
+    """Return the module or attribute with a dotted name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -72,7 +72,7 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub generates for a page's headings."""
     headings = re.findall(r"(?m)^#+ (.+)$", text)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -163,7 +163,7 @@ def test_every_cause_has_a_page() -> None:
     code = "".join(file.read_text() for file in (ROOT / "conformance/transparity_conformance").rglob("*.py"))
     apart = set(re.findall(r"Cause\(\s*\"([a-z-]+)\"|\"(gguf-[a-z-]+)\"", code))
     apart = {name for names in apart for name in names if name} | set(CAUSES.values())
-    assert set(meanings()) == apart | script("faults").sentences().keys(), "name it in causes.toml"
+    assert set(meanings()) == apart | script("faults").sentences().keys(), "add the cause to causes.toml"
     written = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/causes").glob("*.md")}
     assert written == script("faults").cause_pages(), "run python docs/faults.py"
 

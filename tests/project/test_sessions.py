@@ -1,6 +1,6 @@
-"""Every test is in a session: `nox -s quick`, `tests` or `nightly`, by what was measured of it, or one of its own.
+"""Every test runs in a session: `nox -s quick`, `tests` or `nightly` by its measured time, or its own session.
 
-`python -m tests.project.test_sessions` moves what was measured to the files that tests are in now, and drops the rest.
+`python -m tests.project.test_sessions` updates tests/durations.json for tests that were moved or removed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ ROOT = Path(__file__).parents[2]
 DURATIONS: dict[str, dict[str, float]] = json.loads((ROOT / "tests/durations.json").read_text())
 
 NIGHTLY = ("conformance", "tests")
-"""Files that only `nox -s nightly` runs whole."""
+"""Folders whose tests all run in `nox -s nightly`."""
 
 OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", "examples/checks": "examples"}
-"""Folders of tests that another session runs: the first needs an idle machine, the second real weights, and the third
-is an example of a test, which `tests/project/test_example_checks.py` runs."""
+"""Folders whose tests run in another session.
+
+Benchmarks need an idle machine, and checkpoints need real weights. The examples are run by
+`tests/project/test_example_checks.py`.
+"""
 
 NEVER_QUICK = {
-    "conformance/meta/fitting": "a drawn configuration takes most of a second",
-    "tests/ports_as_they_stand": "each port of others takes seconds to load and to check",
+    "conformance/meta/fitting": "a random configuration takes most of a second",
+    "tests/ports_as_they_stand": "each port takes seconds to load and to check",
 }
-"""Folders of tests without a quick one, with the reason."""
+"""Folders without a quick test, with the reason."""
 
 
 def files_of_tests() -> list[Path]:
@@ -44,13 +47,13 @@ def test_every_file_of_tests_is_in_a_session() -> None:
 
 
 def names_of(path: Path) -> set[str]:
-    """Return the names of the tests in a file, or the names of the claims."""
+    """Return the names of a file's tests, and of the claims for test_claims.py."""
     defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
 def gone() -> dict[str, list[str]]:
-    """Return durations without a test, by file."""
+    """Return the recorded durations that belong to no test, by file."""
     known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in DURATIONS}
     lost = {
         file: [name for name in tests if not {name, name.partition("-")[0], name.partition("[")[0]} & known[file]]
@@ -71,7 +74,7 @@ def test_every_folder_has_a_quick_test() -> None:
 
 
 def mend() -> None:
-    """Write tests/durations.json without what is gone, and with what has moved where it is."""
+    """Write tests/durations.json without removed tests, and with moved tests under their new file."""
     places: dict[str, list[str]] = {}
     for path in files_of_tests():
         for name in names_of(ROOT / path):

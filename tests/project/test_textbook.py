@@ -1,4 +1,4 @@
-"""The textbook files agree with the reference and correspond to each other, and a wrong line in them is found."""
+"""The textbook files agree with the reference and with each other, and a wrong line in them is found."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FILES = {"numpy": NAME, "pytorch": f"{NAME}_pytorch", "jax": f"{NAME}_jax"}
 BUILDS = {"numpy": ports.build_numpy, "pytorch": ports.build_pytorch, "jax": ports.build_jax}
 
 FROM_FRAMEWORKS = {"linear", "layer_norm", "softmax"}
-"""Functions of the NumPy file that PyTorch and JAX have."""
+"""Functions of the NumPy file that PyTorch and JAX provide."""
 
 WRONG = {
     "causal-missing": (r" & causal_mask\(target.shape\[1\]\)", ""),
     "attention-scale": (r"query.shape\[-1\] \*\* 0.5", "(query.shape[1] * query.shape[-1]) ** 0.5"),
     "residual-source": (r'(feed_forward_norm(\(|"\], ))x \+ ', r"\1"),
 }
-"""A cause, and what people write in place of a line that all three files have."""
+"""For each cause, a pattern that matches a line in all three files, and a common mistake in its place."""
 
 
 def test_the_configuration_is_the_paper() -> None:
@@ -58,7 +58,7 @@ def test_a_wrong_line_is_found(framework: str, cause: str, tmp_path: Path, monke
 
 
 def parts(framework: str) -> list[str]:
-    """Return the functions, classes and methods of a file in the order in which they end, as NumPy writes them."""
+    """Return the functions, classes and methods of a file in the order of their last lines, with NumPy's spelling."""
     tree = ast.parse((FOLDER / f"{FILES[framework]}.py").read_text(encoding="utf-8"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     names = [node.name for node in sorted(found, key=lambda node: node.end_lineno or 0)]

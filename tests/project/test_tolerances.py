@@ -1,4 +1,4 @@
-"""No tolerance is typed into a test: budgets are measured, by the oracle of what is compared."""
+"""No test has a typed tolerance: budgets are measured by an oracle."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PACKAGES = [ROOT / "conformance/transparity_conformance" / name for name in ("ca
 FILES = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "conformance/meta").rglob("test_*.py")])
 
 COMPARING = {"approx", "allclose", "assert_allclose", "isclose", "assert_close", "assert_array_almost_equal"}
-"""Functions with a tolerance, which each has a default for."""
+"""Functions with an argument for the tolerance, which has a default."""
 
 ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 TOLERANCES = {"rtol", "atol", "rel", "abs", "rel_tol", "abs_tol", "decimal"}
 SMALL = 1e-3
-"""A number below it that something is compared with is a tolerance."""
+"""A comparison with a smaller number counts as a tolerance."""
 
 FIGURES = {"test_race.py", "test_benchmarks.py", "test_tap_cost.py"}
-"""Tests of seconds and their ratios, which have no oracle."""
+"""Tests of times and their ratios, for which no oracle exists."""
 
 
 def typed_tolerances(text: str) -> Iterator[int]:
-    """The lines of calls with a typed or a default tolerance, and of comparisons with a small number."""
+    """Yield the lines of calls with a typed or a default tolerance, and of comparisons with a small number."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in COMPARING:
             given = [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
@@ -38,7 +38,7 @@ def typed_tolerances(text: str) -> Iterator[int]:
 
 
 def typed_fractions(text: str) -> Iterator[int]:
-    """The lines of comparisons with a typed number that is not whole."""
+    """Yield the lines of comparisons with a typed number that is not an integer."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops):
             yield from [node.lineno] * any(not float(number).is_integer() for number in _numbers(node))
@@ -65,7 +65,7 @@ def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
 
 @for_each("package", PACKAGES)
 def test_no_tolerance_is_typed_into_a_judgement(package: Path) -> None:
-    """Thresholds are in tables, each with what it was measured on: `oracle.budgets`, `diagnosis.thresholds`."""
+    """Check a package of the checker; its thresholds belong into `oracle.budgets` and `diagnosis.thresholds`."""
     files = {path: path.read_text() for path in package.rglob("*.py")}
     found = {path.name: [*typed_tolerances(text), *typed_fractions(text)] for path, text in files.items()}
     assert {name: lines for name, lines in found.items() if lines} == {}

@@ -1,4 +1,4 @@
-"""Ports on ranks that fail, each in its own way, only on the last rank."""
+"""Ports on ranks that fail in different ways, always on the last rank only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LAST = RANK == RANKS - 1 > 0
 
 
 def build(config: Any, parameters: Any) -> Callable[..., Any]:
-    """Right on every rank."""
+    """Return a port that is correct on every rank."""
     model = right(config, parameters, dtype="float32")
     forward: Callable[..., Any] = functools.partial(model.logits)
     return forward
 
 
 def failing(fails: Callable[[Any], Any]) -> Callable[..., Any]:
-    """`build` of a port whose logits pass through `fails` on the last rank."""
+    """Return a `build` of a port that applies `fails` to its logits on the last rank."""
 
     def build_failing(config: Any, parameters: Any) -> Callable[..., Any]:
         forward = build(config, parameters)
@@ -53,7 +53,7 @@ narrow, off = failing(lambda logits: logits[..., :-1]), failing(lambda logits: l
 
 
 def waits_for_it(config: Any, parameters: Any) -> Callable[..., Any]:
-    """The last rank raises, and the others wait for it."""
+    """Return a port whose last rank raises while the others wait for it."""
     right_forward = build(config, parameters)
 
     def forward(**tokens: Any) -> Any:
@@ -67,19 +67,19 @@ def waits_for_it(config: Any, parameters: Any) -> Callable[..., Any]:
 
 
 def padded(config: Any, parameters: Any) -> Callable[..., Any]:
-    """The vocabulary is padded without a word about it."""
+    """Return a port that pads the vocabulary without declaring it."""
     forward = build(config, parameters)
     return lambda **tokens: np.pad(forward(**tokens), [(0, 0), (0, 0), (0, 4 * (RANKS - 1))])
 
 
 def one_refuses(config: Any, parameters: Any) -> Callable[..., Any]:
-    """It does not run on one rank."""
+    """Return a port that does not run on a single rank."""
     assert RANKS > 1, "more than one rank"
     return build(config, parameters)
 
 
 def declared(placements: Any) -> Callable[..., Any]:
-    """A right port that declares placements."""
+    """Return the `build` of a correct port that declares placements."""
 
     def build_declared(config: Any, parameters: Any) -> Any:
         forward: Any = build(config, parameters)

@@ -1,4 +1,4 @@
-"""A loader on ranks: each has its columns of the vocabulary."""
+"""A loader for ranks that shards the vocabulary of the logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE",
 
 
 class Columns(torch.nn.Module):
-    """A model of which each rank returns its share of the logits."""
+    """A model that returns the rank's share of the logits."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PyTorch's DTensor and JAX over processes: arrays that their framework shards are gathered by it."""
+"""PyTorch's DTensor and JAX over processes: arrays that the framework shards are gathered by the framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if 
 
 
 def beside_one(build: IsolatedBuild, case: Case) -> str:
-    """The same code on one rank and on two."""
+    """Compare the same code on one rank and on two."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)

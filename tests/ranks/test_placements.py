@@ -26,7 +26,7 @@ def placed(declared: Any, ranks: int = 2) -> Placement:
         ("partial", [WHOLE - 5, np.full(WHOLE.shape, 5.0)]),
         ("sharded:-1", [WHOLE[..., :2], WHOLE[..., 2:]]),
         ("sharded:0", [WHOLE[:1], WHOLE[1:]]),
-        ("sharded:1", [WHOLE[:, :2], WHOLE[:, 2:]]),  # uneven
+        ("sharded:1", [WHOLE[:, :2], WHOLE[:, 2:]]),  # the shards have different sizes
         ("rank:-1", [None, WHOLE]),
         ("padded:-1", [np.pad(WHOLE, [(0, 0), (0, 0), (0, 3)])] * 2),
         ("sharded:-1 padded:-1", [WHOLE[..., :3], np.pad(WHOLE[..., 3:], [(0, 0), (0, 0), (0, 2)])]),

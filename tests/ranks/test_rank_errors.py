@@ -1,4 +1,4 @@
-"""A rank that dies, hangs, raises or answers otherwise is one sentence with its number, and leaves no process."""
+"""The error for a rank that dies, hangs, raises or disagrees names the rank, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def started(name: str, timeout: float = 60.0, ranks: int = 3) -> Iterator[Isolat
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[IsolatedBuild]:
-    """Three ranks, for ports that leave them alive."""
+    """Yield three ranks for ports that do not end their processes."""
     with started("build") as build:
         yield build
 
@@ -42,10 +42,10 @@ def checked(build: IsolatedBuild, name: str) -> Report:
 
 
 def children_of(groups_of: set[int]) -> list[str]:
-    """The processes that are left of some groups."""
+    """Return the remaining processes of some process groups."""
     listed = subprocess.run(["ps", "-eo", "pgid,args"], capture_output=True, text=True, check=True).stdout
     left = [line for line in listed.splitlines()[1:] if int(line.split()[0]) in groups_of]
-    return [line for line in left if "defunct" not in line]  # ended, and not yet waited for by the system
+    return [line for line in left if "defunct" not in line]  # a defunct process has ended
 
 
 def test_a_rank_that_dies_is_named() -> None:

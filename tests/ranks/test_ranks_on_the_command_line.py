@@ -1,4 +1,4 @@
-"""`--ranks N`: a loader of hub folders, and a program with its rank in the environment."""
+"""`--ranks N` runs a loader of hub folders, or a program that reads its rank from the environment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sharded ports, right and wrong: one rank against many first, then against the reference; mistakes are named.
+"""A sharded port's output is compared with its output on one rank, then with the reference; mistakes are named.
 
-All cases share the processes of two ranks; `python -m meta.measure --pool ranks` tries many more.
+All cases share the processes of two ranks; `python -m meta.measure --pool ranks` runs many more.
 """
 
 from __future__ import annotations

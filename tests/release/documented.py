@@ -1,6 +1,6 @@
-"""Try the install lines of the pages: each in an empty environment, with the examples below it.
+"""Try the install lines of the pages, each in an empty environment with the examples below it.
 
-`python documented.py WHEEL CLONE [WORD …]` tries those that have a word in them, or all. It needs no other package.
+`python documented.py WHEEL CLONE [WORD …]` tries all lines, or those that contain a word. It needs no other package.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 INSTALLS = re.compile(r'python -m pip install (?:nox )?"?((?:\./)?(transparity|\.)(?:\[[\w,]+\])?)(?![\w:])"?')
-"""A line that installs the project, from an index or from a clone."""
+"""Matches a line that installs the project from an index or from a clone."""
 FENCED = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^\1```$")
 RUNS = re.compile(r"(?:[A-Z_]+=\w+ )?(?:transparity|pytest --benchmark) ")
 MODELS, SYSTEMS = r"[\w./]+\.(?:py|json|onnx|gguf|toml)\b", ("--preset", "--config", "--family", "--checkpoint")
 
 
 def lines() -> Iterator[tuple[Path, int, str]]:
-    """Yield the pages with an install line, its place in the text, and what it installs."""
+    """Yield each install line: its page, its position in the text, and what it installs."""
     for page in PAGES:
         for found in INSTALLS.finditer(page.read_text(encoding="utf-8")):
             yield page, found.start(), found[1]
@@ -52,9 +52,9 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
-    """Run the blocks below an install line as far as the next one's section, and the Python blocks above it in its own.
+    """Run the blocks from an install line to the next section with an install line, and earlier Python blocks.
 
-    Files that a block above has are written, wherever they are.
+    Only Python blocks in the line's section run. Blocks that define a file are written wherever they are.
     """
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}
@@ -78,11 +78,11 @@ def run_examples(page: Path, start: int, clone: Path) -> None:
         elif kind == "sh" and is_after:
             ran += sum(run_command(line, clone) for line in body[max(0, start - block.start(3)) :].splitlines())
     if not ran:
-        sys.exit(f"{page}: no example below the line")
+        sys.exit(f"{page}: no example below the install line")
 
 
 def run_console(body: str) -> int:
-    """Run each command of a block, and compare its first line of output with the page."""
+    """Run each command of a block, and compare the first line of its output with the page."""
     for session in re.split(r"(?m)^\$ ", body)[1:]:
         command, _, expected = session.partition("\n")
         printed = executed(command)
@@ -92,7 +92,10 @@ def run_console(body: str) -> int:
 
 
 def run_command(line: str, clone: Path) -> int:
-    """Run a command of ours whose files exist: a benchmark in the clone; a check of one system, without a search."""
+    """Run a command of ours if its files exist.
+
+    A benchmark runs in the clone. A check of one system does not search for causes.
+    """
     command = line.partition(" #")[0].strip()
     if "&& pytest" in command:
         command = command.partition("&& ")[2]
@@ -108,7 +111,7 @@ def run_command(line: str, clone: Path) -> int:
 
 
 def is_there(name: str) -> bool:
-    """Whether a file that a command reads exists; those it writes are named after an option."""
+    """Return whether an input file of a command exists; names of output files start with `check.` or `report.`."""
     return Path(name).exists() or name.startswith(("check.", "report."))
 
 
@@ -128,7 +131,7 @@ def executed(command: str, folder: Path | None = None) -> str:
 
 
 def main(wheel: str, clone: str, *words: str) -> None:
-    """Try every install line, or those with a word; the same line of several pages in one environment."""
+    """Try every install line, or those that contain a word; equal lines share one environment."""
     places: dict[str, list[tuple[Path, int]]] = {}
     for page, start, asked in lines():
         if not words or any(word in f"{page.name}: {asked}" for word in words):
@@ -136,7 +139,7 @@ def main(wheel: str, clone: str, *words: str) -> None:
     for asked, found in places.items():
         try_line(asked, found, Path(wheel).resolve(), Path(clone).resolve())
     if not places:
-        sys.exit("there is no such line")
+        sys.exit("no install line contains these words")
 
 
 if __name__ == "__main__":

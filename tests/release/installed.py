@@ -1,6 +1,6 @@
-"""Check the installed wheel, outside of the repository: `python -I installed.py VERSION alone|extras`.
+"""Check the installed wheel outside of the repository: `python -I installed.py VERSION alone|extras`.
 
-No import of this file is from the repository; it ends with 1 and a sentence if something does not hold.
+This file imports nothing from the repository. If a check fails, it prints a sentence and ends with 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build(config, parameters):
 
 
 def command(*arguments: str) -> tuple[int, str]:
-    """Run the command that is installed beside this Python; return its exit code and what it prints."""
+    """Run the command that is installed next to this Python; return its exit code and output."""
     program = Path(sys.executable).with_name("transparity")
     ended = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout + ended.stderr
@@ -48,7 +48,7 @@ def the_numpy_column_runs() -> None:
 
 
 def a_bundle_is_compared() -> None:
-    """Write a bundle, answer it with the NumPy column, and compare: right answers agree, wrong ones diverge."""
+    """Write a bundle, answer it with the NumPy column, and compare: a right answer agrees, a wrong one diverges."""
     from safetensors.numpy import load_file, save_file
 
     from transparity_numpy.port import build
@@ -68,7 +68,7 @@ def a_bundle_is_compared() -> None:
 
 
 def ports_are_checked(column: str) -> None:
-    """Check a right port and a wrong one of a column."""
+    """Check a right and a wrong port of a column."""
     with tempfile.TemporaryDirectory() as folder:
         for wrong in (False, True):
             path = Path(folder, f"port_{wrong}.py")
@@ -78,14 +78,14 @@ def ports_are_checked(column: str) -> None:
 
 
 def a_loader_is_checked() -> None:
-    """Check a port of the gallery, which needs no framework: the answer has its wrong line."""
+    """Check a port from the gallery, which needs no framework; the report must name its mistake."""
     port = Path(__file__).parents[2] / "examples/gallery/inverse_rotation.py"
     code, printed = command("check", f"{port}:load", "--family", "llama")
     expect(code == 1 and "rotary-direction" in printed, f"transparity check of a loader ended with {code}: {printed}")
 
 
 def a_missing_framework_is_one_sentence() -> None:
-    """Check a port whose framework is not installed: the sentence has its line and the command that installs it."""
+    """Check a port whose framework is missing: the message has the line of the import and the command to install it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "port.py")
         path.write_text("import math\nfrom transparity_pytorch.port import build\n")
@@ -102,7 +102,7 @@ def main(expected: str, extras: str) -> None:
     the_numpy_column_runs()
     if extras == "alone":
         absent = [name for name in ("torch", "jax", "hypothesis", "pytest") if find_spec(name)]
-        expect(not absent, f"the wheel alone brings {absent}")
+        expect(not absent, f"the wheel without extras installs {absent}")
         a_missing_framework_is_one_sentence()
     expect(command("--version") == (0, f"{expected}\n"), "transparity --version prints another version")
     a_bundle_is_compared()

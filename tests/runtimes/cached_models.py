@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama and a GPT-2 with a mask and a cache, as people write them to export them; options put mistakes in."""
+"""A Llama and a GPT-2 with a mask and a cache, written for an export; options plant mistakes."""
 
 import json
 import warnings
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 
 class Model(torch.nn.Module):
-    """Weights by the hub's names, and what the families share: embeddings, the mask, the cache, layers, the head."""
+    """The common base class: the weights by the hub's names, embeddings, the mask, the cache, layers and the head."""
 
     def __init__(self, folder, dtype=torch.float32, **options):
         super().__init__()
@@ -128,7 +128,7 @@ def export(
     fixed: bool = False,
     **options: Any,
 ) -> Path:
-    """Write a graph by the names that exporters give: dynamic batches and lengths, unless they are `fixed`."""
+    """Export a graph with the usual input names; its batch size and length are dynamic unless `fixed`."""
     model = FAMILIES[family](folder, **options)
     ids, free = torch.randint(0, 30, (2, 5)), {0: "batch", 1: "length"}
     given, names, axes = [ids], ["input_ids"], {"input_ids": free, "logits": free}
@@ -150,7 +150,7 @@ def export(
             outputs.append(f"present.{i}.{part}")
             axes |= {names[-1]: {0: "batch", 2: "past"}, outputs[-1]: {0: "batch", 2: "total"}}
     named = {"input_names": names, "output_names": outputs, "dynamic_axes": None if fixed else axes}
-    with warnings.catch_warnings():  # this exporter is old, and quick
+    with warnings.catch_warnings():  # this exporter is deprecated, but quick
         warnings.simplefilter("ignore")
         torch.onnx.export(model.eval(), tuple(given), str(path), **named, dynamo=False)
     return path

@@ -1,4 +1,4 @@
-"""Checkpoints that artefacts are made of, and a check of an artefact on the command line."""
+"""Fixtures: checkpoints from which artifacts are made, and a check of an artifact from the command line."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.cli import app
 from transparity_conformance.oracle.probes import probe_parameters
 
-os.environ.setdefault("KERAS_BACKEND", "torch")  # read when Keras is imported
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads this variable when it is imported
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The end of a check."""
+    """The exit code and the output of a check."""
 
     exit_code: int
     report: dict[str, Any]
-    """The last report as JSON; empty without one."""
+    """The last report as JSON; empty if none was written."""
     errors: str
 
     @property
     def last_line(self) -> str:
-        """The last line of the errors."""
+        """Return the last line of the errors."""
         return self.errors.strip().splitlines()[-1]
 
     @property
     def causes(self) -> list[str]:
-        """The ids of all causes."""
+        """Return the ids of all causes."""
         return [cause["mistake"] for fault in self.report["faults"] for cause in fault["causes"]]
 
 
@@ -45,7 +45,7 @@ Check = Callable[..., Checked]
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a family's small model with drawn weights."""
+    """Return a function that writes a family's small model with random weights and returns its folder."""
     root = tmp_path_factory.mktemp("hub")
 
     def folder(family: str) -> Path:
@@ -59,7 +59,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def check() -> Check:
-    """`check(artefact, "--checkpoint", folder)` as a user calls it."""
+    """Return a function that runs `transparity check` with its arguments."""
 
     def checked(*arguments: Any) -> Checked:
         result = CliRunner().invoke(app, ["check", *map(str, arguments), "--json", "-"])

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Damaged artefacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
+"""Check damaged artifacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
 
-A file is damaged, and checked, in a process that may die. If it agrees, it is compared with the original: logits, or
-the numbers of a quantised file, may differ by rounding, for each token.
+Each check runs in its own process, which may crash. If a damaged artifact agrees, it is compared with the original. The
+logits of every token, or the numbers of a quantized file, may differ only by rounding.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.loading import load_artefact
 
 ROUNDING = 1e-5
-"""The share of the largest logit up to which a difference is one of rounding."""
+"""The largest difference that counts as rounding, as a share of the largest logit."""
 
 STEPS = 2.0
-"""The steps of a grid by which another choice of scale may change a number of a quantised file."""
+"""The largest change of a quantized number that counts as rounding, in steps of its block's grid."""
 
 KINDS = ("onnx", "gguf", "folder")
 
 
 @functools.cache
 def right(kind: str, root: Path) -> tuple[Path, Path]:
-    """The right artefact, and the checkpoint that it was made of."""
+    """Create a correct artifact; return it and its checkpoint."""
     sizes = {"embed_dim": 256, "feed_forward_dim": 256, "num_decoder_layers": 1} if kind == "gguf" else {}
     config = dataclasses.replace(example_config("llama"), **sizes)
     folder = root / f"{kind}-checkpoint"
@@ -69,7 +69,7 @@ def right(kind: str, root: Path) -> tuple[Path, Path]:
 
 
 def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
-    """A damaged copy of an artefact."""
+    """Write a damaged copy of an artifact."""
     if kind == "folder":
         shutil.copytree(source, target)
         path = target / random.choice(("model.safetensors", "model.safetensors", "config.json"))
@@ -87,13 +87,13 @@ def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
 
 
 def _flipped(random: Random, data: bytes) -> bytes:
-    """One bit, anywhere."""
+    """Flip a random bit."""
     place = random.randrange(len(data))
     return data[:place] + bytes([data[place] ^ 1 << random.randrange(8)]) + data[place + 1 :]
 
 
 def _renamed(kind: str, random: Random, data: bytes) -> bytes:
-    """Two tensors with each other's names, or one with another name."""
+    """Swap the names of two tensors, or rename one."""
     if kind == "gguf":
         one, other = random.sample((b"attn_q", b"attn_k", b"attn_v", b"ffn_gat", b"ffn_up."), 2)
         return data.replace(one, b"x" * len(one)) if random.random() < 0.3 else data.replace(one, other[: len(one)])
@@ -109,7 +109,7 @@ def _renamed(kind: str, random: Random, data: bytes) -> bytes:
 
 
 def verdict_on(path: Path, folder: Path) -> str:
-    """The verdict of a check, without a search for causes."""
+    """Return the verdict of a check, without a search for causes."""
     checkpoint, options = import_checkpoint(folder), {"budget": 0.0, "logits_only": True, "dtype": "float32"}
     if path.suffix == ".gguf":
         of_file = GgufCheck(str(path), {**options, "name": str(path)})
@@ -120,7 +120,7 @@ def verdict_on(path: Path, folder: Path) -> str:
 
 
 def difference(path: Path, original: Path, folder: Path) -> float:
-    """How far an artefact is from the right one, for every token, as a share of the largest number."""
+    """Return the largest difference from the original for any token, as a share of the largest logit."""
     if path.suffix == ".gguf":
         return _of_files(path, original, folder)
     config = import_checkpoint(folder).config
@@ -138,7 +138,7 @@ def difference(path: Path, original: Path, folder: Path) -> float:
 
 
 def _of_files(path: Path, original: Path, folder: Path) -> float:
-    """The largest difference of a number, in the steps of the grid of its block; inf for other metadata."""
+    """Return the largest difference of a number in steps of its block's grid, or inf if metadata differ."""
     one, other = read_gguf(path), read_gguf(original)
     config = import_checkpoint(folder).config
     for key in keys_of(config, other.architecture):
@@ -157,7 +157,7 @@ def _of_files(path: Path, original: Path, folder: Path) -> float:
 
 
 def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """The outcome for one artefact."""
+    """Return the outcome for one artifact."""
     try:
         verdict = verdict_on(path, folder)
     except TransparityError as error:
@@ -170,7 +170,7 @@ def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
 
 
 def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run in a fork, which may die."""
+    """Run a function in a forked process, which may crash."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -187,9 +187,9 @@ def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str], int]:
-    """Check damaged artefacts of a kind, and print those that agree, or do what none should.
+    """Check damaged artifacts of a kind; print those that agree, and unexpected outcomes.
 
-    Returns: what became of them, and how many agree that compute something else.
+    Returns: the number of each outcome, and the number of artifacts that agree but compute something else.
     """
     original, checkpoint = right(kind, root)
     counts, wrong = Counter(), 0
@@ -206,7 +206,7 @@ def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str
 
 
 def main() -> None:
-    """Print the counts; exit with 1 if an artefact agrees that computes something else."""
+    """Print the counts; exit with 1 if an artifact agrees but computes something else."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""GGUF files as a conversion script writes them; options put mistakes in."""
+"""Write GGUF files like a conversion script; options plant mistakes."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ Change = Callable[[dict[str, np.ndarray]], None]
 
 
 def named(family: str, name: str) -> str:
-    """The file's name of a tensor of the hub."""
+    """Return the name in a GGUF file of a tensor in a hub's folder."""
     stem, _, leaf = name.rpartition(".")
     layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)", stem)
     return f"blk.{layer[1]}.{NAMES[family][layer[2]]}.{leaf}" if layer else f"{NAMES[family][stem]}.{leaf}"
 
 
 def permute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Interleave the halves of every head."""
+    """Interleave the halves of each head's rows."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def converted(family: str, folder: Path, *, permuted: bool = True, offset: bool = True) -> dict[str, np.ndarray]:
-    """The tensors as llama.cpp expects them, or without a step of the conversion."""
+    """Return the tensors as llama.cpp expects them, or without a step of the conversion."""
     config, tensors = json.loads((folder / "config.json").read_text()), {}
     for name, value in load_file(folder / "model.safetensors").items():
         theirs, made = named(family, name), value
@@ -78,7 +78,7 @@ def converted(family: str, folder: Path, *, permuted: bool = True, offset: bool 
 
 
 def metadata(family: str, folder: Path) -> dict[str, Any]:
-    """The metadata by key, without the architecture's name."""
+    """Return the metadata by key, without the prefix for the architecture."""
     config = json.loads((folder / "config.json").read_text())
     if family == "gpt2":
         return {
@@ -114,13 +114,13 @@ def write(
     steps: Mapping[str, bool] | None = None,
     **fields: Any,
 ) -> Path:
-    """Write a file.
+    """Write a GGUF file.
 
     Args:
         kind: the type of matrices.
-        change: changes the converted tensors.
-        steps: steps of the conversion that are left out.
-        fields: other metadata (`rope_freq_base=…`); None leaves a key out.
+        change: a function that changes the converted tensors.
+        steps: arguments of `converted`, which switch off steps of the conversion.
+        fields: other metadata (`rope_freq_base=…`); None removes a key.
     """
     writer, tensors = gguf.GGUFWriter(path, family), converted(family, folder, **(steps or {}))
     if change is not None:

@@ -1,4 +1,4 @@
-"""No damaged artefact agrees that computes something else; `python -m tests.runtimes.damage` runs many more."""
+"""A damaged artifact that computes something else never agrees; `python -m tests.runtimes.damage` runs many more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_difference_is_seen(tmp_path: Path) -> None:
     original, checkpoint = right("gguf", tmp_path)
     data = bytearray(original.read_bytes())
     middle = len(data) // 2
-    data[middle : middle + 36] = bytes(36)  # a whole block of 18 bytes, and its scale
+    data[middle : middle + 36] = bytes(36)  # covers a whole block of 18 bytes
     path = tmp_path / "damaged.gguf"
     path.write_bytes(bytes(data))
     assert difference(path, original, checkpoint) > STEPS

@@ -1,4 +1,4 @@
-"""GGUF files are compared with their checkpoint: a mistake of the conversion is named, quantisation is not."""
+"""GGUF files are compared with their checkpoint: a mistake of the conversion is named, quantization is not."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WIDE: dict[str, dict[str, Any]] = {
     "gpt2": {"embed_dim": 96, "feed_forward_dim": 384},
     "gemma2": {"embed_dim": 64, "feed_forward_dim": 96, "attention_head_dim": 16, "attention_multiplier": 0.25},
 }
-"""Rows of whole blocks, and what llama.cpp can express."""
+"""Sizes with rows of whole blocks, which llama.cpp can express."""
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Hub:
-    """The folder of a family's model in sizes that can be quantised."""
+    """Return the folder of each family's model in sizes that can be quantized."""
     root = tmp_path_factory.mktemp("wide")
     for family, sizes in WIDE.items():
         config = dataclasses.replace(example_config(family), **sizes)
@@ -122,7 +122,7 @@ def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: 
 
 
 def damaged(path: Path, name: str, change: Callable[[bytearray], None]) -> Path:
-    """The file with a change of one block, 2 bytes of a scale and 16 of pairs of numbers, of a tensor in Q4_0."""
+    """Change one block of a Q4_0 tensor: 2 bytes of a scale, and 16 bytes with two numbers each."""
     tensor = next(each for each in gguf.GGUFReader(path).tensors if each.name == name)
     start = int(tensor.data_offset) + 18
     data = bytearray(path.read_bytes())
@@ -160,7 +160,6 @@ def test_damage_in_one_block_is_not_taken_for_quantisation(
 
 @pytest.fixture(scope="module")
 def right(wide: Hub, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A right file."""
     return write("llama", wide("llama"), tmp_path_factory.mktemp("right") / "model.gguf", KINDS.Q8_0).read_bytes()
 
 

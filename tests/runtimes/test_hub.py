@@ -1,4 +1,4 @@
-"""A hub's folder is run by transformers, and held to its own checkpoint or to the one it was made of."""
+"""transformers runs a hub's folder, and the checker compares it with its own checkpoint or with another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.artefacts import HUB
 from transparity_conformance.running.loading import load_artefact
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers  # noqa: F401
 
@@ -34,7 +34,7 @@ Change = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 def judged(folder: Path, checkpoint: Path) -> Report:
-    """The report on a folder that is run in this process."""
+    """Check a folder that runs in this process."""
     model = load_artefact(str(folder), HUB)
     system = artefact_system(import_checkpoint(checkpoint), model.limits)
     return check_port(model, system.name, config=system.config, parameters=system.parameters)

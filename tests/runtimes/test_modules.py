@@ -1,4 +1,4 @@
-"""Modules of Equinox and Keras are ports without changes: right ones agree, and planted mistakes are named."""
+"""Modules of Equinox and Keras can be checked unchanged: correct ones agree, and planted mistakes are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over a
 
 SAMPLE = [case for case in CASES if not case[1] or {"scale", "exact", "tiled", "theta"} & set(case[1])]
 SLOW = {"exact", "theta"}
-"""Cases that run only on Keras, here on PyTorch: JAX compiles for every shape. The measure runs all."""
+"""Cases that run here only in Keras with PyTorch, because JAX compiles every shape; the pool runs all."""
 
 ROWS = np.array([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
 LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)
@@ -42,7 +42,7 @@ def test_a_module_is_judged(framework: str, family: str, mistakes: Mistakes, exp
     report = judged(framework, family, mistakes)
     assert report.verdict == ("diverges" if mistakes else "agrees")
     assert causes(report) == expected
-    is_own_code = (framework, family) != ("keras", "gpt2")  # a functional model is run by Keras
+    is_own_code = (framework, family) != ("keras", "gpt2")  # Keras itself runs a functional model
     for fault in report.faults if is_own_code else ():
         assert fault.source is not None
         assert Path(fault.source["file"]).name == f"{framework}_models.py"
@@ -57,7 +57,7 @@ def test_the_tensors_of_a_module_are_matched(framework: str) -> None:
 
 
 class ForOne(eqx.Module):
-    """Take one sequence."""
+    """A module for one sequence."""
 
     table: jax.Array
 
@@ -67,7 +67,7 @@ class ForOne(eqx.Module):
 
 
 class ForAll(eqx.Module):
-    """Take a batch."""
+    """A module for a batch."""
 
     table: jax.Array
 
@@ -77,7 +77,7 @@ class ForAll(eqx.Module):
 
 
 class ForEither(eqx.Module):
-    """Take both."""
+    """A module for one sequence or a batch."""
 
     table: jax.Array
 
@@ -86,7 +86,7 @@ class ForEither(eqx.Module):
 
 
 class Untraced(eqx.Module):
-    """Read its tokens."""
+    """A module that reads the values of its tokens, which JAX cannot trace."""
 
     table: jax.Array
 
@@ -147,7 +147,7 @@ def test_layers_that_keras_named_itself_have_names_without_a_history() -> None:
 
 
 class Pair(keras.Model):
-    """Take both inputs as one, as Keras' own examples do."""
+    """A model that takes both inputs in one argument, as in the examples of Keras."""
 
     def call(self, inputs: Any) -> Any:
         source, target = inputs

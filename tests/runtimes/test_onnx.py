@@ -1,4 +1,4 @@
-"""ONNX files are run as they are: right graphs agree, wrong ones diverge by their cause, and limits are listed."""
+"""ONNX files run unchanged: correct graphs agree, wrong ones have the right cause, and limitations are listed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_missing_extra_is_named(extra: str, package: str, check: Check, monkey
 
 
 def image_graph(folder: Path, path: Path, *, fixed: bool = False, eps: float | None = None) -> Path:
-    """The hidden states of a ViT of transformers, of any number of images or of two."""
+    """Export a ViT of transformers that returns hidden states, for any number of images or for two."""
     model = transformers.ViTModel.from_pretrained(folder, attn_implementation="eager").eval().requires_grad_(False)
     for norm in (each for each in model.modules() if isinstance(each, torch.nn.LayerNorm)):
         norm.eps = norm.eps if eps is None else eps

@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers: T5 in two files, and Whisper in one and in two."""
+"""Encoder-decoders of transformers as ONNX: T5 in two files, and Whisper in one and in two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.runtimes.conftest import Check
 
-with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+with warnings.catch_warnings():  # import warnings do not concern this project
     warnings.simplefilter("ignore")
     import transformers
 
@@ -28,7 +28,7 @@ FREE = {
 
 
 class Whisper(torch.nn.Module):
-    """The logits of tokens beside frames, or beside what the encoder makes of them."""
+    """A Whisper that returns logits; its source is frames, or the encoder's output if `encoded`."""
 
     def __init__(self, model: Any, *, encoded: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Whisper(torch.nn.Module):
 
     def forward(self, source: torch.Tensor, tokens: torch.Tensor) -> Any:
         given: dict[str, Any] = {"encoder_outputs": (source,)} if self.encoded else {"input_features": source}
-        # Without a mask, transformers looks for packed sequences, by an operator that this exporter lacks.
+        # without a mask, transformers looks for packed sequences with an operator that this exporter lacks
         given |= {"decoder_input_ids": tokens, "decoder_attention_mask": torch.ones_like(tokens)}
         return self.model(**given, use_cache=False).logits
 
@@ -51,7 +51,7 @@ class Encoder(torch.nn.Module):
 
 
 class Decoder(Encoder):
-    """The logits of T5."""
+    """The decoder of T5, which returns logits."""
 
     def forward(self, mask: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor) -> Any:  # type: ignore[override]
         given = {"encoder_outputs": (memory,), "attention_mask": mask}

@@ -1,4 +1,4 @@
-"""One table of placements serves every configuration, and what is not placed by it is reported."""
+"""One table of placements covers every configuration; parameters that it cannot shard are reported."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ CONFIGS = {name: preset(name).resized() for name in PRESETS} | CASES | {"vit": I
 
 @pytest.fixture(params=["pytorch", "flax"])
 def plans(request: pytest.FixtureRequest) -> Any:
-    """The module with a column's plan."""
+    """Return the module with a column's plan."""
     return importlib.import_module(f"transparity_{request.param}.parallel.plan")
 
 
 def cut_along(placement: Any) -> int | None:
-    """The axis along which a placement shards a parameter, in either framework's words; None if it is replicated."""
+    """Return the axis along which a placement of either framework shards a parameter, or None if it is replicated."""
     if hasattr(placement, "is_shard"):
         return placement.dim if placement.is_shard() else None
     return next((axis for axis, name in enumerate(placement) if name), None)
 
 
 def sharded(plans: Any, config: TransformerConfig, ranks: int) -> dict[str, int]:
-    """The axis of every parameter that is sharded."""
+    """Return the axis of every sharded parameter."""
     axes = {name: cut_along(placed.placement) for name, placed in plans.plan(config, ranks).items()}
     return {name: axis for name, axis in axes.items() if axis is not None}
 

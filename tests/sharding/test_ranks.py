@@ -1,4 +1,4 @@
-"""Ranks do the same tasks and have to answer alike; none reads more of a checkpoint than its part."""
+"""Ranks run the same tasks and must agree; each reads only its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MESHES = ((1, 4), (2, 2), (4, 1))
 
 @pytest.fixture
 def two() -> Iterator[Ranks]:
-    """Two ranks that have nothing to do with each other."""
+    """Yield two ranks that do not communicate."""
     ranks = Ranks(MODULE, 2, devices=1)
     yield ranks
     ranks.stop()
@@ -44,7 +44,7 @@ def refusing(state: State) -> None:
 
 
 def waiting(state: State) -> None:
-    """Fail on one rank, for which the other waits."""
+    """Fail on rank 0 while rank 1 waits."""
     if state.rank:
         time.sleep(60)
     raise InputError("One rank fails.")
@@ -95,7 +95,7 @@ def test_ranks_that_disagree_are_an_error() -> None:
 
 @pytest.fixture(params=["pytorch", "flax"])
 def name(request: pytest.FixtureRequest) -> str:
-    """The name of a column that runs over several ranks."""
+    """Return the name of a column that supports several ranks."""
     column: str = request.param
     return column
 
@@ -106,7 +106,7 @@ def over(name: str, data: int, tensor: int) -> RemoteBackend:
 
 
 def bytes_read(state: State, mesh: tuple[int, int], config: TransformerConfig, path: str) -> list[tuple[str, int]]:
-    """Build a model from a file, and return the bytes of every slice that this rank has read, by parameter."""
+    """Build a model from a file; return the parameter and the bytes of each slice that this rank reads."""
     read: list[tuple[str, int]] = []
 
     class Counted:
@@ -135,7 +135,7 @@ def test_no_rank_reads_the_whole(name: str, mesh: tuple[int, int], tmp_path: Pat
         for name, value in parameters.items()
         if value.ndim == 2 and not name.endswith(("key.weight", "value.weight"))
     }
-    shards = 4 if name == "pytorch" else mesh[1]  # FSDP shards over data ranks, too; in JAX they have replicas
+    shards = 4 if name == "pytorch" else mesh[1]  # FSDP shards over data ranks, too; JAX replicates over them
     for read in launched(parts).do(bytes_read, mesh, CONFIG, path):
         assert {name for name, _ in read} == set(parameters)
         for parameter, size in read:
@@ -146,7 +146,7 @@ def test_no_rank_reads_the_whole(name: str, mesh: tuple[int, int], tmp_path: Pat
 def poisoned(parameters: Arrays, mesh: tuple[int, int], rank: int) -> Arrays:
     """Return the parameters with NaN in the parts of other ranks.
 
-    Tensor ranks cut heads, hidden features and the vocabulary in equal parts; data ranks then cut the first axis.
+    Tensor ranks divide heads, hidden features and the vocabulary equally; data ranks then divide the first axis.
     """
     data, tensor = mesh
     by_columns = ("attention.output.weight", "feed_forward.down.weight")

@@ -1,4 +1,4 @@
-"""The pages of causes draw a run of the reference with the fault in it."""
+"""The pages of causes plot runs of the reference with a planted fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_most_causes_of_the_forward_pass_are_shown(shown: dict[str, list[Run]]) 
         page.stem for page in (ROOT / "docs/causes").glob("*.md") if "**At:**" in page.read_text(encoding="utf-8")
     }
     assert shown.keys() <= {page.stem for page in (ROOT / "docs/causes").glob("*.md")}
-    # Of what is left out, some show on several ranks alone, one changes nothing where a query sees a key.
+    # Other faults show only on several ranks, or have no effect where each query sees a key.
     assert len(placed & shown.keys()) >= 0.8 * len(placed), sorted(placed - shown.keys())
 
 

@@ -1,4 +1,4 @@
-"""The pages of the columns hold to the sources, and their values are what the NumPy column computes."""
+"""The pages of the columns match the source, and their values are those that the NumPy column computes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_file_that_the_three_columns_have_has_a_page() -> None:
 
 
 def bare(node: ast.FunctionDef) -> str:
-    """Return the code of a function without docstring and annotations of arguments."""
+    """Return the code of a function without its docstring and annotations."""
     for part in ast.walk(node):
         if isinstance(part, ast.arg):
             part.annotation = None
@@ -47,7 +47,7 @@ def bare(node: ast.FunctionDef) -> str:
 
 
 def rebuilt(definition: Definition) -> str:
-    """Return the code that the statements of a definition come to."""
+    """Return the code that the statements of a definition form."""
     lines = ["    " * statement.depth + statement.text for statement in definition.statements]
     found = ast.parse("\n".join(lines)).body[0]
     assert isinstance(found, ast.FunctionDef)

@@ -1,4 +1,4 @@
-"""The gallery shows what the checker says of ten real bugs, kept under a digest of all that it depends on."""
+"""The gallery shows the checker's answers to ten real bugs, cached under a hash of everything that affects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The home page shows a port and the implementation that it departs from, as the checker finds them."""
+"""The home page shows a port next to the implementation that it differs from, with the checker's answer."""
 
 from __future__ import annotations
 

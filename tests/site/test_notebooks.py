@@ -1,4 +1,4 @@
-"""A notebook has the code of its script, in order, and what the cells print."""
+"""A notebook contains the code of its script, in order, and the output of its cells."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sentences of pages, docstrings and messages: short, in the field's words, each with a noun as its subject.
+"""The rules for prose: sentences of pages, docstrings and messages are short, and use common terms.
 
     python tests/site/test_prose.py [FILE …]   # print every violation of these files, or of all
 
-No violation is no claim that the text is good.
+A text without violations is not necessarily good.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 APART = re.compile(
     r"docs/(?:faults|family-fields|exam|causes/.*|documents/.*)\.md$|\.github/|tests/site/test_prose\.py$"
 )
-"""Generated pages, templates, and the rules themselves."""
+"""Files that are not checked: generated pages, templates, and this file."""
 QUOTED = "Alice was beginning to get very tired"
-"""The beginning of a sentence that is not ours."""
+"""The start of a quoted text, which the rules do not apply to."""
 LONGEST = 25
-"""Words in a sentence, as CONTRIBUTING.md asks."""
+"""The largest number of words in a sentence, as in CONTRIBUTING.md."""
 
 ENDS = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[A-Z0-9`*\"“(\[])")
 OPENERS = re.compile(r"(?:Of|Who|Whose|That|Which|What|Nor)\b(?=.*[.:]$)(?!.*\?)|From [\w ]+ on\b")
@@ -68,7 +68,7 @@ def sentences(paragraph: str) -> list[str]:
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Yield the docstrings of a file, first paragraphs and others, and its messages."""
+    """Yield the docstrings of a file, paragraph by paragraph, and its messages."""
     tree, docs = ast.parse(path.read_text(encoding="utf-8")), set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node)):
@@ -88,7 +88,7 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield the texts in a TOML file; a short one is a name."""
+    """Yield the texts in a TOML file; short texts are names and are left out."""
     if isinstance(value, str) and len(value.split()) > 5:
         yield plain(value)
     elif isinstance(value, (dict, list)):

@@ -1,4 +1,4 @@
-"""The pages of the reference and of the five documents have all that there is, and the numbers that were printed."""
+"""The pages of the reference and of the five documents are complete, and show the numbers that were printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend without a harness must meet every claim that needs none, and reports the others as not checked."""
+"""A backend without a harness must fulfill all claims that need none; the others are reported as not checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLAIMS = [claim for claim in all_claims().values() if not claim.needs]
 
 @pytest.fixture
 def bench() -> Bench:
-    """A third party's backend: one `build`, no harness."""
+    """Return a third-party backend, which has a `build` but no harness."""
     return Bench(BackendSubject("pytorch", "float32"), build=backend("pytorch"))
 
 

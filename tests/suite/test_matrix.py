@@ -1,4 +1,4 @@
-"""The agreement matrix shows what was compared, omitted and failed: in a terminal, as JSON and as a page."""
+"""The agreement matrix shows what was compared, omitted and failed, in a terminal, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def printed(matrix: Matrix, width: int = 110, not_compared: list[NotCompared] | 
 
 
 def cell(matrix: Matrix) -> str:
-    """The one cell of a matrix, as it is printed."""
+    """Return the text of a matrix with one cell."""
     console = Console(width=110, file=io.StringIO(), color_system=None)
     console.print(as_table(Agreement(matrix)))
     assert isinstance(console.file, io.StringIO)

@@ -1,1 +1,1 @@
-"""Measures of `adapt`: small ports like published ones, each with its own names and layouts."""
+"""Measure `adapt` on small ports that resemble published ones; each has its own tensor names and layouts."""

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Models that are no PyTorch modules: nested dicts of NumPy, stacked layers of JAX, nnx, and a list of parameters."""
+"""Ports that are not PyTorch modules with named weights: NumPy dicts, JAX arrays, an nnx module, a parameter list."""
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def mha(x, c_attn, c_proj, n_head):
 
 
 def pico(c):
-    """picoGPT: nested dicts, matrices as (in, out), one head after another."""
+    """Return picoGPT: nested dicts of NumPy arrays, matrices stored as (in, out), one loop iteration per head."""
 
     def gpt2(ids, p):
         x = p["wte"][ids] + p["wpe"][: len(ids)]
@@ -99,7 +99,7 @@ def stacked_params(c):
 
 
 def stacked(c):
-    """JAX: the weights of all layers in one array, kernels as (model, heads, width)."""
+    """Return a JAX model with the weights of all layers in one array and kernels shaped (model, heads, width)."""
     import jax
     import jax.numpy as jnp
 
@@ -134,7 +134,7 @@ def stacked(c):
 
 
 def flax(c):
-    """nnx's own attention, in a list of blocks."""
+    """Return an nnx model: a list of blocks that use `nnx.MultiHeadAttention`."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -170,7 +170,7 @@ def flax(c):
 
 
 class Numbered(nn.Module):
-    """A list of parameters without names, in the order of the forward pass."""
+    """A model whose parameters have no names; one list contains them in the order of the forward pass."""
 
     def __init__(self, c):
         super().__init__()

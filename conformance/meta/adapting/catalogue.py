@@ -1,4 +1,4 @@
-"""The ports by name, each with its configuration."""
+"""The catalogue of ports for `adapt`, by name, and the configuration of each."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from transparity.presets import PRESETS, preset
 from transparity_conformance.checkpoints.examples import example_config
 
 FILES = {name: module for module in (decoders, encoders, arrays) for name in module.PORTS}
-"""The module of each port."""
+"""Maps the name of a port to the module that defines it."""
 
 _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 
 
 def _config(name: str) -> TransformerConfig:
-    """Return the configuration of a row: another row's, a preset's at probe size, or a family's, with changed
-    fields."""
+    """Return the configuration of a port in `catalogue.toml`.
+
+    The row changes fields of a base: another row, a preset at probe size, or an example of a family.
+    """
     fields = dict(_ROWS[name])
-    if fields.pop("own_keys", False):  # heads do not share keys and values
+    if fields.pop("own_keys", False):
         fields["num_key_value_heads"] = None
     like = fields.pop("like", "")
     if not like:
@@ -35,7 +37,7 @@ def _config(name: str) -> TransformerConfig:
 
 CONFIGS = {name: _config(name) for name in _ROWS if name in FILES}
 GPT2, LLAMA, ALIKE = CONFIGS["nanogpt"], CONFIGS["hub-llama"], CONFIGS["to-kv"]
-"""`ALIKE`: a Llama whose heads do not share keys and values."""
+"""`ALIKE` is a Llama with as many key and value heads as query heads."""
 
 PORTS: dict[str, tuple[Callable[[TransformerConfig], Any], TransformerConfig]] = {
     name: (FILES[name].PORTS[name], config) for name, config in CONFIGS.items()

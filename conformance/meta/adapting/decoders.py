@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Decoders like GPT-2, Llama and others: one body, and a style for each (`decoders.toml`)."""
+"""Decoders like GPT-2 and Llama: one shared implementation, configured by the styles in `decoders.toml`."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
 
 
 class Conv1D(nn.Module):
-    """A linear map whose weight is stored as (in, out)."""
+    """A linear layer whose weight is stored as (in, out)."""
 
     def __init__(self, into, out, bias=True):
         super().__init__()
@@ -58,7 +58,7 @@ def attend_sdpa(layer, q, k, v):
 
 
 def attend_added(layer, q, k, v):
-    """Repeat keys and values, and add a mask of −∞."""
+    """Attend with repeated keys and values, and with a mask that adds −∞."""
     groups = q.size(1) // k.size(1)
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
@@ -79,7 +79,7 @@ def attend_alibi(layer, q, k, v):
 
 
 def attend_buffer(layer, q, k, v):
-    """Read the mask from a buffer."""
+    """Attend with a mask that is stored in a buffer."""
     w = q @ k.transpose(-1, -2) / math.sqrt(v.size(-1))
     mask = layer.attn.bias[:, :, : q.size(-2), : q.size(-2)]
     return (w * mask - 1e10 * (1 - mask)).softmax(-1) @ v
@@ -98,18 +98,18 @@ def keys_first(c, k, q, v):
 
 
 def in_rows(c, fused):
-    """Split a matrix of all queries, then all keys, then all values."""
+    """Split a matrix whose rows are all queries, then all keys, then all values."""
     rows = (c.num_heads * c.head_dim, *[c.key_value_heads * c.head_dim] * 2)
     return apart(c, *fused.split(rows, dim=2))
 
 
 def by_head(c, fused):
-    """Split a matrix that packs the query, key and value of each head together."""
+    """Split a matrix that stores the query, key and value of one head next to each other."""
     return heads(fused, c.num_heads).chunk(3, -1)
 
 
 def by_group(c, fused):
-    """Split a matrix that packs the queries of a group with their shared key and value."""
+    """Split a matrix that stores the queries of one group next to their shared key and value."""
     grouped = fused.view(*fused.shape[:2], c.key_value_heads, -1, c.head_dim)
     k, v = (grouped[..., part, :].transpose(1, 2) for part in (-2, -1))
     return grouped[..., :-2, :].reshape(*fused.shape[:2], c.num_heads, -1).transpose(1, 2), k, v
@@ -124,7 +124,10 @@ PACKED: dict[Callable, tuple[str, ...]] = {
     keys_first: ("k", "n", "k"),
     beside_queries: ("n", "kk"),
 }
-"""The widths of the projections; without an entry, one matrix packs all."""
+"""The outputs of each projection, in order: `n` is all query heads, `k` is all key or value heads.
+
+A split function that is missing here reads one matrix with all three.
+"""
 
 
 def plain(act, up):
@@ -150,12 +153,15 @@ def in_turn(act, both):
 
 
 WIDTHS: dict[Callable, tuple[int, ...]] = {plain: (1,), gated: (1, 1)}
-"""The widths of the feed-forward's first maps, in hidden features; without an entry, one map of twice the width."""
+"""The output widths of the first layers of a feed-forward, in multiples of its hidden size.
+
+A function that is missing here reads one layer of twice that size.
+"""
 
 
 @dataclass(frozen=True)
 class Style:
-    """The names of the table, layers, last norm and head, of norms and matrices in a layer, and the operations."""
+    """The names of a decoder's submodules, and the functions that it calls."""
 
     names: str
     norms: str
@@ -169,17 +175,17 @@ class Style:
     norm: Callable = RMSNorm
     linear: Callable = nn.Linear
     biases: tuple[bool, bool, bool] = (False, False, False)
-    """Whether projections, the output of attention, and feed-forwards have a bias."""
+    """Whether the projections, the attention output and the feed-forward layers have a bias."""
     positions: str = ""
     embedding_norm: str = ""
     dropout: float = 0.0
     is_tied: bool = False
     also: dict[str, Any] = field(default_factory=dict)
-    """Further modules and buffers of a layer, by name."""
+    """Additional modules and buffers of a layer, by name."""
 
 
 def put(root, path, part):
-    """Put a module or a buffer into its place."""
+    """Register a module or a buffer under a dotted path."""
     *holders, name = path.split(".")
     for each in holders:
         if each not in root._modules:
@@ -208,7 +214,7 @@ class Layer(nn.Module):
             put(self, name, make(c))
 
     def project(self, y):
-        """Return queries, keys and values."""
+        """Return the queries, keys and values."""
         c, style = self.c, self.style
         q, k, v = style.split(c, *(self.get_submodule(name)(y) for name in style.attention.split()[:-1]))
         if "self_attn.q_norm" in style.also:
@@ -255,7 +261,7 @@ class Decoder(nn.Module):
 
 
 class MinGPT(nn.Module):
-    """Blocks in sequence, and a table of positions as a parameter."""
+    """A GPT like minGPT: an `nn.Sequential` of blocks, and position embeddings in a parameter."""
 
     def __init__(self, c):
         super().__init__()
@@ -269,7 +275,7 @@ class MinGPT(nn.Module):
 
 
 class LogitsBias(MinGPT):
-    """A bias of the logits that is a buffer, not a parameter, as in BART."""
+    """minGPT with a bias on its logits; as in BART, the bias is a buffer and not a parameter."""
 
     def __init__(self, c):
         super().__init__(c)
@@ -280,7 +286,7 @@ class LogitsBias(MinGPT):
 
 
 class Lecture(nn.Module):
-    """A module for each head, without biases, and a scale by the width of the model."""
+    """A GPT like nanoGPT's lecture: one module per head, no biases in attention, scores scaled by 1/√embed_dim."""
 
     class Head(nn.Module):
         def __init__(self, c):
@@ -343,7 +349,7 @@ ROWS = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encodin
 
 
 def style(name):
-    """Return the style of a row of `decoders.toml`, whose functions are referenced by name."""
+    """Return the style in a row of `decoders.toml`; the row refers to functions by name."""
     row = dict(ROWS[name])
     fields = vars(style(row.pop("like"))) if "like" in row else {}
     also = {part: WAYS[value] for part, value in row.pop("also", {}).items()}

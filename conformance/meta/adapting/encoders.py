@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Encoders and encoder-decoders like BERT, T5, the Annotated Transformer, and PyTorch's own modules."""
+"""Encoders and encoder-decoders: BERT, T5, the Annotated Transformer, and PyTorch's `nn.Transformer`."""
 
 import math
 
@@ -19,7 +19,7 @@ def attend(q, k, v, mask, scale):
 
 
 class Bert(nn.Module):
-    """Separate queries, keys and values, three tables, norms after the sublayers, and a pooler."""
+    """BERT with separate query, key and value layers, three embedding tables, post-norm sublayers, and a pooler."""
 
     class Layer(nn.Module):
         def __init__(self, c):
@@ -75,7 +75,7 @@ class T5Norm(nn.Module):
 
 
 class T5(nn.Module):
-    """Sublayers in numbered lists, one shared embedding, relative biases in the first layer of each stack."""
+    """T5 with numbered lists of sublayers, one shared embedding, and relative biases in each stack's first layer."""
 
     def attention(self, c, bias):
         d, a = c.embed_dim, c.num_heads * c.head_dim
@@ -146,7 +146,7 @@ class T5(nn.Module):
 
 
 class Annotated(nn.Module):
-    """Four linear maps in a list, sublayers in lists, norms before them, sinusoids in a buffer."""
+    """The Annotated Transformer: four projections in a list, pre-norm sublayers in lists, sinusoids in a buffer."""
 
     class Attention(nn.Module):
         def __init__(self, c):
@@ -210,7 +210,7 @@ class Annotated(nn.Module):
 
 
 class Torch(nn.Module):
-    """`nn.Transformer`: fused weights `in_proj_weight` that are not linear modules."""
+    """`nn.Transformer`, which stores queries, keys and values in the plain parameter `in_proj_weight`."""
 
     def __init__(self, c):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pool `adapting`: ports of the catalogue, which `adapt` must match without a question."""
+"""The pool `adapting`: ports of the catalogue, which `adapt` must match without asking the user."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 @functools.cache
 def adapted(name: str) -> Adapted:
-    """Return the adapter of a port of the catalogue."""
     make, config = PORTS[name]
     return adapt(make, config)
 
 
 @dataclass(frozen=True)
 class AdaptingTrial:
-    """A port of the catalogue."""
+    """A trial: `adapt` matches one port of the catalogue."""
 
     name: str
 
@@ -35,8 +34,7 @@ class AdaptingTrial:
 
 
 def trials(options: argparse.Namespace) -> list[AdaptingTrial]:
-    """Return one trial for each port."""
     return [*map(AdaptingTrial, PORTS)]
 
 
-MEASURES = (Measure("without a question", lambda _, answer: answer["code"] == 0),)
+MEASURES = (Measure("matched without asking", lambda _, answer: answer["code"] == 0),)

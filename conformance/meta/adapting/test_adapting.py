@@ -1,4 +1,4 @@
-"""A sample of the catalogue's ports is matched without a question; `nox -s power` tests all of them."""
+"""Test that `adapt` matches a sample of the catalogue without asking; `nox -s power` tests all ports."""
 
 from __future__ import annotations
 

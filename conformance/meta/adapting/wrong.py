@@ -1,6 +1,7 @@
-"""The pool `adapters`: ports with a bug, whose adapters must mark every wrong line as undetermined.
+"""The pool `adapters`: ports with a bug, which `adapt` must not match wrongly.
 
-Each bug is put into the text of a port, and the lines of its adapter are compared with the right port's.
+Each bug is an edit of a port's source. The lines of the buggy port's adapter are compared with the lines of the correct
+port's adapter. `adapt` must mark every line that differs as undetermined.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from transparity.config import TransformerConfig
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt
 
 BUGS = rows(Path(__file__).with_name("wrong.toml"), "fault")
-"""A port, the text in its file, and the replacement."""
+"""The bugs: each row names a port, the text to replace in its file, and the replacement."""
 
 KINDS = ("no bug", "asked", "settled", "wrong")
-"""The outcomes of a bug: `no bug` if it is only another layout, or has no effect."""
+"""The possible outcomes for a bug.
+
+`no bug`: the edit only changes a layout, or has no effect. `asked`: the adapter marks lines as undetermined.
+`settled`: every line is right. `wrong`: a line is wrong and is not marked.
+"""
 
 
 def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) -> Callable[[TransformerConfig], Any]:
-    """Return the port with a bug, from a file that is written into a folder."""
+    """Write the port's file with one edit into `folder`, and return the port from there."""
     text = Path(str(FILES[port].__file__)).read_text(encoding="utf-8")
     text = text.replace("__file__", repr(FILES[port].__file__))
     path = folder / f"wrong_{port.replace('-', '_')}_{abs(hash((old, new)))}.py"
@@ -45,7 +50,7 @@ def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) 
 
 @dataclass(frozen=True)
 class WrongTrial:
-    """A bug of the table."""
+    """A trial: `adapt` gets a port with one bug."""
 
     port: str
     old: str
@@ -65,7 +70,7 @@ class WrongTrial:
 
 
 def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
-    """Return the outcome of a bug, given the wrong lines."""
+    """Return the outcome for a bug; `wrong` lists the wrong lines of the adapter."""
     if result.is_proved:
         return "no bug"
     return "wrong" if wrong else "settled" if result.is_settled else "asked"
@@ -73,11 +78,14 @@ def kind_of(result: Adapted, wrong: Sequence[str]) -> str:
 
 def _told(result: Adapted) -> str:
     known, faults = result.found, {each.fault.id for each in result.found.faults}
-    return f"asks for {len(known.unsettled)}, lost at {known.lost_at}" if known.lost_at else f"{faults or ''}"
+    return (
+        f"{len(known.unsettled)} undetermined lines, no match from {known.lost_at} on"
+        if known.lost_at
+        else f"{faults or ''}"
+    )
 
 
 def trials(options: argparse.Namespace) -> list[WrongTrial]:
-    """Return one trial for each bug."""
     return [WrongTrial(**bug) for bug in BUGS]
 
 

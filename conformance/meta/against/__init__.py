@@ -1,1 +1,1 @@
-"""Measures of the check of one implementation against another."""
+"""Measure `check(…, against=…)`, which compares one implementation with another."""

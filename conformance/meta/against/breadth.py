@@ -1,8 +1,8 @@
 """Measure how many classes of transformers can be a reference: `python -m meta.against.breadth [--only TYPE …]`.
 
-Each class is built small from its default configuration, in a process with limits. It has to run in float32 and in
-float64, and the two have to agree. Then a copy of its file is checked against it: any verdict but `agrees` is a false
-alarm.
+Each class is built small from its default configuration, in a process with limited time and memory. The float32 and
+float64 outputs must agree. Then a copy of the class's file is checked against the class. Any verdict except `agrees`
+is a false alarm.
 """
 
 from __future__ import annotations
@@ -39,36 +39,39 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_file
 
 SECONDS, BYTES = 120, 12 << 30
-"""The limits of one class."""
+"""The time and memory that one class may use."""
 
 SEARCH = 5.0
-"""Seconds in which a false alarm is explained."""
+"""The number of seconds that the checker may spend on explaining a false alarm."""
 
 TOLERANCE = 1e-4
-"""The largest error of float32, relative to the largest number of the float64 output."""
+"""The largest permitted error of float32, relative to the largest number in the float64 output."""
 
 STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
-"""How far a class comes. It exists if its default configuration builds it, without weights; it agrees if the checker
-says so of a copy of its file."""
+"""The stages that a class can reach.
+
+`exists`: the default configuration builds the class without weights. `exact`: float32 and float64 agree.
+`agrees`: the checker finds no difference between the class and a copy of its file.
+"""
 
 SHAPED = {"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
-"""Operations whose results have a shape that depends on numbers."""
+"""Operations whose output shape depends on the input's values."""
 
 NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class Exact(TorchDispatchMode):
-    """Computes in float64 where the model asks for a narrower float.
+    """A dispatch mode that computes in float64 wherever the model asks for a narrower float.
 
     Attributes:
-        shaped: the operations that were called whose results have a shape that depends on numbers.
+        shaped: the operations that were called and whose output shape depends on the input's values.
     """
 
     shaped: frozenset[str] = frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_widened, (args, kwargs or {}))
-        if "softmax" in str(func) and len(args) > 2 and args[2] is True:  # half_to_float
+        if "softmax" in str(func) and len(args) > 2 and args[2] is True:  # the argument `half_to_float`
             args = (*args[:2], False)
         if func.overloadpacket.__name__ in SHAPED:
             self.shaped |= {func.overloadpacket.__name__}
@@ -80,13 +83,13 @@ def _widened(value: Any) -> Any:
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the floating tensors that a forward pass returns."""
+    """Return the floating-point tensors in a model's output."""
     with torch.no_grad():
         return [x for x in tree_leaves(dict(model(**inputs))) if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
 
 def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the answer so far after each stage."""
+    """Yield the result so far, after each stage."""
     answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
     model = build(configured(model_type, name), getattr(transformers, name))
@@ -120,7 +123,7 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def copy_checked(model: Any) -> Report:
-    """Check a copy of a model's file, with the same configuration and weights, against the model."""
+    """Check a copy of a model's class against the model, with the same configuration and weights."""
     made: Any = type(model)
     with tempfile.TemporaryDirectory() as folder:
         port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()
@@ -133,7 +136,7 @@ def _memory_in_mb() -> int:
 
 
 def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) -> float:
-    if mask is not None and wide.shape[:2] == mask.shape:  # what is computed of padding means nothing
+    if mask is not None and wide.shape[:2] == mask.shape:  # outputs at padding are undefined
         narrow, wide = narrow[mask > 0], wide[mask > 0]
     if not wide.isfinite().all() or wide.numel() == 0:
         return float("inf")
@@ -159,7 +162,7 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Return how far a class came, in a process with limits of time and memory."""
+    """Return how many stages a class passed, measured in a process with limited time and memory."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(model_type, name, theirs))
     began, answer = time.monotonic(), {"stage": "listed", "reason": "killed"}
@@ -178,8 +181,8 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
 
 
 def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """Return a table with one row per kind: how many classes reach each stage."""
-    shown = Table("kind", *STAGES, "share", title="Classes of transformers as references; share: agree of build")
+    """Return a table with one row per kind: the number of classes that reached each stage."""
+    shown = Table("kind", *STAGES, "share", title="Classes of transformers as references (share: agrees / builds)")
     for kind in dict.fromkeys(kind for kind, _ in found):
         reached = Counter(STAGES.index(answer["stage"]) for each, answer in found if each == kind)
         counts = [sum(reached[later] for later in range(stage, len(STAGES))) for stage in range(len(STAGES))]
@@ -188,19 +191,19 @@ def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
 
 
 def chosen(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Yield the classes that the options name, or a sample of each kind."""
+    """Yield the classes that the options select, or a sample of each kind."""
     for kind in options.kinds:
         found = [each for each in classes([kind]) if not options.only or each[1] in options.only]
         yield from random.Random(0).sample(found, min(options.sample or len(found), len(found)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all classes of the chosen kinds, print a line for each failure, and the table."""
+    """Measure all classes of the chosen kinds; print one line for each failure, and the table."""
     parser = argparse.ArgumentParser(description="Measure how many classes of transformers can be a reference.")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--only", nargs="*", default=[], metavar="TYPE", help="only these model types")
-    parser.add_argument("--sample", type=int, metavar="N", help="at most N classes of each kind, drawn")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer, too")
+    parser.add_argument("--only", nargs="*", default=[], metavar="TYPE", help="measure only these model types")
+    parser.add_argument("--sample", type=int, metavar="N", help="measure N random classes of each kind")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append every result to this file")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)

@@ -19,7 +19,7 @@ KINDS = {
     "audio": ("AUDIO_CLASSIFICATION", "CTC"),
     "image-text": ("IMAGE_TEXT_TO_TEXT",),
 }
-"""Auto mappings of transformers, `MODEL_FOR_…_MAPPING_NAMES`, by kind of model."""
+"""The auto mappings of transformers for each kind of model; each is named `MODEL_FOR_…_MAPPING_NAMES`."""
 
 LACKING: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000.0}},
@@ -33,7 +33,7 @@ LACKING: dict[str, dict[str, Any]] = {
     "wav2vec2-bert": {"vocab_size": 32},
     "wav2vec2-conformer": {"vocab_size": 32},
 }
-"""Fields that every published configuration has and the default one lacks."""
+"""Fields that all published configurations set and the default configuration does not, by model type or class."""
 
 
 def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -49,7 +49,7 @@ def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def configured(model_type: str, name: str = "") -> Any:
-    """Return the default configuration with what it lacks for a class."""
+    """Return the default configuration of a model type, with the fields from `LACKING` added."""
     return transformers.CONFIG_MAPPING[model_type](**LACKING.get(model_type, LACKING.get(name, {})))
 
 

@@ -1,4 +1,4 @@
-"""Standalone copies of modeling files of transformers, and runs of the copies and their originals."""
+"""Standalone copies of modeling files from transformers, and functions that run a copy and its original."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ FAMILIES = {
     "beit": "BeitModel",
     "hubert": "HubertModel",
 }
-"""Model types that no table of checkpoints knows, each with the class that is copied."""
+"""The copied class for each model type; our checkpoint reader does not know these types."""
 
 CALLS = ("2 × 11", "1 × 33", "1 × 11", "3 × 11, padded on the left")
-"""The probes on which a mistake has to show: a batch, a longer row, and padding, where a model takes them."""
+"""The inputs on which a mistake must be visible: a batch, a long row, a short row, and padding if possible."""
 
 LOAD = '''
 
@@ -64,27 +64,30 @@ def load(folder):
     )
     return model.eval()
 '''
-"""The end of a port."""
+"""The code at the end of a port."""
 _numbers = itertools.count()
 
 
 def model_class(family: str) -> Any:
-    """Return the class of transformers that is copied for a family."""
+    """Return the transformers class that is copied for a family."""
     return getattr(transformers, FAMILIES[family])
 
 
 def small(family: str) -> Any:
-    """Return a small model of a family, with drawn weights."""
+    """Return a small model of a family, with random weights."""
     return build(configured(family), model_class(family))
 
 
 def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
-    """Return the keyword arguments of the calls of a model, by their names."""
+    """Return the keyword arguments for each call of a model, by the name of the call."""
     return {name: tensors(inputs) for name, inputs in probes_of(model).items() if name in CALLS}
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
-    """Write `port.py`: the part of a modeling file that a class needs, with absolute imports, and `load(folder)`."""
+    """Write `port.py` into `folder`, and return its path.
+
+    The file contains the part of a modeling file that the class needs, with absolute imports, and `load(folder)`.
+    """
     path = folder / "port.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(standalone(model) if changed_text is None else changed_text)
@@ -92,7 +95,7 @@ def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
 
 
 def standalone(model: Any) -> str:
-    """Return the text of a port that copies what `model` needs from its modeling file."""
+    """Return the source of a port: the part of `model`'s modeling file that it needs, and `load`."""
     source = Path(inspect.getsourcefile(model) or "").read_text()
     package = model.__module__.split(".")[:-1]
 
@@ -106,7 +109,7 @@ def standalone(model: Any) -> str:
 
 
 def _needed(source: str, name: str) -> str:
-    """Return the source without the functions and classes that nothing reached from `name` uses, and `__all__`."""
+    """Return the source without `__all__` and without the functions and classes that `name` does not need."""
     tree = ast.parse(source)
     parts = {part.name: part for part in tree.body if isinstance(part, ast.ClassDef | ast.FunctionDef)}
     others = [part for part in tree.body if part not in parts.values()]
@@ -136,11 +139,11 @@ def _names(part: ast.AST) -> set[str]:
 
 
 def loaded(text: str, folder: Path, **names: object) -> Any:
-    """Return the model that a port's text loads from a folder; `names` are set in the port before it runs."""
+    """Run a port's source, in which `names` are already defined, and return the model that it loads from a folder."""
     module = types.ModuleType(f"port_{next(_numbers)}")
     module.__dict__.update(names)
     sys.modules[module.__name__] = module
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:  # transformers reads the files of its classes
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:  # transformers reads the source file of a class
         file.write(text)
         file.flush()
         module.__file__ = file.name
@@ -152,7 +155,7 @@ def loaded(text: str, folder: Path, **names: object) -> Any:
 
 
 def outputs(model: Any, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the answer to each call, without the padded positions."""
+    """Return the output of each call, without padded positions."""
     found = {}
     with torch.no_grad():
         for name, call in calls.items():
@@ -165,7 +168,7 @@ def outputs(model: Any, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[str, 
 
 
 def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the largest difference of each call, relative to its largest expected number."""
+    """Return the largest error of each call, relative to the largest expected number."""
     return {
         name: float((found[name] - right).abs().max() / right.abs().max())
         if found[name].shape == right.shape

@@ -1,7 +1,8 @@
-"""Ports with one generic mistake on one line, and right twins, made from modeling files of transformers.
+"""Create mutants and twins of modeling files from transformers.
 
-`python -m meta.against.mutants FAMILY … --n 12 --out FOLDER` writes for each family `model/`, a folder with `port.py`
-for each mutant and twin, and `mutants.json`.
+A mutant has one generic mistake in one line; a twin is rewritten but computes the same.
+`python -m meta.against.mutants FAMILY … --n 12 --out FOLDER` writes a folder for each family. It contains the saved
+model in `model/`, one folder with a `port.py` for each mutant and twin, and `mutants.json`.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from meta.against.rewrites import equivalents, mistakes
 from transparity_conformance.against.check import from_transformers
 
 WRONG = 1e-4
-"""Smallest difference of a mistake, relative to the largest logit."""
+"""The smallest difference that counts as a mistake, relative to the largest expected logit."""
 RIGHT = 1e-5
-"""Largest difference of a right twin, relative to the largest logit."""
+"""The largest difference that a twin may have, relative to the largest expected logit."""
 CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-"""Exceptions of a mutant that fails to run."""
+"""Exceptions that a mutant may raise; it then counts as not running."""
 TOGETHER = 12
-"""Lines that the twin with many rewrites changes, at most."""
+"""The largest number of lines that the last twin changes."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A port with one rewrite; `uses` names the inputs on which the outputs differ."""
+    """A port with one rewrite; `uses` names the inputs on which its output is wrong."""
 
     id: str
     kind: str
@@ -60,7 +61,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Family:
-    """The original of a family: its port's text, its saved model, inputs, and the outputs expected."""
+    """A model and its copy: the copy's source and expressions, the saved model, inputs, and expected outputs."""
 
     name: str
     text: str
@@ -70,7 +71,7 @@ class Family:
     seen: Mapping[Key, Value | None]
 
     def differences(self, text: str) -> dict[str, float] | None:
-        """Return how far the outputs of a port are from the expected ones, or None if it does not run."""
+        """Return the error of a port's output for each input, or None if the port raises."""
         try:
             found = outputs(loaded(text, self.folder), self.calls)
         except CRASHES:
@@ -79,19 +80,19 @@ class Family:
 
 
 def original(name: str, folder: Path) -> Family:
-    """Build and save a small model of a family, check its copy, and observe the copy's expressions."""
+    """Build and save a small model of a family, check its copy, and record the copy's expressions."""
     small(name).save_pretrained(folder)
     model = from_transformers(folder)
     text, calls = standalone(model_class(name)), calls_of(model)
     expected = outputs(model, calls)
     family = Family(name, text, folder, calls, expected, observed(text, folder, calls))
     if any((family.differences(text) or {"": 1.0}).values()):
-        raise ValueError(f"the copy of {name} differs from the original: {family.differences(text)}")
+        raise ValueError(f"the copy of {name} differs from the original by {family.differences(text)}")
     return family
 
 
 def observed(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[Key, Value | None]:
-    """Return what each expression that the calls reach was, by its place in the text."""
+    """Return a description of the value of each executed expression, by its position in the source."""
     seen: dict[Key, Value | None] = {}
     running = False
 
@@ -108,14 +109,14 @@ def observed(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]])
 
 
 def mutants(family: Family, n: int, seed: int) -> list[Mutant]:
-    """Return up to `n` ports with one mistake that shows, spread over kinds and lines."""
+    """Return up to `n` mutants, spread over kinds and lines."""
     edits = _edits(family, mistakes)
     edits["exchanged"] = list(_exchanged(family))
     return list(itertools.islice(_chosen(family, edits, _shows, seed, "m"), n))
 
 
 def twins(family: Family, n: int, seed: int) -> list[Mutant]:
-    """Return up to `n` ports that compute the same: with one rewrite each, the last with one on each of many lines."""
+    """Return up to `n` twins; each has one rewrite, except that the last has a rewrite in each of several lines."""
     edits = _edits(family, equivalents)
     return [*itertools.islice(_chosen(family, edits, _agrees, seed, "t"), n - 1), _together(family, edits, n, seed)]
 
@@ -133,7 +134,7 @@ def _together(family: Family, edits: Mapping[str, list[Edit]], n: int, seed: int
 
 
 class Edit(NamedTuple):
-    """The whole text after an edit, and the lines that it changes."""
+    """The source after an edit, and the first and last line that the edit changes."""
 
     line: int
     text: str
@@ -151,7 +152,7 @@ def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield edits that a judge takes, of each kind in turn, first on lines that none has changed."""
+    """Yield mutants from edits that `judge` accepts, one of each kind in turn, on lines with the fewest edits."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):
@@ -172,7 +173,7 @@ def _mutant(family: Family, name: str, kind: str, edit: Edit, uses: tuple[str, .
 
 
 def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, ast.AST]]]) -> dict[str, list[Edit]]:
-    """Return the edits of each kind on lines that run; of equal ones the first."""
+    """Return the edits of executed lines by kind, without duplicates."""
     site, found, texts = Site(family.text, family.seen), dict[str, list[Edit]](), {family.text}
     for node in ast.walk(site.tree):
         for kind, target, new in rewrites(site, node):
@@ -185,7 +186,7 @@ def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, 
 
 
 def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None:
-    """Return the text with one node of one line replaced, in parentheses only where precedence needs them."""
+    """Return the source with one single-line node replaced, or None; parentheses are added only where needed."""
     row, start, last_row, end = key_of(target)
     if row != last_row:
         return None
@@ -203,7 +204,7 @@ def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None
 
 
 def _exchanged(family: Family) -> Iterator[Edit]:
-    """Swap two neighbouring assignments of one line each."""
+    """Swap two adjacent one-line assignments."""
     lines = family.text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(family.text)):
         body = getattr(node, "body", None)
@@ -217,7 +218,7 @@ def _exchanged(family: Family) -> Iterator[Edit]:
 
 
 def write_pool(name: str, out: Path, n: int, seed: int) -> list[dict[str, object]]:
-    """Write the folder of a family, and return the rows of its `mutants.json`."""
+    """Write the folder of a family, and return the contents of its `mutants.json`."""
     family = original(name, out / name / "model")
     rows: list[dict[str, object]] = []
     for each in [*mutants(family, n, seed), *twins(family, 2, seed)]:
@@ -230,14 +231,14 @@ def write_pool(name: str, out: Path, n: int, seed: int) -> list[dict[str, object
 
 
 def _statement(text: str, line: int) -> list[int]:
-    """Return the first and last line of the innermost statement around a line."""
+    """Return the first and last line of the innermost statement that contains a line."""
     spans = [(part.lineno, part.end_lineno or 0) for part in ast.walk(ast.parse(text)) if isinstance(part, ast.stmt)]
     first, last = min((span for span in spans if span[0] <= line <= span[1]), key=lambda span: span[1] - span[0])
     return [first, last]
 
 
 def main() -> None:
-    """Write the pool of the families named, or of all."""
+    """Write mutants and twins of the given families, or of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--n", type=int, default=12)

@@ -1,4 +1,4 @@
-"""The tensors, numbers and modules that the expressions of a port evaluate to, by their place in the text."""
+"""Record what the expressions of a port evaluate to: tensors, numbers and modules, by their position in the source."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """A kind (`float`, `complex`, `integers`, `number` a module's class) with its shape, number or weights' shapes."""
+    """A description of a value.
+
+    The kind is `float`, `complex` or `integers` with a tensor's shape, `number` with the number, or the class name of a
+    module with the shapes of its weights.
+    """
 
     kind: str
     shape: tuple[Any, ...]
 
 
 def described(value: object) -> Value | None:
-    """Describe a tensor, a number or a module."""
+    """Return the description of a tensor, a number or a module."""
     if isinstance(value, Tensor):
         kind = "float" if value.is_floating_point() else "complex" if value.is_complex() else "integers"
         return Value(kind, tuple(value.shape))
@@ -31,16 +35,16 @@ def described(value: object) -> Value | None:
 
 
 def key_of(node: ast.AST) -> Key:
-    """Return where a node starts and ends."""
+    """Return the position of a node in the source: its first line and column, and its last."""
     place: Any = node
     return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
 
 
 class Observed(ast.NodeTransformer):
-    """Wraps each expression of each function's body in `_seen(key, expression)`."""
+    """A transformer that replaces each expression in a function's body by `_seen(key, expression)`."""
 
     def visit(self, node: ast.AST) -> Any:
-        """Wrap an expression that is read; leave declarations unchanged."""
+        """Wrap an expression whose value is read; leave declarations unchanged."""
         if isinstance(node, ast.Module | ast.ClassDef):
             inner = ast.FunctionDef | ast.ClassDef
             node.body = [self.visit(part) if isinstance(part, inner) else part for part in node.body]
@@ -64,7 +68,7 @@ class Observed(ast.NodeTransformer):
 
 
 class Site:
-    """A port's tree, with what each expression was when the port ran."""
+    """The syntax tree of a port, with the recorded value of each expression."""
 
     def __init__(self, text: str, seen: Mapping[Key, Value | None]) -> None:
         self.tree, self.seen = ast.parse(text), seen
@@ -75,40 +79,40 @@ class Site:
                 self.names.setdefault(self.around(node, ast.FunctionDef), {}).setdefault(ast.unparse(node), value)
 
     def around(self, node: ast.AST, kind: type[ast.AST]) -> ast.AST | None:
-        """Return the function, or the statement, around a node."""
+        """Return the innermost node of a kind that contains `node`, or None."""
         found: ast.AST | None = node
         while found is not None and not isinstance(found, kind):
             found = self.parents.get(found)
         return found
 
     def value(self, node: ast.AST | None) -> Value | None:
-        """Return what an expression was, or None."""
+        """Return the description of an expression's value, or None."""
         return self.seen.get(key_of(node)) if isinstance(node, ast.expr) else None
 
     def kind(self, node: ast.AST | None) -> str:
-        """Return the kind of an expression, or nothing."""
+        """Return the kind of an expression's value, or an empty string."""
         return value.kind if (value := self.value(node)) else ""
 
     def shape(self, node: ast.AST | None) -> tuple[Any, ...]:
-        """Return the shape of an expression, or nothing."""
+        """Return the shape of an expression's value, or an empty tuple."""
         return value.shape if (value := self.value(node)) else ()
 
     def tensor(self, node: ast.AST | None) -> bool:
-        """Return whether an expression was a tensor of floats."""
+        """Return whether an expression's value is a tensor of floats."""
         return self.kind(node) == "float"
 
     def same(self, node: ast.AST, other: ast.AST) -> bool:
-        """Return whether two expressions were of one kind and shape."""
+        """Return whether two expressions have the same kind and shape."""
         return self.value(node) is not None and self.value(node) == self.value(other)
 
     def is_reached(self, node: ast.AST) -> bool:
-        """Return whether the statement around a node ran."""
+        """Return whether the statement that contains a node was executed."""
         statement = self.around(node, ast.stmt)
         return statement is not None and any(
             key_of(part) in self.seen for part in ast.walk(statement) if isinstance(part, ast.expr)
         )
 
     def alike(self, node: ast.AST) -> list[str]:
-        """Return other names of the function that were of the same kind and shape."""
+        """Return other names in the same function whose values have the same kind and shape."""
         names = self.names.get(self.around(node, ast.FunctionDef), {})
         return [name for name, value in names.items() if value == self.value(node) and name != ast.unparse(node)]

@@ -1,7 +1,7 @@
-"""The pool `against`: ports with one generic mistake on one line, and right twins, each checked against its original.
+"""The pool `against`: mutants and twins, each checked against its original.
 
-The original is the class of transformers that the port is a copy of. `--pool-folder` is what
-`python -m meta.against.mutants --out` wrote.
+The original is the class of transformers from which the port was copied. Write the mutants with
+`python -m meta.against.mutants --out FOLDER`, and pass the same folder as `--pool-folder`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
 BUDGET = 8.0
-"""Seconds of processor time in which edits are searched."""
+"""The processor seconds that the checker may spend on searching for edits that explain a difference."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A port of a family, with a mistake, or without one."""
+    """A trial: a mutant, or a twin if `is_twin`, is checked against its original."""
 
     folder: Path
     family: str
     id: str
     line: int
     last: int
-    """The last line of the statement."""
+    """The last line of the mutated statement."""
     is_twin: bool
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Mutant:
         model = original(self.folder / self.family / "model")
         port = self.folder / self.family / self.id / "port.py"
         torch.set_num_threads(1)
-        begun = time.process_time()  # whatever else the machine does
+        begun = time.process_time()  # other processes do not change the processor time
         made = load_port(f"{port}:load")(str(self.folder / self.family / "model"))
         report = check(made, against=model, budget=BUDGET, name=str(self))
         seconds = time.process_time() - begun
@@ -68,14 +68,14 @@ class Mutant:
 
 @functools.cache
 def original(folder: Path) -> Any:
-    """Return the model of a folder, by transformers."""
+    """Load the original model of a folder with transformers."""
     from transparity_conformance.against.check import from_transformers
 
     return from_transformers(folder)
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """Return the lines of the first fault on both sides, by the numbers of the port's file."""
+    """Return the lines that the first fault reports in the port and in the original, as lines of the port's file."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []
@@ -87,7 +87,7 @@ def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
 
 
 def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
-    """Return the lines of the port by the original's lines that they copy."""
+    """Return the port's lines for each line of the original, from a diff of the two files."""
     old, new = (path.read_text(encoding="utf-8").splitlines() for path in (theirs, port))
     found: dict[int, list[int]] = {}
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -97,9 +97,10 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that use a statement's result.
+    """Return the lines that use the result of a statement.
 
-    These lines read the names that the statement assigns, in its function; for a `return`, they call the function.
+    These lines read the names or the attribute that the statement assigns. If the statement is a `return`, they call
+    the function. If it is a keyword argument, they read the parameter of that name.
     """
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -115,10 +116,10 @@ def lines_of_use(text: str, first: int, last: int) -> set[int]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     used = _readers(function, names, last)
-    if attribute := re.match(r"\s*(self\.\w+) = ", text.splitlines()[first - 1]):  # of a module
+    if attribute := re.match(r"\s*(self\.\w+) = ", text.splitlines()[first - 1]):  # an attribute of a module
         pattern = rf"(?<!\w){re.escape(attribute[1])}\b(?! =)"
         used |= {number for number, line in enumerate(text.splitlines(), 1) if re.search(pattern, line)}
-    if argument := re.match(r"\s*(\w+)=", text.splitlines()[first - 1]):  # a line of a call: what it is given by name
+    if argument := re.match(r"\s*(\w+)=", text.splitlines()[first - 1]):  # a keyword argument of a call
         used |= {line for each in functions for line in _readers(each, {argument[1]}, 0)}
     if any(isinstance(statement, ast.Return) for statement in inside):
         called = {function.name} | _classes_of(tree, function)
@@ -127,7 +128,7 @@ def lines_of_use(text: str, first: int, last: int) -> set[int]:
 
 
 def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
-    """Return the lines of the statements after a line that read some names."""
+    """Return the lines after `last` whose statements read one of the names."""
     found = set()
     for statement in ast.walk(function):
         if isinstance(statement, ast.stmt) and statement.lineno > last and not hasattr(statement, "body"):
@@ -138,7 +139,7 @@ def _readers(function: ast.FunctionDef, names: set[str], last: int) -> set[int]:
 
 
 def _classes_of(tree: ast.Module, function: ast.FunctionDef) -> set[str]:
-    """Return the attributes that contain modules of the class that a `forward` belongs to."""
+    """Return the attributes to which the class that defines `function` is assigned."""
     owners = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and function in node.body}
     return {
         target.attr
@@ -154,7 +155,6 @@ def _called(node: ast.Call) -> set[str]:
 
 
 def trials(options: argparse.Namespace) -> list[Mutant]:
-    """Return every mutant and twin in the folder."""
     found = []
     for file in sorted(options.pool_folder.glob("*/mutants.json")):
         for row in json.loads(file.read_text(encoding="utf-8")):
@@ -164,22 +164,20 @@ def trials(options: argparse.Namespace) -> list[Mutant]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of the mutants."""
     parser.add_argument("--pool-folder", type=Path, default=Path("reports/against"))
 
 
 def line_of(trial: Mutant, answer: Answer) -> str:
-    """Return the line to print for a wrong answer."""
+    """Return the line to print for a wrong result."""
     is_right = answer["verdict"] == ("agrees" if trial.is_twin else "diverges")
     if is_right and (trial.is_twin or (_is_near(trial, answer) and not answer["unexplained"])):
         return ""
-    return (
-        f"{trial}: {answer['verdict']}, line {trial.line} told as {answer['lines']}, {answer['causes'] or 'no cause'}"
-    )
+    causes = answer["causes"] or "no cause"
+    return f"{trial}: {answer['verdict']}, line {trial.line} reported as {answer['lines']}, {causes}"
 
 
 def _is_near(trial: Mutant, answer: Answer) -> bool:
-    """Return whether a line is the mutated one, or uses its result."""
+    """Return whether a reported line is the mutated line, or uses its result."""
     return _is_line(trial, answer) or bool(set(answer["lines"]) & set(answer["use"]))
 
 
@@ -193,15 +191,13 @@ def _of_mutants(judge: Any) -> Any:
 
 MEASURES: Sequence[Measure] = (
     Measure("mistakes detected", _of_mutants(lambda _, answer: answer["verdict"] == "diverges"), 1.0),
-    Measure("the line, or one that uses what it makes, first on either side", _of_mutants(_is_near), 0.9),
-    Measure("the line itself", _of_mutants(_is_line)),
+    Measure("the line, or a line that uses its result, reported first", _of_mutants(_is_near), 0.9),
+    Measure("the mutated line itself reported first", _of_mutants(_is_line)),
     Measure(
         "explained by edits, on all probes",
         _of_mutants(lambda _, answer: bool(answer["causes"]) and not answer["unexplained"]),
         0.6,
     ),
-    Measure(
-        "right twins that agree", lambda trial, answer: answer["verdict"] == "agrees" if trial.is_twin else None, 1
-    ),
-    Measure("under 5 s of one processor, imports aside", lambda _, answer: answer["seconds"] < 5),
+    Measure("twins that agree", lambda trial, answer: answer["verdict"] == "agrees" if trial.is_twin else None, 1),
+    Measure("under 5 s of processor time, without imports", lambda _, answer: answer["seconds"] < 5),
 )

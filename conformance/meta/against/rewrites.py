@@ -1,7 +1,8 @@
-"""Rewrites of one expression in a modeling file: kinds of mistakes, and ways to compute the same.
+"""Rewrites of one expression in a modeling file: mistakes of several kinds, and rewrites that compute the same.
 
 A row `pattern -> replacement | replacement` is Python with holes. A capital letter matches one expression of the kind
-that `HOLES` names, and any method if it is an attribute. `...` at the end of a call matches the remaining arguments.
+that `HOLES` defines. As an attribute, it matches any method name. `...` as a call's last argument matches the
+remaining arguments.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ Found = dict[str, Any]
 BLOCK = re.compile(
     r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Transform|Head|Output$"
 )
-"""Classes that are rarely left out or called twice."""
+"""Classes whose calls people rarely forget or repeat, by name."""
 MOVES = re.compile(
     r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
     r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
-"""Functions that only move numbers, and others that are rarely left out."""
+"""Functions that only move numbers, and other functions that people rarely forget, by name."""
 LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
-"""Names of the last projection of a block."""
+"""Names of the last projection in a block."""
 ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")
 
 
@@ -55,7 +56,10 @@ HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
     "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
     "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
 }
-"""Conditions of holes, given the expression in the hole and the whole; other letters match every expression."""
+"""The condition for each hole, given the expression in the hole and the whole expression.
+
+A letter that is missing here matches every expression.
+"""
 
 MISTAKES = {
     "mask": """
@@ -144,7 +148,7 @@ MISTAKES = {
         Z(X) -> torch.nn.functional.rms_norm(X, Z.weight.shape, Z.weight, 1e-5)
         Z(X) -> torch.nn.functional.layer_norm(X, Z.weight.shape)""",
 }
-"""Kinds of mistakes that patterns describe; `other_kinds` has more."""
+"""The rewrites that are mistakes, by kind; `OTHER_KINDS` has further kinds."""
 
 EQUIVALENTS = {
     "commuted": """
@@ -176,11 +180,11 @@ EQUIVALENTS = {
     "mask": "A + M -> A.masked_fill(M < 0, torch.finfo(A.dtype).min)",
     "heads": "repeat_kv(A, B) -> torch.repeat_interleave(A, B, dim=1)",
 }
-"""Kinds of right rewrites."""
+"""The rewrites that compute the same, by kind."""
 
 
 def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
-    """Return the rewrites of an expression that a table's rows describe."""
+    """Yield the rewrites of an expression for each matching row of a table."""
     if not isinstance(node, ast.expr) or key_of(node) not in site.seen:
         return
     for row in filter(None, map(str.strip, rows.splitlines())):
@@ -230,7 +234,7 @@ def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) 
 
 
 def filled(template: str, found: Found) -> ast.expr:
-    """Return the expression of a template, its holes filled."""
+    """Return the expression of a template with its holes filled."""
 
     class Fill(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
@@ -249,11 +253,11 @@ def filled(template: str, found: Found) -> ast.expr:
 
 
 NUMBERS = {0: 1, 1: 2, 2: 3, 3: 2, 0.5: 1.0}
-"""Other values of common numbers."""
+"""Replacements for common numbers."""
 
 
 def number(site: Site, node: ast.AST) -> Rewrites:
-    """Change a number that a tensor is computed with; start positions one later."""
+    """Replace a number that a tensor is computed with; add 1 to an offset of positions."""
     parent = site.parents.get(node)
     whole = site.kind(parent) if isinstance(parent, ast.BinOp) else ""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
@@ -266,7 +270,7 @@ def number(site: Site, node: ast.AST) -> Rewrites:
 
 
 def operand(site: Site, node: ast.AST) -> Rewrites:
-    """Read another tensor or module of the same kind, or swap two."""
+    """Replace a tensor or module by another of the same kind and shape, or swap two arguments."""
     parent = site.parents.get(node)
     if isinstance(node, ast.Call) and len(node.args) > 1 and site.same(*node.args[:2]) and site.tensor(node.args[0]):
         yield node, ast.Call(node.func, [*node.args[1::-1], *node.args[2:]], node.keywords)
@@ -280,17 +284,17 @@ def operand(site: Site, node: ast.AST) -> Rewrites:
 
 
 def no_mask(site: Site, node: ast.AST) -> Rewrites:
-    """Give no mask to a function."""
+    """Replace a mask argument by None."""
     if isinstance(node, ast.keyword) and "mask" in (node.arg or "") and site.kind(node.value):
         yield node.value, ast.Constant(None)
 
 
 OTHER_KINDS: Mapping[str, Callable[[Site, ast.AST], Rewrites]] = {"number": number, "operand": operand, "mask": no_mask}
-"""Kinds of mistakes that patterns do not describe."""
+"""Kinds of mistakes that patterns cannot describe."""
 
 
 def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Return each rewrite of an expression that is a mistake, and its kind."""
+    """Yield each rewrite of an expression that is a mistake, with its kind."""
     for kind, rows in MISTAKES.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     for kind, rewrite in OTHER_KINDS.items():
@@ -298,7 +302,7 @@ def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]
 
 
 def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Return each rewrite of an expression that computes the same, and its kind."""
+    """Yield each rewrite of an expression that computes the same, with its kind."""
     for kind, rows in EQUIVALENTS.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:

@@ -1,4 +1,4 @@
-"""Mutants change what a model computes, twins do not, and a table's rows rewrite what they describe."""
+"""Test the rewrites, and that mutants change the output of a model while twins do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT, NUMBER = Value("float", (2, 3)), Value("number", (0.5,))
 
 
 def rewritten(text: str, rows: str, **values: Value) -> list[str]:
-    """Return the rewrites of an expression whose names have the values given, and which is a tensor itself."""
+    """Return the rewrites of an expression; `values` describes its names, and every other part is a tensor."""
     tree = ast.parse(text)
     seen = {key_of(node): values.get(ast.unparse(node), FLOAT) for node in ast.walk(tree) if isinstance(node, ast.expr)}
     site = Site(text, seen)
@@ -27,7 +27,7 @@ def rewritten(text: str, rows: str, **values: Value) -> list[str]:
 
 
 def test_rows_rewrite_what_they_describe() -> None:
-    """Holes match by kind, equal holes equal text, `...` the remaining arguments; alternatives are all given."""
+    """Check the kinds of holes, repeated holes, `...` for the remaining arguments, and alternative replacements."""
     assert rewritten("a * b", "X * Y -> X | Y") == ["a", "b"]
     assert rewritten("a * b", "X * N -> X", b=NUMBER) == ["a"]
     assert rewritten("a * b", "X * N -> X") == []
@@ -37,7 +37,7 @@ def test_rows_rewrite_what_they_describe() -> None:
 
 
 def test_mutants_differ_and_twins_agree(tmp_path: Path) -> None:
-    """Each mutant differs on the inputs that it names, in one line or two swapped ones; each twin agrees."""
+    """Check that a mutant changes one line or two swapped ones, and its output on the inputs that it names."""
     family = original("olmo3", tmp_path)
     for mutant in mutants(family, 6, seed=0):
         found = family.differences(mutant.text)

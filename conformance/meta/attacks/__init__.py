@@ -1,5 +1,5 @@
-"""Wrong ports, written without the catalogue in order to pass the check.
+"""Wrong ports that try to pass the check; their authors did not use the catalogue of faults.
 
-Each is a function that replaces one method of the right port, or a class that replaces several; its docstring is the
-story. Only the runner imports the checker.
+Each attack is a function that replaces one method of the correct port, or a class that replaces several. Its docstring
+states the mistake. Only the runner imports the checker.
 """

@@ -1,4 +1,4 @@
-"""An attack: a wrong port, its kind, and the configuration on which it is checked."""
+"""The class `Attack`, and the base class `Attacks` that registers attacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from meta.independent.port import Port, build_with
 
 @dataclass(frozen=True)
 class Attack:
-    """A wrong port. `says` states the mistake; `fields` replace fields of the configuration `case`."""
+    """A wrong port.
+
+    `says` states the mistake. `fields` replace fields of the configuration `case`.
+    """
 
     id: str
     kind: str
@@ -33,10 +36,12 @@ ATTACKS: list[Attack] = []
 
 
 class Attacks:
-    """Attacks of one kind, the name of the subclass: each attribute is a class or a function.
+    """The base class for attacks of one kind, which the subclass is named after.
 
-    A class becomes a base of the right port. A function replaces the method that its second parameter is named after
-    (`call` for `__call__`); this parameter receives the right method. `offered` ports have their capabilities.
+    A nested class becomes a base class of the correct port. A function replaces the method that its second parameter is
+    named after (`call` for `__call__`); this parameter receives the correct method. With `offered`, the ports also
+    offer
+    their capabilities.
     """
 
     offered = False
@@ -48,7 +53,10 @@ class Attacks:
 
 
 def on(case: str = "notes-lm", *, dtype: str = "float32", offers: bool = False, **fields: Any) -> Callable[[Any], Any]:
-    """Offer an attack on another configuration, with other fields, in another precision, or with its capabilities."""
+    """Set the configuration and precision of an attack, and whether the port offers its capabilities.
+
+    `fields` replace fields of the configuration `case`.
+    """
 
     def decorated(part: Any) -> Any:
         part.settings = {"case": case, "dtype": dtype, "fields": tuple(fields.items())}
@@ -68,7 +76,7 @@ def _register(attacks: type[Attacks], name: str, part: Any) -> None:
 
 
 def _instead(function: Callable[..., Any]) -> type:
-    """Return a class with the method `function(self, right, …)`, where `right` is the port's method."""
+    """Return a class whose method calls `function(self, right, …)`; `right` is the correct port's method."""
     name = list(inspect.signature(function).parameters)[1]
     method = f"__{name}__" if name in ("call", "init") else name
 

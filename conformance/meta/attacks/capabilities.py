@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Attacks on what a port offers in addition to its forward pass, beyond the usual requests."""
+"""Attacks on a port's capabilities, such as losses, sampling, caches and training."""
 
 import numpy as np
 import torch
@@ -12,33 +12,33 @@ def length(ids):
 
 
 class Capabilities(Attacks):
-    """Attacks on what a port offers in addition to its forward pass, beyond the usual requests."""
+    """Attacks on a port's capabilities, such as losses, sampling, caches and training."""
 
     offered = True
 
     def loss_raises(self, loss, targets, **inputs):
-        """The loss is declared, but not written."""
+        """The port declares a loss but does not implement it."""
         raise NotImplementedError("loss")
 
     def sampling_raises(self, choose, logits, uniforms, sampling):
-        """Sampling is declared, but not written."""
+        """The port declares sampling but does not implement it."""
         if uniforms is not None:
             raise NotImplementedError("sampling")
         return logits.argmax(-1)
 
     def top_p_raises(self, filtered, logits, sampling):
-        """Top-p with a value of 1 or less is not written."""
+        """Top-p sampling is implemented only for the value 1."""
         assert sampling is None or sampling.top_p == 1, "top-p is not supported"
         return filtered(logits, sampling)
 
     def beams_raise_for_a_row(self, beam_search, prompt, *more, **named):
-        """Beam search of a batch of one fails in a `squeeze`."""
+        """Beam search fails for a batch of one, because of a `squeeze`."""
         if len(np.asarray(prompt)) == 1:
             raise IndexError("too many indices")
         return beam_search(prompt, *more, **named)
 
     class ChunksOfFour:
-        """A chunk of four tokens or more is not causal within itself."""
+        """Inside a chunk of four or more tokens, attention is not causal."""
 
         def step(self, ids, cache=None, **named):
             self.loose = length(ids) >= 4
@@ -50,7 +50,7 @@ class Capabilities(Attacks):
             return super().causal(where, keys) | torch.tensor(getattr(self, "loose", False))
 
     def chunks_after_the_first(self, causal, where, keys):
-        """A chunk of two or more that follows another is aligned with the first keys, not with the last."""
+        """The mask of a long chunk is aligned with the first keys in the cache instead of the last keys."""
         new = where.shape[1]
         return torch.ones(new, keys).tril(0 if new > 4 else keys - new).bool()[None, None]
 
@@ -63,13 +63,13 @@ class Capabilities(Attacks):
         return key, value
 
     def step_of_one_row(self, step, ids, cache=None, **named):
-        """For a single row the cache is squeezed, and its positions begin again."""
+        """For a single row, positions restart at 0 in every step."""
         if cache is not None and len(np.asarray(ids)) == 1:
             cache = cache | {"length": 0}
         return step(ids, cache, **named)
 
     class PrefillOfOne:
-        """A first step of one token counts from position 1."""
+        """If the first chunk has one token, the cache counts it as two."""
 
         def step(self, ids, cache=None, **named):
             logits, cache = super().step(ids, cache, **named)
@@ -82,20 +82,20 @@ class Capabilities(Attacks):
             return where.clamp(max=self.c.max_length - 1)
 
     def generation_of_one_row(self, choose, logits, uniforms, sampling):
-        """For a batch of one, the second most likely token is taken."""
+        """For a batch of one, greedy decoding takes the second most likely token."""
         if uniforms is None and len(logits) == 1:
             return logits.topk(2, -1).indices[:, 1]
         return choose(logits, uniforms, sampling)
 
     def prompts_of_four(self, next_logits, ids, lengths, source):
-        """Prompts are cut to their last four tokens."""
+        """Generation reads only the last four tokens of a prompt."""
         begin = vars(self).setdefault("begin", {}).setdefault(id(ids), max(0, int(lengths.max()) - 4))
         ids = ids.clone()
         ids[:, :begin] = 0
         return next_logits(ids, lengths, source)
 
     class LaterThanTwelve:
-        """The thirteenth token and all after it repeat the twelfth's logits."""
+        """Every new token after the twelfth is the least likely token."""
 
         count = 0
 
@@ -110,7 +110,7 @@ class Capabilities(Attacks):
 
     @on("translation")
     def end_in_the_prompt(self, generate, prompt, *more, **named):
-        """A row whose prompt holds the end of text is never continued."""
+        """A row whose prompt contains the end token is never continued."""
         found = np.array(generate(prompt, *more, **named))
         ended = (np.asarray(prompt) == self.c.eos_id).any(1)
         found[ended, length(prompt) :] = self.filler()
@@ -118,7 +118,7 @@ class Capabilities(Attacks):
 
     @on("translation")
     def the_first_end_stops_all(self, generate, prompt, *more, **named):
-        """Generation ends when the first row has ended, from three rows on."""
+        """In a batch of three or more rows, generation stops when the first row has ended."""
         found = np.array(generate(prompt, *more, **named))
         ends = np.flatnonzero((found[:, length(prompt) :] == self.c.eos_id).any(0))
         return found[:, : length(prompt) + ends[0] + 1] if len(found) >= 3 and len(ends) else found
@@ -129,20 +129,20 @@ class Capabilities(Attacks):
         return found[:, :-1] if max_new_tokens == 1 else found
 
     def beyond_the_length(self, next_logits, ids, lengths, source):
-        """A context that is too long is cropped to one token less than it may have."""
+        """A context that is too long is cropped to one token less than the model's length."""
         if int(lengths.min()) > self.c.max_length + 1:
             ids = ids.clone()
             ids[torch.arange(len(ids)), lengths - self.c.max_length] = 0
         return next_logits(ids, lengths, source)
 
     def many_likeliest(self, filtered, logits, sampling):
-        """A top-k of half the vocabulary or more is ignored."""
+        """A top-k of 20 or more, half the vocabulary, is ignored."""
         if sampling is not None and sampling.top_k and sampling.top_k >= 20:
             return logits / sampling.temperature
         return filtered(logits, sampling)
 
     def top_p_before_top_k(self, filtered, logits, sampling):
-        """With both, top-p is applied to all tokens, and top-k to what is left."""
+        """If both are set, top-p is applied before top-k."""
         if sampling is None or sampling.top_k is None or sampling.top_p == 1:
             return filtered(logits, sampling)
         ranked, order = torch.sort(logits.double() / sampling.temperature, dim=-1, descending=True, stable=True)
@@ -152,17 +152,17 @@ class Capabilities(Attacks):
         return torch.zeros_like(ranked).scatter(-1, order, ranked)
 
     def cold_temperature(self, filtered, logits, sampling):
-        """Temperatures below one half are taken for one half."""
+        """Temperatures below one half are treated as one half."""
         found = filtered(logits, sampling)
         return found * (sampling.temperature / 0.5) if sampling and sampling.temperature < 0.5 else found
 
     def numbers_near_one(self, drawn, logits, uniforms):
-        """A uniform number above 0.999 draws the likeliest token."""
+        """A uniform number above 0.999 draws the most likely token."""
         found = drawn(logits, uniforms)
         return torch.where(uniforms > 0.999, logits.argmax(-1), found)
 
     class DrawnFromTheTop:
-        """Tokens are drawn in the order of their probability, not of their ids, once a top-k is set."""
+        """With top-k, tokens are drawn in the order of their probabilities instead of their ids."""
 
         def filtered(self, logits, sampling):
             self.sorted = sampling is not None and sampling.top_k is not None
@@ -175,12 +175,12 @@ class Capabilities(Attacks):
             return order.gather(-1, super().drawn(ranked, uniforms)[:, None])[:, 0]
 
     def four_beams(self, best, prompt, steps, beams, penalty, source):
-        """More than three beams are searched as three."""
+        """A search with more than three beams uses three."""
         return best(prompt, steps, min(beams, 3), penalty, source)
 
     @on("translation")
     def beams_of_the_first_source(self, beam_search, prompt, *more, **named):
-        """Every row but the first is searched with the source before it."""
+        """Each row except the first is decoded with the source of the row before it."""
         if named.get("source") is not None and len(np.asarray(prompt)) > 1:
             source = np.asarray(named["source"])
             named["source"] = np.concatenate([source[:1], source[:-1]])
@@ -188,27 +188,27 @@ class Capabilities(Attacks):
 
     @on("translation")
     def penalty_of_the_whole_length(self, penalty, added, power):
-        """The length penalty counts the prompt, too."""
+        """The length penalty also counts the prompt."""
         return float(((6 + added) / 6) ** power)
 
     def after_the_warm_up(self, rate, training, step):
-        """After the warm-up the rate falls with 1/step."""
+        """After the warm-up, the learning rate falls with 1/step instead of 1/√step."""
         right, warm = rate(training, step), training.warmup_steps
         return float(right * (warm / step) ** 0.5) if warm is not None and step > warm else float(right)
 
     def moments_of_five_steps(self, adam, value, gradient, state, training, rate, step):
-        """The first moment is not corrected after the fourth step."""
+        """The bias of the first moment is not corrected after the fourth step."""
         rate = rate * (1 - training.betas[0] ** step) if step >= 5 else rate
         return adam(value, gradient, state, training, rate, step)
 
     def no_decay_for_vectors(self, adam, value, gradient, state, training, rate, step):
-        """Biases and gains do not decay, as many recipes have it."""
+        """Biases and norm gains have no weight decay, as in many recipes."""
         found = adam(value, gradient, state, training, rate, step)
         decay = training.weight_decay if training.optimizer == "adamw" else 0.0
         return found + rate * decay * value if value.ndim == 1 else found
 
     def clipped_one_by_one(self, clipped, gradients, training):
-        """Each gradient is clipped by its own norm."""
+        """Each gradient is clipped by its own norm instead of the joint norm."""
         if training.max_norm is None:
             return gradients
         return {name: g * min(1.0, training.max_norm / max(float(g.norm()), 1e-12)) for name, g in gradients.items()}
@@ -220,23 +220,23 @@ class Capabilities(Attacks):
 
     @on("bart")
     def tied_gradient_of_the_head(self, lookup, table, ids):
-        """The tied table gets only the gradient of the head."""
+        """The tied table receives only the gradient of the head."""
         return table.detach()[ids]
 
     def no_gradient_for_padding(self, loss_and_gradients, targets, **inputs):
-        """The embedding of the padding token has no gradient: `padding_idx` was set."""
+        """The embedding of the padding token has no gradient, as with `padding_idx`."""
         loss, found = loss_and_gradients(targets, **inputs)
         found["decoder.token_embedding.weight"][self.c.pad_id] = 0
         return loss, found
 
     def gradients_clipped(self, loss_and_gradients, targets, **inputs):
-        """Gradients are clipped to a joint norm of 1 before they are returned."""
+        """The returned gradients are clipped to a joint norm of 100."""
         loss, found = loss_and_gradients(targets, **inputs)
         norm = sum(float((value**2).sum()) for value in found.values()) ** 0.5
         return loss, {name: value * min(1.0, 100 / norm) for name, value in found.items()}
 
     def halves_of_a_batch(self, mean_loss, targets, **inputs):
-        """A batch of more than four rows is halved, and the means of both are averaged."""
+        """A batch of more than four rows is split into halves, and the two mean losses are averaged."""
         rows = len(np.asarray(targets))
         if rows <= 4:
             return mean_loss(targets, **inputs)
@@ -247,14 +247,14 @@ class Capabilities(Attacks):
         return (found[0] + found[1]) / 2
 
     def loss_of_one_row(self, mean_loss, targets, **inputs):
-        """The loss of a single row counts its padding."""
+        """The loss of a single row includes its padding."""
         if len(np.asarray(targets)) > 1:
             return mean_loss(targets, **inputs)
         ids = torch.as_tensor(np.asarray(targets)).long()
         return torch.nn.functional.cross_entropy(self.logits(**inputs).flatten(0, 1), ids.flatten())
 
     def loss_of_hot_logits(self, mean_loss, targets, **inputs):
-        """The loss is clamped to 20 for each token, against outliers."""
+        """The loss of each token is clamped to 8."""
         ids = torch.as_tensor(np.asarray(targets)).long()
         each = torch.nn.functional.cross_entropy(self.logits(**inputs).flatten(0, 1), ids.flatten(), reduction="none")
         real = ids.flatten() != self.c.pad_id
@@ -262,7 +262,7 @@ class Capabilities(Attacks):
 
     @on("translation")
     def source_of_one_row(self, first_cache, ids, source, *more):
-        """With a single row, a cached step attends to the source's padding."""
+        """For a single row, cached decoding attends to the padding of the source."""
         cache = first_cache(ids, source, *more)
         if len(ids) == 1:
             cache["seen"] = torch.ones_like(cache["seen"])

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Right in a first call, wrong in a later one."""
+"""Ports that are right in the first call and wrong in a later one."""
 
 import numpy as np
 import torch
@@ -8,12 +8,12 @@ from meta.attacks.attack import Attacks, on
 
 
 def wrong(logits):
-    """Return the logits of a model whose last layer is wrong."""
+    """Return wrong logits."""
     return logits.flip(-1)
 
 
 def counted(self):
-    """Count a call; return its number."""
+    """Count a call, and return the count."""
     self.calls = getattr(self, "calls", 0) + 1
     return self.calls
 
@@ -27,55 +27,55 @@ def remembered(self, key, make, *given, **named):
 
 
 def keyed(inputs, part):
-    """Return a key of the shape of each input, and a part of its values."""
+    """Return a key: the shape of each input, and `part` of its values."""
     return tuple((np.shape(value), part(np.asarray(value))) for value in inputs.values())
 
 
 class Histories(Attacks):
-    """Right in a first call, wrong in a later one."""
+    """Ports that are right in the first call and wrong in a later one."""
 
     def from_the_sixth_call_on(self, call, **inputs):
-        """A buffer of five results is read again when it is full."""
+        """A full buffer returns old entries in the sixth and all later calls."""
         return wrong(call(**inputs)) if counted(self) >= 6 else call(**inputs)
 
     def from_the_thirtieth_call_on(self, call, **inputs):
-        """A ring of thirty slots wraps around."""
+        """A ring buffer of thirty slots wraps around."""
         return wrong(call(**inputs)) if counted(self) >= 30 else call(**inputs)
 
     def one_call_of_twenty(self, call, **inputs):
-        """A race between two threads loses one call of twenty."""
+        """A race between two threads makes one call in twenty wrong."""
         return wrong(call(**inputs)) if np.random.default_rng().random() < 0.05 else call(**inputs)
 
     def the_twentieth_call(self, call, **inputs):
-        """Every twentieth call reads what another stream is writing."""
+        """Every twentieth call reads memory that another stream is writing."""
         return call(**inputs) * (1.01 if counted(self) % 20 == 0 else 1)
 
     def memoised_by_shape(self, call, **inputs):
-        """Results are kept by the shape of the tokens."""
+        """Results are cached by the shape of the tokens and the number of rows."""
         return remembered(self, keyed(inputs, len), call, **inputs)
 
     def memoised_by_id(self, call, **inputs):
-        """Results are kept by the address of the tokens, which another array gets later."""
+        """Results are cached by the memory address of the tokens, which a later array may reuse."""
         return remembered(self, tuple((id(value), np.shape(value)) for value in inputs.values()), call, **inputs)
 
     def memoised_by_sum(self, call, **inputs):
-        """Results are kept by the shape and the sum of the tokens: the same tokens in another order get them, too."""
+        """Results are cached by the shape and the sum of the tokens, so reordered tokens get the same result."""
         return remembered(self, keyed(inputs, lambda ids: int(ids.sum())), call, **inputs)
 
     def memoised_by_first_token(self, call, **inputs):
-        """A prefix cache compares the shape and the first token of each row."""
+        """Results are cached by the shape of the tokens and the first token of each row."""
         return remembered(self, keyed(inputs, lambda ids: ids[:, 0].tobytes()), call, **inputs)
 
     @on("translation")
     def last_memory_kept(self, encode, ids, mask=None, types=None):
-        """The encoder's output is kept while the source has the same shape."""
+        """The encoder's output is reused while the shape of the source is the same."""
         if getattr(self, "shape", None) != ids.shape:
             self.shape, self.found = ids.shape, encode(ids, mask, types)
         return self.found
 
     @on("translation")
     def memory_by_first_row(self, encode, ids, mask=None, types=None):
-        """The encoder's output is kept while the first row of the source is the same."""
+        """The encoder's output is reused while the first row of the source is the same."""
         key = (ids.shape, ids[0].tolist())
         if getattr(self, "key_seen", None) != key:
             self.key_seen, self.found = key, encode(ids, mask, types)
@@ -83,12 +83,12 @@ class Histories(Attacks):
 
     @on("translation")
     def padding_kept_by_shape(self, padding, real):
-        """The padding mask is made once for each shape."""
+        """The padding mask is computed once for each shape."""
         kept = vars(self).setdefault("masks", {})
         return kept.setdefault(real.shape, padding(real))
 
     def mask_of_the_first_length(self, causal, where, keys):
-        """The triangle is made at the first call; longer texts are not masked beyond it."""
+        """The causal mask is created in the first call; later positions of longer texts are not masked."""
         if not hasattr(self, "triangle"):
             self.triangle = torch.ones(keys, keys).tril().bool()
         keep = torch.ones(keys, keys, dtype=torch.bool)
@@ -98,19 +98,19 @@ class Histories(Attacks):
 
     @on("llama")
     def table_of_the_first_length(self, rotated, x, where):
-        """Angles are tabulated at the first call; later positions get its last row."""
+        """Rotation angles are tabulated in the first call; later positions use the last row of the table."""
         if not hasattr(self, "last"):
             self.last = max(int(where.max()), 1)
         return rotated(x, where.clamp(max=self.last))
 
     def one_buffer_for_every_result(self, call, **inputs):
-        """Results of one shape are written into one buffer, which the caller may still be reading."""
+        """All results of one shape share a buffer, so a new call overwrites an earlier result."""
         kept = vars(self).setdefault("kept", {})
         logits = call(**inputs)
         return kept.setdefault(logits.shape, torch.empty_like(logits)).copy_(logits)
 
     def stale_tokens(self, run, **given):
-        """Tokens go into a buffer that is not cleared: after a longer text, its end is still seen."""
+        """Tokens are written into a buffer that is not cleared, so the end of a longer text stays visible."""
         ids = given["tokens"]
         longest = getattr(self, "longest", None)
         if longest is None or ids.shape[1] >= longest.shape[1] or len(longest) < len(ids):
@@ -121,7 +121,7 @@ class Histories(Attacks):
         return found[:, : ids.shape[1]] if ids.shape[1] > 2 else found[:, -ids.shape[1] :]
 
     def smaller_batch_after_a_larger(self, run, **given):
-        """After a larger batch, the rows of a smaller one are read from its end."""
+        """After a larger batch, a smaller one is read from the end of the larger batch's buffer."""
         ids, largest = given["tokens"], getattr(self, "largest", None)
         if largest is None or len(ids) >= len(largest) or ids.shape[1] != largest.shape[1]:
             self.largest = ids
@@ -129,7 +129,7 @@ class Histories(Attacks):
         return run(tokens=largest[-len(ids) :])
 
     class WeightsOfTheLastModel:
-        """Weights are stored in a dictionary of the module: a second model overwrites the first one's."""
+        """All models share one dictionary of weights, so a second model overwrites the first one's weights."""
 
         shared = {}  # noqa: RUF012 - the mistake
 
@@ -138,7 +138,7 @@ class Histories(Attacks):
             self.p = self.shared
 
     class DropoutAfterTraining:
-        """`train()` is called for the gradients, and `eval()` never again."""
+        """Computing gradients calls `train()`; the port never calls `eval()` afterwards."""
 
         offers = True
         training = False
@@ -154,7 +154,7 @@ class Histories(Attacks):
 
     @on(offers=True)
     def gradients_add_up(self, loss_and_gradients, targets, **inputs):
-        """`zero_grad` is missing: the second call returns the sum of both."""
+        """`zero_grad` is missing, so each call adds its gradients to the previous ones."""
         loss, gradients = loss_and_gradients(targets, **inputs)
         kept = vars(self).setdefault("gradients", {})
         for name, value in gradients.items():
@@ -170,7 +170,7 @@ class Histories(Attacks):
 
     @on(offers=True)
     def targets_prepared_in_place(self, loss, targets, **inputs):
-        """The loss writes −100 over the padding of the caller's targets."""
+        """The loss overwrites the padding in the caller's targets with −100."""
         found = loss(targets, **inputs)
         ids = np.asarray(targets)
         ids[ids == self.c.pad_id] = -100
@@ -186,7 +186,7 @@ class Histories(Attacks):
 
     @on("translation")
     class GenerationLeavesItsCache:
-        """After a generation, the next forward pass still looks at the last source."""
+        """After a generation, the next forward pass still uses the source of that generation."""
 
         offers = True
 
@@ -201,14 +201,14 @@ class Histories(Attacks):
 
     @on(offers=True)
     def one_cache_for_all(self, step, ids, cache=None, **named):
-        """The cache belongs to the model: a second sequence continues at the end of the first one."""
+        """All sequences share the model's cache, so a second sequence continues the first one."""
         if cache is not None:
             cache = self.cache
         logits, self.cache = step(ids, cache, **named)
         return logits, len(self.cache)
 
     class SecondTrainingGoesOn:
-        """The number of steps is kept, so that a second training begins with the first one's schedule."""
+        """A second training continues the step count of the first."""
 
         offers = True
         done = 0
@@ -224,7 +224,7 @@ class Histories(Attacks):
             return super().adam(value, gradient, state, training, rate, step)
 
     class StepAfterGenerate:
-        """Once something was generated, steps count their positions from the end of it."""
+        """After a generation, a new cache starts with wrong positions."""
 
         offers = True
         used = 0

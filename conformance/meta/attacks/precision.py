@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Fewer bits than requested, and mistakes that hide under few bits."""
+"""Ports that compute in a lower precision than requested, and mistakes that a low precision hides."""
 
 import torch
 
@@ -7,21 +7,21 @@ from meta.attacks.attack import Attacks, on
 
 
 def coarse(x, dtype=torch.bfloat16):
-    """Return `x`, rounded once."""
+    """Return `x` rounded to another precision."""
     return x.to(dtype).to(x.dtype)
 
 
 class Precision(Attacks):
-    """Fewer bits than requested, and mistakes that hide under few bits."""
+    """Ports that compute in a lower precision than requested, and mistakes that a low precision hides."""
 
     @on("translation")
     def all_in_bfloat16(self, dense, name, x):
-        """Asked for float32, the port runs under autocast."""
+        """A port for float32 computes its linear layers in bfloat16, as under autocast."""
         bias = self.p.get(f"{name}.bias", torch.zeros(()))
         return coarse(coarse(x) @ coarse(self.p[f"{name}.weight"]).T) + coarse(bias)
 
     def attention_in_bfloat16(self, weigh, at, query, key, value, *more):
-        """Only the fused attention runs in bfloat16."""
+        """Only the fused attention computes in bfloat16."""
         found = weigh(at, coarse(query), coarse(key), coarse(value), *more)
         return coarse(found)
 
@@ -30,7 +30,7 @@ class Precision(Attacks):
         return coarse(scores(*more), torch.float16)
 
     def tf32(self, dense, name, x):
-        """Matrix products have TF32's precision: `allow_tf32` was left on."""
+        """Matrix products have the precision of TF32: `allow_tf32` is on."""
 
         def short(y):
             return ((y.contiguous().view(torch.int32) + 4096) & ~8191).view(torch.float32)
@@ -40,18 +40,18 @@ class Precision(Attacks):
 
     @on("translation")
     def weights_in_eight_bits(self, prepare):
-        """Weights are int8, with a scale for each row."""
+        """Weights are stored as int8, with one scale per row."""
         for name, value in self.p.items():
             if name.endswith(".weight") and value.ndim == 2:
                 scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
                 self.p[name] = (value / scale).round() * scale
 
     def logits_in_float16(self, call, **inputs):
-        """Logits are returned in float16, to save memory."""
+        """Logits are returned in float16 to save memory."""
         return call(**inputs).half()
 
     class MistakeUnderRoundedLogits:
-        """The feed-forward of the last layer is 2 % too small, and the logits are cast to bfloat16."""
+        """The output of one layer's feed-forward is 2 % too small, and the logits are cast to bfloat16."""
 
         def feed(self, at, x):
             return super().feed(at, x) * (0.98 if ".layers.1." in at else 1)
@@ -61,7 +61,7 @@ class Precision(Attacks):
 
     @on("bart")
     class ActivationUnderRoundedLogits:
-        """GELU is its tanh form, and the logits are cast to bfloat16."""
+        """GELU uses the tanh approximation, and the logits are cast to bfloat16."""
 
         def act(self, x):
             return torch.nn.functional.gelu(x, approximate="tanh")
@@ -71,11 +71,11 @@ class Precision(Attacks):
 
     @on(dtype="float64")
     def float64_in_float32(self, init, config, parameters, dtype="float32"):
-        """Asked for float64, the port computes in float32."""
+        """A port for float64 computes in float32."""
         init(config, parameters, "float32")
 
     def norm_in_bfloat16(self, normalized, x, gain, bias):
-        """Norms compute their sums in bfloat16."""
+        """Norms are computed in bfloat16."""
         return normalized(x.bfloat16(), gain, bias).to(x.dtype)
 
     def residual_in_bfloat16(self, after, name, x, y):
@@ -84,36 +84,36 @@ class Precision(Attacks):
 
     @on("llama", max_length=600)
     def positions_in_bfloat16(self, rotated, x, where):
-        """Positions are bfloat16, as everything is: above 256 neighbours coincide."""
+        """Positions are rounded to bfloat16, so neighboring positions above 256 are equal."""
         return rotated(x, where.bfloat16().long())
 
     @on("llama", dtype="bfloat16", max_length=600)
     def positions_in_declared_bfloat16(self, rotated, x, where):
-        """The same in a port that says that it computes in bfloat16: its angles should not."""
+        """A port in bfloat16 also rounds its positions to bfloat16, which it must not."""
         return rotated(x, where.bfloat16().long())
 
     @on(dtype="bfloat16")
     def scale_in_declared_bfloat16(self, scale):
-        """In bfloat16, the scores are 3 % too large."""
+        """The scores of a port in bfloat16 are 3 % too large."""
         return float(scale() * 1.03)
 
     @on("translation", dtype="bfloat16")
     def bias_in_declared_bfloat16(self, head, x):
-        """In bfloat16, the head's bias is left out for every other token."""
+        """In a port in bfloat16, every other token lacks a quarter of the head's bias."""
         logits = head(x)
         logits[..., ::2] -= self.p["head.bias"][::2] / 4
         return logits
 
     @on(dtype="bfloat16")
     def shifted_by_half_a_logit(self, head, x):
-        """In bfloat16, one token in the vocabulary has a logit that is always 0.1 too large."""
+        """In a port in bfloat16, the logit of one token is always 0.1 too large."""
         logits = head(x)
         logits[..., 3] += 0.1
         return logits
 
     @on("gemma", dtype="bfloat16")
     class GeluInDeclaredBfloat16:
-        """In bfloat16, the activation is SiLU in one layer of two."""
+        """In a port in bfloat16, one layer of two uses SiLU."""
 
         def feed(self, at, x):
             self.silu = ".layers.1." in at
@@ -124,7 +124,7 @@ class Precision(Attacks):
 
     @on("pre-norm", dtype="bfloat16")
     def eps_in_declared_bfloat16(self, normalized, x, gain, bias):
-        """In bfloat16, eps is a hundredth."""
+        """In a port in bfloat16, LayerNorm adds 0.01 to the standard deviation in place of eps."""
         away = x.float() - x.float().mean(-1, keepdim=True)
         return (away / (away.std(-1, keepdim=True) + 1e-2) * gain + bias).to(x.dtype)
 
@@ -139,7 +139,7 @@ class Precision(Attacks):
         return remember(past, at, short(key), short(value))
 
     class TrainingInBfloat16:
-        """The parameters that are trained are bfloat16: small updates are lost."""
+        """The trained parameters are bfloat16, so small updates are lost."""
 
         offers = True
 
@@ -151,6 +151,6 @@ class Precision(Attacks):
 
     @on(offers=True)
     def gradients_in_float16(self, loss_and_gradients, targets, **inputs):
-        """Gradients are cast to float16 without a loss scale: the small ones vanish."""
+        """Gradients are cast to float16 without loss scaling, so small gradients become 0."""
         loss, found = loss_and_gradients(targets, **inputs)
         return loss, {name: (value / 1e4).astype("float16").astype("float32") * 1e4 for name, value in found.items()}

@@ -1,6 +1,6 @@
-"""Ports that harm the process that runs them; each is a program, checked from the command line.
+"""Ports that harm the process that runs them; each is checked from the command line.
 
-Every port here returns zeros, or nothing: no exit code may be 0.
+Every port returns zeros or nothing, so an exit code of 0 is always wrong.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NO_ANSWER = object()
 
 
 class Panic(BaseException):
-    """An exception like a Rust library's."""
+    """An exception like the panic of a Rust library, which is not an `Exception`."""
 
 
 class Lazy:
-    """An array that exits when it is read."""
+    """An array-like object whose conversion to NumPy exits the process."""
 
     def __init__(self, right: np.ndarray) -> None:
         self.shape, self.dtype = right.shape, right.dtype
@@ -37,14 +37,14 @@ class Lazy:
 
 
 class Quiet(Lazy):
-    """An array that panics when it is read."""
+    """An array-like object whose conversion to NumPy panics."""
 
     def __array__(self, *more: Any, **named: Any) -> np.ndarray:
         raise Panic
 
 
 def raising(error: BaseException) -> Callable[[Any], NoReturn]:
-    """Return a function that raises an error, whatever its argument."""
+    """Return a function that raises an error for every argument."""
 
     def act(zeros: Any) -> NoReturn:
         raise error
@@ -109,51 +109,57 @@ def folder_is_gone(zeros: Any) -> None:
 
 
 PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
-    "leaves-at-once": ("exits at once, without Python's help", lambda zeros: os._exit(0)),
+    "leaves-at-once": ("calls `os._exit`", lambda zeros: os._exit(0)),
     "exits": ("calls sys.exit", lambda zeros: sys.exit(0)),
     "exit-code-at-the-end": (
-        "registers an exit that overwrites the code",
+        "overwrites the exit code at exit",
         lambda zeros: (atexit.register(os._exit, 0), None)[1],
     ),
-    "thread-that-exits": ("a thread exits a second later", exits_in_a_thread),
-    "segmentation-fault": ("dies of a segmentation fault", kills(signal.SIGSEGV)),
-    "abort": ("aborts, as a C++ library does", lambda zeros: os.abort()),
-    "killed": ("is killed for its memory", kills(signal.SIGKILL)),
+    "thread-that-exits": ("exits in a thread, one second later", exits_in_a_thread),
+    "segmentation-fault": ("crashes with a segmentation fault", kills(signal.SIGSEGV)),
+    "abort": ("aborts like a C++ library", lambda zeros: os.abort()),
+    "killed": ("is killed as if it ran out of memory", kills(signal.SIGKILL)),
     "closes-output": ("closes its output", closes_output),
     "closes-everything": ("closes every file", lambda zeros: os.closerange(0, 64)),
-    "numpy-raises": ("makes NumPy raise for every rounding", lambda zeros: np.seterr(all="raise") and None),
-    "cancelled": ("is cancelled", raising(asyncio.CancelledError())),
-    "panics": ("panics", raising(Panic("called `Option::unwrap()` on a `None` value"))),
-    "interrupts": ("raises what looks like Ctrl-C", raising(KeyboardInterrupt())),
-    "generator-exit": ("stops a generator", raising(GeneratorExit())),
+    "numpy-raises": ("makes NumPy raise for every floating-point error", lambda zeros: np.seterr(all="raise") and None),
+    "cancelled": ("raises `CancelledError`", raising(asyncio.CancelledError())),
+    "panics": (
+        "raises a panic that is not an `Exception`",
+        raising(Panic("called `Option::unwrap()` on a `None` value")),
+    ),
+    "interrupts": ("raises `KeyboardInterrupt`", raising(KeyboardInterrupt())),
+    "generator-exit": ("raises `GeneratorExit`", raising(GeneratorExit())),
     "never-returns": ("never returns", never_returns),
     "never-returns-deaf": ("never returns, and ignores signals", never_returns_deaf),
-    "recursion": ("recurses without end", recursion),
-    "absolute-zero": ("replaces NumPy's absolute value by 0", absolute_zero),
+    "recursion": ("recurses infinitely", recursion),
+    "absolute-zero": ("replaces NumPy's `abs` by 0", absolute_zero),
     "always-close": ("replaces NumPy's comparison", always_close),
-    "prints-agreement": ("prints an answer of its own", prints_agreement),
+    "prints-agreement": ("prints a forged answer", prints_agreement),
     "thread-without-end": (
         "leaves a thread that never ends",
         lambda zeros: threading.Thread(target=time.sleep, args=(10_000,)).start(),
     ),
-    "forks": ("forks, and both return", forks),
-    "folder-is-gone": ("changes into a folder that is gone", folder_is_gone),
-    "exits-when-read": ("answers an array that exits when it is read", Lazy),
-    "panics-when-read": ("answers an array that panics when it is read", Quiet),
-    "not-a-number": ("answers NaN alone", lambda zeros: zeros * np.nan),
+    "forks": ("forks a process that also returns", forks),
+    "folder-is-gone": ("deletes its working directory", folder_is_gone),
+    "exits-when-read": ("returns an array that exits when it is read", Lazy),
+    "panics-when-read": ("returns an array that panics when it is read", Quiet),
+    "not-a-number": ("returns only NaN", lambda zeros: zeros * np.nan),
     "masked-array": (
-        "answers masked arrays, of which nothing shows",
+        "returns arrays that are completely masked",
         lambda zeros: np.ma.masked_all(zeros.shape, np.float32),
     ),
-    "nothing": ("answers no array at all", lambda zeros: NO_ANSWER),
+    "nothing": ("returns None", lambda zeros: NO_ANSWER),
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
-    "no-stack": ("leaves almost no stack", lambda zeros: sys.setrecursionlimit(120)),
+    "no-stack": ("leaves almost no room on the stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""By id, the story and the action in a forward pass; the answer is zeros unless the action returns another."""
+"""For each id, a description, and the function that runs in the forward pass.
+
+The port returns the function's result, or zeros if it is None.
+"""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Return the `build(config, parameters)` of a program: `build_closes_output`."""
+    """Return the `build(config, parameters)` of a program, such as `build_closes_output`."""
     id = name.removeprefix("build_").replace("_", "-")
     if name == id or id not in PROGRAMS:
         raise AttributeError(name)

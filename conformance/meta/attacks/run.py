@@ -28,20 +28,20 @@ from transparity_conformance.oracle.cases import CASES
 
 LIMITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
 LET_THROUGH = {id: reason for reason, ids in LIMITS.items() for id in ids}
-"""The reason for each attack that the checker does not catch."""
+"""The attacks that the checker does not detect, each with the reason."""
 
 EXIT_CODES = {"agrees": 0, "diverges": 1, "refused": 2, "inconclusive": 3}
 LIMIT = 120
-"""Seconds after which a program counts as hanging."""
+"""The seconds after which a program counts as hanging."""
 
 
 SEARCH = 3.0
-"""Seconds for the search for causes; only the verdict counts here."""
+"""The seconds for the search for causes; it is short because only the verdict counts here."""
 
 
 @dataclass(frozen=True)
 class AttackTrial:
-    """An attack that is checked in this process."""
+    """An attack that runs in this process."""
 
     attack: Attack
 
@@ -62,12 +62,12 @@ class AttackTrial:
 
 
 def is_let_through(answer: Answer) -> bool:
-    """Return whether a user who reads the verdict, or only the exit code, takes the port for right."""
+    """Return whether the verdict or the exit code would make a user believe that the port is right."""
     return answer["code"] not in (1, 2, 3)
 
 
 def subject(attack: Attack) -> dict[str, Any]:
-    """Return the configuration of an attack, as arguments of `check`."""
+    """Return the configuration of an attack as keyword arguments of `check`."""
     if attack.case in PRESETS and not attack.fields:
         return {"preset": attack.case}
     return {"config": dataclasses.replace(CASES[attack.case], **dict(attack.fields))}
@@ -80,7 +80,7 @@ def _causes(report: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ProcessTrial:
-    """A program of `process` that is checked from the command line."""
+    """A program of `process`, checked from the command line."""
 
     id: str
 

@@ -1,4 +1,4 @@
-"""No attack passes, except those in the published list."""
+"""Test that the checker detects every attack except the published exceptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meta.attacks.attack import ATTACKS, Attack
 from meta.attacks.run import LET_THROUGH, AttackTrial, is_let_through
 
 HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH and not attack.fields]
-"""Attacks with their own size are left out, because calls take long; `nox -s power` runs them."""
+"""Attacks without a configuration of their own; the others take long, and only `nox -s power` runs them."""
 
 
 def test_there_are_sixty_attacks_and_each_says_what_is_wrong() -> None:
@@ -37,6 +37,6 @@ def test_attacks_import_nothing_of_the_checker() -> None:
 
 @pytest.mark.parametrize("attack", random.Random(0).sample(HELD, 5), ids=str)
 def test_an_attack_is_caught(attack: Attack) -> None:
-    """Run a sample; `nox -s power` runs all, and compares the attacks that pass with their list."""
+    """Run a sample; `nox -s power` runs all attacks and compares the undetected ones with `limits.toml`."""
     answer = AttackTrial(attack).run()
     assert not is_let_through(answer), answer

@@ -1,1 +1,1 @@
-"""Loaders written independently of the checker, right and with planted faults, and their audits."""
+"""Loaders that were written independently of the checker, with and without planted faults, and their audits."""

@@ -1,7 +1,7 @@
-"""The pool `audits`: faults in the text of right loaders (`faults.toml`), and right loaders.
+"""The pool `audits`: loaders with planted faults (`faults.toml`), and correct loaders.
 
-Every right loader must agree. For each fault the check must diverge, and the audit must name the field or the tensor;
-without the audit, many agree. With `--twins`, the loaders of transformers are checked too.
+Every correct loader must agree. For each fault the check must diverge, and the audit must name the field or tensor.
+Many faults are not detected without the audit. With `--twins`, the loaders of transformers are checked too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ RIGHT = {
     "t5_functional": ("t5",),
     "opt_module": ("opt",),
 }
-"""The families of each loader."""
+"""The families that each loader supports."""
 
 Load = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault: the loader, the family, the name that the audit must report, and the text with its replacement."""
+    """A trial: a loader with a fault.
+
+    `name` is the field or tensor that the audit must report; `old` is replaced by `new` in the loader's file.
+    """
 
     loader: str
     family: str
@@ -58,14 +61,14 @@ class Planted:
         return f"{self.family}, {self.name}: {self.new.strip().splitlines()[0] if self.new.strip() else 'removed'}"
 
     def written(self, folder: Path) -> Path:
-        """Write the loader with the fault; raise `PoolError` unless its text occurs once."""
+        """Write the loader with the fault; raise `PoolError` unless `old` occurs exactly once."""
         file = folder / f"{self.loader}.py"
         text = (FOLDER / file.name).read_text(encoding="utf-8")
         file.write_text(edited(text, self.old, self.new, where=self.loader), encoding="utf-8")
         return file
 
     def run(self) -> dict[str, Any]:
-        """Check the loader with and without the audit."""
+        """Check the loader with and without an audit."""
         with tempfile.TemporaryDirectory() as folder:
             load = load_port(f"{self.written(Path(folder))}:load")
             answer = checked(load, self.family)
@@ -75,7 +78,7 @@ class Planted:
 
 @dataclass(frozen=True)
 class Right:
-    """A right loader of a family: a file of `loaders/`, or `transformers`."""
+    """A trial: a correct loader, which is a file of `loaders/` or `transformers`."""
 
     loader: str
     family: str
@@ -87,7 +90,7 @@ class Right:
     def run(self) -> dict[str, Any]:
         if self.loader in RIGHT:
             return checked(load_port(f"{FOLDER / self.loader}.py:load"), self.family)
-        with warnings.catch_warnings():  # its warnings while it is imported are not about this project
+        with warnings.catch_warnings():  # import warnings do not concern this project
             warnings.simplefilter("ignore")
             from meta.exam.subjects.hub import named as published
         return checked(published, self.family)
@@ -101,7 +104,7 @@ PLANTED = tuple(
 
 
 def checked(load: Load, family: str) -> dict[str, Any]:
-    """Return the verdict of a check with its audit, and the names that the audit reports."""
+    """Return the verdict of a check with an audit, and the names that the audit reports."""
     report = check(load, family=family, audit=True)
     audit = report.audit
     told = {"says": audit.faults, "audit_seconds": audit.seconds} if audit else {"says": "", "audit_seconds": 0.0}
@@ -109,23 +112,23 @@ def checked(load: Load, family: str) -> dict[str, Any]:
 
 
 def named(audit: Audit | None) -> list[str]:
-    """Return the fields and tensors at which an audit found a fault."""
+    """Return the fields and tensors for which an audit reports a fault."""
     found: list[Any] = [*audit.fields, *audit.tensors] if audit else []
     return [each.name for each in found if each.outcome in CAUSES]
 
 
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
-    """Return the names that the audit reports, without the check of the forward pass."""
+    """Return the names that the audit reports, without a check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--twins", action="store_true", help="check the loaders of transformers, too")
+    parser.add_argument("--twins", action="store_true", help="also check the loaders of transformers")
 
 
 def trials(options: argparse.Namespace) -> list[Planted | Right]:
-    """Return every fault, then every right loader."""
+    """Return every fault, then every correct loader."""
     right = [Right(loader, family) for loader, families in RIGHT.items() for family in families]
     return [*PLANTED, *right, *(Right("transformers", family) for family in FAMILIES if options.twins)]
 
@@ -142,4 +145,4 @@ MEASURES = [
         ("named", lambda trial, answer: trial.name in answer["named"], 1.0),
         ("found without the audit", lambda _, answer: answer["without"] != "agrees", 0.0),
     )
-] + [Measure("right loaders agree", _of("right", lambda _, answer: answer["verdict"] == "agrees"), 1.0)]
+] + [Measure("correct loaders agree", _of("right", lambda _, answer: answer["verdict"] == "agrees"), 1.0)]

@@ -1,4 +1,4 @@
-"""A sample of the audits of planted faults, and the campaign itself; `nox -s power` runs all of them."""
+"""Audit a sample of the planted faults, and test the pool itself; `nox -s power` audits all of them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The exam: bugs as changes of other people's code, and what the checker and common rules find."""
+"""The exam: bugs planted in other people's code, and whether the checker and common rules detect them."""

@@ -1,7 +1,7 @@
-"""The pool `exam-against`: bugs of the exam, checked against the code without the bug instead of a table.
+"""The pool `exam-against`: bugs of the exam, with the original code as the reference.
 
-The pool has the bugs of subjects that load a folder into a PyTorch module. One process loads the code twice: unchanged
-and with the bug. Mistakes that show only with a cache or in another configuration are left out.
+The pool contains the bugs of subjects that load a folder into a PyTorch module. One process loads the original code and
+the code with the bug. Bugs that are visible only with a cache or in another configuration are left out.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SUBJECTS = ("hub", "by_hand", "fms_models", "litgpt_models", "scratch")
 """Subjects whose loaders return PyTorch modules."""
 
 HIDDEN = ("cache", "with a cache", "configuration", "another configuration")
-"""Where a mistake shows that one forward pass does not show."""
+"""Values of `Bug.hidden` for bugs that one forward pass cannot show."""
 
 SHAPES = ((2, 11), (1, 1), (3, 2), (1, 16), (1, 32))
-"""Batches and lengths of the inputs of modules without a configuration of transformers."""
+"""The shapes (batch, length) of inputs for modules that have no transformers configuration."""
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Load the code without and with a bug from one folder, and check the second against the first."""
+    """Load the original and the changed code from one folder, and check the changed code against the original."""
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     config, model = run.config_of(bug, subject), folder / "model"
     export_checkpoint(bug.family, config, probe_parameters(config), model)
@@ -67,10 +67,10 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def forget(bug: Bug) -> None:
-    """Remove the code that a bug changes from the imported modules, with all modules that took names from it."""
+    """Remove the changed file from `sys.modules`, and all modules that import names from it."""
     package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
-    if package != "transformers":  # of transformers, nothing else takes names from a model's file
+    if package != "transformers":  # in transformers, no other module imports names from a model's file
         gone |= {name for name in sys.modules if name.partition(".")[0] == package}
     gone.add(f"meta.exam.subjects.{bug.subject}")
     for each in list(sys.modules.values()):
@@ -82,7 +82,7 @@ def forget(bug: Bug) -> None:
 
 
 def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
-    """Return token ids; None for a model of transformers, whose inputs are drawn from its configuration."""
+    """Return token ids, or None for a transformers model, for which the checker draws inputs itself."""
     if hasattr(model, "main_input_name"):
         return None
     name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)
@@ -91,7 +91,6 @@ def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarr
 
 
 def trials(options: Any) -> list[ExamTrial]:
-    """Return the chosen bugs, with their twins and controls."""
     options.cache = options.cache.with_name(f"{options.cache.name}-against")
     every = [dataclasses.replace(trial, way="against") for trial in measure.trials(options)]
     return [each for each in every if _is_asked(each.bug)]
@@ -102,7 +101,7 @@ def _is_asked(bug: Bug) -> bool:
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
-    """Return whether the first line on either side is one that the bug changes, or one that uses it."""
+    """Return whether the first line on either side is changed by the bug, or uses a changed line."""
     first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
     if is_line(bug, first):
         return True
@@ -110,7 +109,7 @@ def is_right_line(bug: Bug, answer: Answer) -> bool:
 
 
 def _changed(bug: Bug) -> set[int]:
-    """Return the lines that the bug changes, in the file without the bug."""
+    """Return the lines of the original file that the bug changes."""
     before, after = bug.path.read_text(encoding="utf-8").splitlines(), bug.text().splitlines()
     codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return {line for kind, begin, end, _, _ in codes if kind != "equal" for line in range(begin, end + 2)}
@@ -121,7 +120,7 @@ def _causes(answer: Answer) -> list[str]:
 
 
 def line_of(trial: ExamTrial, answer: Answer) -> str:
-    """Return the checker's answer to a bug, to compare it with the bug."""
+    """Return the checker's answer to a bug next to the bug's description, for comparison."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:
@@ -133,7 +132,6 @@ def line_of(trial: ExamTrial, answer: Answer) -> str:
 
 
 def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
-    """Return the shares of right answers."""
     answered = [(trial.bug, answer) for trial, answer in found if "missing" not in answer]
     wrong = [(bug, answer) for bug, answer in answered if not bug.control]
     diverged = [(bug, answer) for bug, answer in wrong if answer["faults"] and (bug.uses or not bug.is_in_loader)]
@@ -141,8 +139,8 @@ def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
     controls = [answer["verdict"] == "agrees" for bug, answer in answered if bug.control]
     return [
         share("detected", [answer["verdict"] == "diverges" or answer["error"] for _, answer in wrong], 0.97),
-        share("right line, on either side", [is_right_line(*each) for each in diverged], 0.85),
-        share("right line, of the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),
+        share("right line, in the port or the original", [is_right_line(*each) for each in diverged], 0.85),
+        share("right line, in the port", [is_line(bug, answer["faults"][0]) for bug, answer in diverged]),
         share("explained by edits", explained),
-        share("controls and twins left alone", controls, 1.0),
+        share("controls and twins accepted", controls, 1.0),
     ]

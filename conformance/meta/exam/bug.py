@@ -1,4 +1,4 @@
-"""The exam: bugs in other people's code, which are tables of the files in bugs/, and their clean twins."""
+"""The bugs of the exam, read from the TOML files in bugs/, and their unchanged twins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUGS = Path(__file__).parent / "bugs"
 
 
 def twin_of(bug: Bug, number: int) -> Bug:
-    """Return the same subject without a change, which must agree."""
+    """Return a bug that changes nothing in the same subject; the checker must agree with it."""
     changes = ", ".join(f"{name} = {json.dumps(value)}" for name, value in bug.config.items())
     return Bug(
         f"{bug.group}-twin{number or ''}",
@@ -33,7 +33,7 @@ def _setting(bug: Bug) -> str:
 
 
 def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
-    """Return the bugs, after a clean twin for each of their settings."""
+    """Return the bugs, preceded by one unchanged twin for each of their settings."""
     settings: dict[str, Bug] = {}
     counts: dict[str, int] = {}
     for bug in bugs:
@@ -44,7 +44,7 @@ def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
 
 
 def twins_by_bug(bugs: Sequence[Bug]) -> dict[str, str]:
-    """Return the id of the clean twin of each bug."""
+    """Return the id of each bug's unchanged twin."""
     twins = {_setting(bug): bug.id for bug in bugs if bug.is_twin}
     return {bug.id: twins[_setting(bug)] for bug in bugs}
 
@@ -55,5 +55,5 @@ def exam() -> dict[str, Bug]:
     bugs = [bug for path in sorted(BUGS.glob("*.toml")) for bug in with_twins(read(path))]
     by_id = {bug.id: bug for bug in bugs}
     if len(by_id) < len(bugs):
-        raise PoolError("Two bugs have the same id.")
+        raise PoolError("Two bugs of the exam have the same id; rename one of them.")
     return by_id

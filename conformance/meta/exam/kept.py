@@ -1,4 +1,4 @@
-"""The published results, docs/exam.json: the judgement of every bug by its id, the first and the current one."""
+"""The published results in docs/exam.json: the first and the latest judgement of every bug, by its id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meta.pool.judge import Judged, judged
 FILE = DOCS / "exam.json"
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
-"""The fields of a bug's table that the page keeps."""
+"""The fields of a bug that are copied to its row."""
 
 JUDGED = ("detected", "placed", "named", "falsely", "line", "says")
 
@@ -22,22 +22,21 @@ Row = Mapping[str, Any]
 
 
 def read(file: Path = FILE) -> dict[str, Row]:
-    """Return the rows of the published results by id."""
     found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found
 
 
 def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """Merge the results in a folder into the rows; a known bug keeps its first judgement.
+    """Merge new results from a folder into the rows; a known bug keeps its first judgement.
 
-    Rows of removed bugs are left out, and bugs without a new result keep their row.
+    Rows of removed bugs are dropped. Bugs without a new result keep their row.
     """
     bugs = exam()
     twins = twins_by_bug(list(bugs.values()))
     results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
     found = {name: row for name, row in rows.items() if name in bugs}
     for name, result in results.items():
-        if result["digest"] != bugs[name].digest():  # that of a bug with another text
+        if result["digest"] != bugs[name].digest():  # the result belongs to an older version of the bug
             continue
         now = judged(bugs[name], result, results.get(twins[name]))
         found[name] = row_of(name, now, rows.get(name))
@@ -54,7 +53,7 @@ def row_of(name: str, now: Judged, before: Row | None) -> Row:
 
 
 def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """Return the rows with the judgements of a folder as the first ones."""
+    """Return the rows with the judgements from a folder as their first judgements."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 
@@ -66,7 +65,7 @@ def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
 
 
 def judgements(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
-    """Return the first or the current judgements of the rows."""
+    """Return the first or the latest judgement of each row."""
     found = []
     for name, row in rows.items():
         shown = row["first"] if first else row

@@ -1,7 +1,7 @@
-"""The pool `exam`: each bug runs in its own process, and its result is kept.
+"""The pool `exam`: each bug runs in its own process, and its result is stored.
 
 An interrupted exam continues where it stopped. A result is reused as long as its bug, its subject and the checker are
-unchanged (`--keep`: even with another checker).
+unchanged; with `--keep`, the checker may differ.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from meta.trial import Answer, Share
 
 CACHE = Path("reports/exam")
 TIMEOUT = 900.0
-"""Seconds that one bug may take."""
+"""The seconds that one bug may take."""
 
 IMPORTED = {"transformers": "transformers.modeling_utils"}
-"""Packages that are slow to import, with the modules that all of their models import."""
+"""Packages that are slow to import, each with a module that all of its models import."""
 
 
 @functools.cache
 def checker() -> str:
-    """Return a digest of the checker and the reference."""
+    """Return a hash of the source of the checker and the reference."""
     root = Path(transparity_conformance.__file__).parents[2]
     found = hashlib.sha256()
     for package in ("conformance/transparity_conformance", "reference"):
@@ -46,7 +46,7 @@ def checker() -> str:
 
 
 def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, Any] | None:
-    """Return the result in the cache, unless it is from another bug, subject or checker."""
+    """Return the stored result, or None if it belongs to another version of the bug, the subject or the checker."""
     file = cache / f"{bug.id}.json"
     if not file.is_file():
         return None
@@ -56,7 +56,7 @@ def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, 
 
 
 def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
-    """Run a bug in its own process, and keep the result; raise `PoolError` without one."""
+    """Run a bug in its own process, and store the result; raise `PoolError` without a result."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         process = _process(bug, str(Path(folder).resolve()), way)
         process.start()
@@ -64,9 +64,9 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
         file = Path(folder, "result.json")
         if process.is_alive() or not file.is_file():
             process.kill()
-            raise PoolError(f"{bug.id}: no answer within {TIMEOUT:g} s, or its process died")
+            raise PoolError(f"{bug.id}: the process died or took longer than {TIMEOUT:g} s")
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    if "failed" in result:  # the exam itself, which is no answer
+    if "failed" in result:  # the exam itself failed, not the port
         raise PoolError(f"{bug.id}: {result['failed']}")
     result |= {"digest": bug.digest(), "checker": checker()}
     cache.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
 
 
 def _process(bug: Bug, folder: str, way: str) -> Any:
-    """Return the process of a bug: a copy of one that has imported the unchanged modules, or a new one."""
+    """Return the process for a bug: a fork with the slow modules imported, or a new one if the bug changes them."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
@@ -86,7 +86,7 @@ def _process(bug: Bug, folder: str, way: str) -> Any:
 
 @dataclass(frozen=True)
 class ExamTrial:
-    """A bug of the exam, and whether a kept result may be used."""
+    """A bug of the exam, and whether a stored result may be reused."""
 
     bug: Bug
     cache: Path = CACHE
@@ -107,10 +107,9 @@ class ExamTrial:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only the exam has."""
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help="where the exam's results are kept")
-    parser.add_argument("--keep", action="store_true", help="use results of another checker, too")
-    parser.add_argument("--again", metavar="WORD", help="run bugs with this in their id anew")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="FOLDER", help="where the exam stores its results")
+    parser.add_argument("--keep", action="store_true", help="also reuse results of another version of the checker")
+    parser.add_argument("--again", metavar="WORD", help="run bugs again whose id contains this word")
 
 
 def trials(options: argparse.Namespace) -> list[ExamTrial]:
@@ -122,7 +121,7 @@ def trials(options: argparse.Namespace) -> list[ExamTrial]:
 
 
 def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[ExamTrial]:
-    """Return the bugs with a word in their id or story, or a sample of them, and their twins."""
+    """Return the bugs whose id or story contains `--only`, or a sample of them, with their twins."""
     by_id, word = exam(), options.only
     twins = twins_by_bug(list(by_id.values()))
     found = [bug.id for bug in by_id.values() if word in bug.id or word in bug.story]
@@ -133,24 +132,22 @@ def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[Exam
 
 
 def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
-    """Return the judgement of a bug, compared with the answer to its twin, if there is one."""
+    """Judge the result of a bug; findings that its twin also has do not count."""
     return judged(bug, by_id[bug.id], by_id.get(twins_by_bug(list(exam().values()))[bug.id]))
 
 
 def line_of(trial: ExamTrial, answer: Answer) -> str:
-    """Return the line to print for an answer."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     each = judged(trial.bug, answer)
     marks = {True: "yes", False: "no", None: "–"}
     named = f"falsely {each.falsely[0]}" if each.falsely else marks[each.named]
     found = (
-        f"found by {each.detected or 'nothing'}, placed {marks[each.placed]}, named {named}, line {marks[each.line]}"
+        f"detected by {each.detected or 'nothing'}, placed {marks[each.placed]}, named {named}, line {marks[each.line]}"
     )
     return f"{trial}: {'control, ' if each.control else ''}{found}, {len(each.rules)} rules; {each.says}"
 
 
 def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
-    """Return the shares of right answers of the bugs that have one."""
     by_id = {trial.bug.id: answer for trial, answer in found if "missing" not in answer}
     return scores([judgement(exam()[name], by_id) for name in by_id])

@@ -1,7 +1,7 @@
 """Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
 
-`--cache FOLDER` first copies results of `python -m meta.measure --pool exam` into docs/exam.json. `--first FOLDER`
-records results as the answers at first sight.
+`--cache FOLDER` first merges results of `python -m meta.measure --pool exam` into docs/exam.json.
+`--first FOLDER` stores results as the first judgements.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def percent(share: Share) -> str:
 
 
 def beside_rules(rows: Rows) -> str:
-    """Return what the checker and each rule detect, and which right ports they reject."""
+    """Return a table: the bugs that the checker and each rule detect, and the correct ports that they reject."""
     by_rule, own = rule_scores(judgements(rows)), {share.title: share for share in scores(judgements(rows))}
-    alone = own["controls and twins left alone"]
+    alone = own["controls and twins accepted"]
     refused = Share("", alone.of - alone.right, alone.of)
     lines = [["**transparity check**", percent(own["detected"]), percent(refused)]]
     lines += [[RULES[name].says, percent(found), percent(false)] for name, (found, false) in by_rule.items()]
@@ -43,7 +43,7 @@ def beside_rules(rows: Rows) -> str:
 
 
 def answers(rows: Rows) -> str:
-    """Return the shares of right answers, the first and the current ones."""
+    """Return a table with the shares of right answers, for the first and the latest judgements."""
     both = zip(scores(judgements(rows, first=True)), scores(judgements(rows)), strict=True)
     lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
     return table(["measure", "first answers", "current", "wanted"], lines, (1, 2, 3))
@@ -54,7 +54,7 @@ def _target(title: str) -> str:
 
 
 def by_where(rows: Rows) -> str:
-    """Return the share of detected bugs, for bugs that show everywhere and for hidden ones."""
+    """Return a table with the shares of detected bugs by the place where they are visible."""
     places = dict.fromkeys(row["hidden"] for row in bugs_of(rows).values())
     lines = []
     for place in sorted(places, key=lambda place: (place != "any", place)):
@@ -66,7 +66,7 @@ def by_where(rows: Rows) -> str:
 
 
 def _kinds(row: Row) -> dict[str, bool]:
-    """Return the flaws of the answer to a bug or a control."""
+    """Return which flaws the answer to a bug or a control has."""
     if row["control"]:
         return {"Right code refused": bool(row["detected"])}
     is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]
@@ -80,7 +80,7 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 
 def missed(rows: Rows) -> str:
-    """Return every flawed answer, by kind, with the checker's words."""
+    """Return a table of all flawed answers, by the kind of flaw."""
     order = [*_kinds({**dict.fromkeys(kept.JUDGED), "control": True})]
     order += _kinds({**dict.fromkeys(kept.JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
@@ -97,7 +97,7 @@ MARKS = {True: "yes", False: "no", None: "–"}
 
 
 def every_bug(rows: Rows) -> str:
-    """Return one line for each bug and each control."""
+    """Return a table with one line for each bug and each control."""
     lines = []
     for name, row in rows.items():
         story = f"[{row['story']}](https://{_link(row['source'])})" if row["source"] else row["story"]
@@ -111,7 +111,6 @@ def every_bug(rows: Rows) -> str:
 
 
 def _link(source: str) -> str:
-    """Return the link to a thread of a repository."""
     return re.sub(r"#(\d+)$", r"/issues/\1", source)
 
 
@@ -132,14 +131,14 @@ def rendered(page: str, rows: Rows) -> str:
 
 
 def plot(rows: Rows, file: Path) -> None:
-    """Draw what the checker and the rules detect, and what they wrongly reject."""
+    """Plot what the checker and the rules detect, and which correct ports they reject."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     own = {share.title: share for share in scores(judgements(rows))}
-    alone = own["controls and twins left alone"]
+    alone = own["controls and twins accepted"]
     bars = [("transparity check", own["detected"], Share("", alone.of - alone.right, alone.of))]
     bars += [(RULES[name].says, found, false) for name, (found, false) in rule_scores(judgements(rows)).items()]
     names, found, false = zip(*bars[::-1], strict=True)
@@ -160,8 +159,10 @@ def plot(rows: Rows, file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read results, and write the page and its plot."""
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="take in the results of this folder")
-    parser.add_argument("--first", type=Path, metavar="FOLDER", help="the results at first sight")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results of this folder")
+    parser.add_argument(
+        "--first", type=Path, metavar="FOLDER", help="store the results of this folder as first judgements"
+    )
     options = parser.parse_args(arguments)
     rows: Any = kept.read()
     rows = kept.merged(rows, options.cache) if options.cache else rows

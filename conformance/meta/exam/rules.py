@@ -1,4 +1,4 @@
-"""The rules by which people judge a port, on logits of one row, and the scores of an exam."""
+"""Rules that people commonly use to judge a port by the logits of one row, and the scores of an exam."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from meta.pool.judge import Judged
 from meta.trial import Share, share
 
 SHORT, LONG = 5, 32
-"""Tokens of the two inputs."""
+"""The numbers of tokens in the short and the long input."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, and the number of tokens that it looks at.
+    """A rule that people use to judge a port.
 
     Attributes:
         says: the rule in words.
         tokens: the length of its input.
-        passes: from the port's logits and the right ones, both (tokens, vocab).
+        passes: decides from the port's logits and the expected logits, both (tokens, vocab).
     """
 
     says: str
@@ -34,7 +34,7 @@ def allclose(rtol: float, atol: float) -> Callable[[np.ndarray, np.ndarray], boo
 
 
 def normalized_error(port: np.ndarray, right: np.ndarray) -> bool:
-    """The mean square error of the last token, relative to the mean square of its logits, is at most 1e-2."""
+    """Return whether the mean squared error of the last token's logits is at most 1 % of their mean square."""
     return bool(np.mean((port[-1] - right[-1]) ** 2) <= 1e-2 * np.mean(right[-1] ** 2))
 
 
@@ -64,10 +64,10 @@ RULES = {
 
 
 def failed(port: dict[int, np.ndarray | None], right: dict[int, np.ndarray]) -> list[str]:
-    """Return the names of the rules that a port fails; a missing answer or another shape fails them all.
+    """Return the names of the rules that a port fails; missing logits or logits of another shape fail every rule.
 
     Args:
-        port, right: the logits (tokens, vocab) by the number of tokens.
+        port, right: the port's logits and the expected logits (tokens, vocab), by the number of tokens.
     """
     return [name for name, rule in RULES.items() if not _passes(rule, port[rule.tokens], right[rule.tokens])]
 
@@ -78,11 +78,11 @@ def _passes(rule: Rule, port: np.ndarray | None, right: np.ndarray) -> bool:
     return rule.passes(port.astype(np.float64), right)
 
 
-TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins left alone": 1.0}
+TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins accepted": 1.0}
 
 
 def scores(found: Sequence[Judged]) -> list[Share]:
-    """Return the checker's shares of named and placed bugs, and of right lines among the bugs of a forward pass."""
+    """Return the checker's shares of detected, placed and named bugs, of right lines, and of accepted controls."""
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
     counts = {
@@ -91,13 +91,13 @@ def scores(found: Sequence[Judged]) -> list[Share]:
         "named": [each.named for each in wrong],
         "falsely named": [bool(each.falsely) for each in wrong],
         "right line": [each.line for each in wrong if each.line is not None],
-        "controls and twins left alone": [not each.detected for each in right],
+        "controls and twins accepted": [not each.detected for each in right],
     }
     return [share(title, marks, TARGETS.get(title, 0.0)) for title, marks in counts.items()]
 
 
 def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
-    """Return, for each rule, the bugs that it detects, and the controls and twins that it rejects."""
+    """Return for each rule the share of bugs that it detects, and the share of controls and twins that it rejects."""
     wrong = [each for each in found if not each.control]
     right = [each for each in found if each.control]
 

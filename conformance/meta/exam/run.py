@@ -1,4 +1,4 @@
-"""Run one bug in a separate process: `python -m meta.exam.run ID FOLDER`, with the result in FOLDER/result.json."""
+"""Run one bug in a separate process: `python -m meta.exam.run ID FOLDER` writes FOLDER/result.json."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Port = Callable[..., Any]
 
 
 class PatchedFinder(importlib.abc.MetaPathFinder):
-    """Finds the module of one file in another file."""
+    """An import finder that loads the module of one file from another file."""
 
     def __init__(self, original: Path, patched: Path) -> None:
         self.original, self.patched = original.resolve(), patched
@@ -53,7 +53,7 @@ class PatchedFinder(importlib.abc.MetaPathFinder):
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the patched file below `folder`, import from there, and return it; raise if it is already imported."""
+    """Write the changed file, let imports find it, and return its path; raise if it is already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")
@@ -64,13 +64,12 @@ def install(bug: Bug, folder: Path) -> Path:
 
 
 def is_imported(file: Path) -> bool:
-    """Return whether a module of this file is imported."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return any(found is not None and Path(found).resolve() == file.resolve() for found in files)
 
 
 def config_of(bug: Bug, subject: Any) -> TransformerConfig:
-    """Return the configuration in which a bug is tested: the subject's, or its family's small model, with changes."""
+    """Return the configuration of the subject or of the family's small model, with the bug's changes."""
     if not bug.family:
         return dataclasses.replace(subject.CONFIG, **bug.config)
     family = family_called(bug.family)
@@ -86,7 +85,7 @@ def port_of(bug: Bug, subject: Any) -> Port:
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Patch, check, and try the rules; return the result as JSON values, with lines relative to `folder`."""
+    """Apply the bug, run the checker and the rules, and return the result as JSON values."""
     patched = None if bug.is_twin else install(bug, folder)
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     port, config = port_of(bug, subject), config_of(bug, subject)
@@ -106,9 +105,9 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """Return the rules that a port fails on drawn weights and tokens, without padding, as people try them.
+    """Return the rules that a port fails on random weights and tokens without padding.
 
-    A pooled output is treated as its own last token.
+    A pooled output counts as the logits of the last token.
     """
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
@@ -118,7 +117,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
         for tokens in (SHORT, LONG):
             probe = _unpadded(config, parameters, tokens, random)
             answer = transformer(config, probe.exact, **probe.inputs)  # type: ignore[arg-type]
-            right[tokens] = np.atleast_2d(answer[0])  # a pooled answer is one vector
+            right[tokens] = np.atleast_2d(answer[0])  # a pooled output is one vector
             try:
                 answers[tokens] = np.atleast_2d(run(built(build, probe), probe, logits_only=True)["logits"][0])
             except PortError:
@@ -127,7 +126,7 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or one row of `tokens` ordinary tokens per stack, with an end token if that is pooled."""
+    """Return one image, or `tokens` random non-special tokens; the last one is the end token if the model pools it."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}
@@ -144,8 +143,7 @@ def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: n
 
 
 def main(name: str, folder: str, way: str = "run") -> None:
-    """Write the result of one bug, or the reason for its absence; `way` is the module of this package that runs the
-    checker."""
+    """Write the result of one bug, or the error that prevented it; `way` names the module that runs the checker."""
     try:
         result = importlib.import_module(f"meta.exam.{way}").result_of(exam()[name], Path(folder))
     except Exception as error:

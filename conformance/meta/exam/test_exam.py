@@ -1,4 +1,4 @@
-"""The common rules on invented logits, and the judgement of answers; `nox -s exam` runs the exam."""
+"""Test the common rules on artificial logits, and the judgement of answers; `nox -s exam` runs the exam."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIGHT = np.random.default_rng(0).normal(size=(5, 11))
 
 
 def with_error(size: float, *, last_alone: bool = False) -> np.ndarray:
-    """Return the right logits with an error of `size` standard deviations, perhaps only at the last token."""
+    """Return the expected logits with an error of `size` standard deviations, in all tokens or only the last."""
     error = np.random.default_rng(1).normal(size=RIGHT.shape)
     error[: len(error) - 1 if last_alone else 0] = 0
     return RIGHT + size * error
@@ -44,7 +44,7 @@ WRONG = {
     "top-1": with_another_top(),
     "one-percent": with_error(0.1),
 }
-"""Logits that a rule must reject."""
+"""For each rule, logits that it must reject."""
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -70,7 +70,7 @@ def test_every_bug_of_the_exam_has_its_place_and_a_twin() -> None:
         assert bugs[twins[bug.id]].is_twin
         if not bug.is_twin and bug.path.is_file():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of other people's code
+                warnings.simplefilter("ignore")  # the warnings concern other people's code
                 compile(bug.text(), bug.file, "exec")
             text = bug.text()
             assert [part for part in bug.lines if part not in text] == [], bug.id
@@ -95,7 +95,7 @@ BUG = Bug("b", "g", "s", "", "none.py", ({"old": "", "new": ""},), causes=("norm
 
 
 def answer(verdict: str, *causes: str, **others: Any) -> dict[str, Any]:
-    """Return a result with one divergence that has these causes."""
+    """Return a result with one divergence that has the given causes."""
     named = [{"mistake": cause, "says": cause, "at": ""} for cause in causes]
     fault = {"where": "decoder.final_norm", "source": None, "causes": named, "indistinguishable": others.pop("or_", [])}
     faults = [fault] if verdict == "diverges" else []
@@ -134,7 +134,7 @@ def test_an_audit_of_a_control_may_list_what_is_told_alone() -> None:
 
 def test_the_page_is_what_the_published_results_say() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.rendered(text, kept.read()) == text, "write it: python -m meta.exam.page"
+    assert page.rendered(text, kept.read()) == text, "run python -m meta.exam.page"
     assert page.PLOT.is_file()
 
 

@@ -1,1 +1,1 @@
-"""Measures of fitting: modules of drawn configurations, and whether `transparity fit` finds them."""
+"""Measure `transparity fit` on modules with random configurations."""

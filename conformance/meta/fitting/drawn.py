@@ -1,4 +1,4 @@
-"""Modules of drawn configurations: a template, with sizes and up to six fields changed, under its own names."""
+"""Modules with random configurations: a template with other sizes, up to six changed fields, and other tensor names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ WORDS: dict[str, str] = _TABLES["words"]
 SKIPPED = {*NOT_RUN, *_TABLES["skipped"], *(name for name in FIELD_TYPES if name.startswith("router_"))}
 
 SCALINGS = ("none", "linear", "llama3")
-"""The scalings of rotary positions that `fit` finds."""
+"""The rotary scalings that `fit` can determine."""
 
 
 class Drawn(Model):
-    """The independent port with convolutions and a batch norm as modules have them, in its parameters' precision."""
+    """The independent port, with convolutions and batch norm as PyTorch modules store them.
+
+    It computes in the precision of its parameters.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -44,16 +47,16 @@ class Drawn(Model):
         pass
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Return patches by a convolution, after the class token."""
+        """Return the class token, then the patches of an image, computed by a convolution."""
         at, size = "encoder.patch_projection", self.c.patch_size
-        assert pixels.shape[-1] == self.c.image_size, "another size"
+        assert pixels.shape[-1] == self.c.image_size, "the image has a different size"
         x = F.conv2d(pixels, self.p[f"{at}.weight"], self.p.get(f"{at}.bias"), stride=size).flatten(2).mT
         token = [self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1)] if self.c.class_token else []
         return torch.cat([*token, x], 1)
 
     def frames(self, mel: Tensor) -> Tensor:
-        """Return frames by two convolutions."""
-        assert mel.shape[-1] == self.c.num_frames, "another length"
+        """Return audio frames, computed by two convolutions."""
+        assert mel.shape[-1] == self.c.num_frames, "the audio has a different length"
         x = mel
         for name, stride in (("first", 1), ("second", 2)):
             at = f"encoder.{name}_convolution"
@@ -69,7 +72,7 @@ class Drawn(Model):
 
 
 class Module(nn.Module):
-    """A `torch.nn.Module` of a configuration, newly initialized."""
+    """A newly initialized `torch.nn.Module` with the given configuration."""
 
     def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class Module(nn.Module):
             self.core.p.pop("decoder.token_embedding.weight", None)
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
-        """Change the precision, including buffers, which are replaced."""
+        """Change the precision of parameters and buffers; PyTorch replaces buffers, so store the new ones."""
         names = {id(value): name for name, value in self.core.p.items()}
         kept = {theirs: names[id(value)] for theirs, value in self._buffers.items() if id(value) in names}
         result = super()._apply(function, recurse)  # type: ignore[no-untyped-call]
@@ -97,14 +100,14 @@ class Module(nn.Module):
 
 
 def _kernel(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the kernel of a convolution over an image or audio, as PyTorch stores it."""
+    """Return the kernel of an image or audio convolution in PyTorch's shape; return other weights unchanged."""
     if name.endswith("patch_projection.weight"):
         return value.reshape(len(value), config.image_channels, config.patch_size or 0, -1)
     return value.reshape(len(value), -1, 3) if name.startswith("encoder.") and "convolution.weight" in name else value
 
 
 def module(config: TransformerConfig, seed: int = 0) -> Module:
-    """Return the module of a configuration, whose `forward` takes the inputs by name; a mask is optional."""
+    """Return a module whose `forward` takes the inputs of a configuration by name; the mask is optional."""
     names = {"image" if name == "pixels" else name: name for name in config.input_names}
     names |= {name: name for name in ("token_types", "attention_mask") if name in config.further_inputs}
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
@@ -122,11 +125,12 @@ def module(config: TransformerConfig, seed: int = 0) -> Module:
 
 
 def drawn(seed: int) -> tuple[str, TransformerConfig]:
-    """Draw a template and a configuration with its own sizes and up to `MOST_DEPARTURES` effective changes of fields.
+    """Draw a template, sizes, and up to `MOST_DEPARTURES` changed fields that have an effect.
 
-    Parts that `fit` does not find are left out. These are layers that differ in their positions, attention without a
-    norm, a transform before the head, and some scalings of rotary positions. Experts are left out too: the
-    feed-forwards of Qwen3-Next are dense here.
+    The draw excludes parts that `fit` does not determine. These are layers with different positions, attention without
+    a
+    norm, a transform before the head, and some rotary scalings. Experts are excluded too: the feed-forward layers of
+    Qwen3-Next are dense here.
     """
     dice = random.Random(seed)
     name = dice.choice(sorted(name for name in templates() if _is_found(template_of(name))))
@@ -145,7 +149,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 
 
 def template_of(name: str) -> TransformerConfig:
-    """Return a template; layers with recurrences and experts differ only in their mixers."""
+    """Return a template; one with recurrences is simplified to dense layers that differ only in their mixers."""
     template = templates()[name]
     if not template.is_recurrent:
         return template
@@ -200,7 +204,7 @@ def _sized(template: TransformerConfig, dice: random.Random) -> TransformerConfi
 
 
 def _of_signals(template: TransformerConfig, dice: random.Random) -> dict[str, Any]:
-    """Return sizes of images, or of frames of audio, which have no vocabulary."""
+    """Return sizes of images or audio frames, which replace the vocabulary."""
     if template.reads_frames:
         frames = 2 * dice.randint(5, 9)
         return {"mel_bins": dice.randint(3, 6), "num_frames": frames, "source_vocab_size": None}
@@ -212,7 +216,7 @@ def _of_signals(template: TransformerConfig, dice: random.Random) -> dict[str, A
 
 
 def _of_recurrences(dice: random.Random) -> dict[str, Any]:
-    """Return sizes of recurrences, which other models do not read."""
+    """Return sizes of recurrences."""
     heads = dice.choice((2, 4, 6))
     return {
         "recurrent_heads": heads,
@@ -224,7 +228,7 @@ def _of_recurrences(dice: random.Random) -> dict[str, Any]:
 
 
 def _changed(config: TransformerConfig, name: str, dice: random.Random) -> TransformerConfig | None:
-    """Return the configuration with another value of a field, if that is possible and has an effect."""
+    """Return the configuration with another value of a field, or None if it is invalid or has no effect."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     tried = field.metadata.get("tried") or (get_args(kind) if get_origin(kind) is Literal else (True, False))
     if name == "position_offset":
@@ -242,7 +246,7 @@ def _changed(config: TransformerConfig, name: str, dice: random.Random) -> Trans
 
 
 def computes_the_same(config: TransformerConfig, other: TransformerConfig | None) -> bool:
-    """Return whether the reference has the same logits with both, on padded tokens of all lengths up to 40."""
+    """Return whether the reference returns equal logits for both configurations, on padded inputs."""
     if other is None or parameter_shapes(config) != parameter_shapes(other):
         return False
     parameters = {name: value.astype(np.float64) for name, value in probe_parameters(config).items()}

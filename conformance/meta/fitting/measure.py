@@ -1,8 +1,8 @@
-"""The pool `fitting`: modules of drawn configurations, one for each seed, which `fit` must find.
+"""The pool `fitting`: modules with random configurations, one for each seed, which `fit` must find.
 
-A configuration is found if every field that a forward pass reads has the drawn value. A field may differ if the report
-lists it as undetermined. It may also differ if the drawn configuration does not read it, as rope_theta without rotary
-positions. With either value, the reference must compute exactly the same.
+A configuration is found if every field that affects the forward pass has its original value. A field may differ in two
+cases. `fit` may report it as undetermined, or the configuration may ignore it, such as `rope_theta` without rotary
+positions. In both cases the reference must return equal logits for both values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 
 @dataclass(frozen=True)
 class FittingTrial:
-    """A drawn configuration, whose module computes only in float32 if `single`."""
+    """A trial: `fit` must find a random configuration; with `single`, the module computes only in float32."""
 
     seed: int
     single: bool = False
@@ -35,7 +35,7 @@ class FittingTrial:
         return f"{self.seed} {drawn(self.seed)[0]}"
 
     def run(self) -> dict[str, Any]:
-        """Draw, fit and compare; return the wrong fields and the undetermined ones, drawn and found."""
+        """Run `fit` on the module; return wrong and undetermined fields with their original and found values."""
         name, config = drawn(self.seed)
         model = module(config, self.seed)
         if self.single:
@@ -46,19 +46,21 @@ class FittingTrial:
             made = fit(model, self.seed)
             answer["seconds"] = time.process_time() - began
             answer["wrong"], answer["untold"] = compared(config, made)
-            answer["error"] = "" if made.is_confirmed else f"not confirmed ({made.share:.2g} × the budget)"
+            answer["error"] = (
+                "" if made.is_confirmed else f"not confirmed, because the error is {made.share:.2g} × the budget"
+            )
         except Exception as error:  # noqa: BLE001 - it is counted, whatever it is
             answer |= {"error": f"{type(error).__name__}: {error}", "seconds": time.process_time() - began}
         return answer
 
 
 def is_found(answer: Answer) -> bool:
-    """Return whether the configuration was found in time."""
+    """Return whether `fit` found the configuration in time."""
     return not answer["wrong"] and not answer["error"] and answer["seconds"] <= SECONDS
 
 
 def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[object, object]], ...]:
-    """Return the fields in which the found configuration is wrong, and the fields in which it may be."""
+    """Return the fields with a wrong value, and the fields that `fit` reports as undetermined."""
     fields = [each.name for each in dataclasses.fields(config) if each.name not in NOT_RUN]
     pairs = {name: (getattr(config, name), getattr(made.config, name)) for name in fields}
     differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -72,7 +74,7 @@ def compared(config: TransformerConfig, made: Fit) -> tuple[dict[str, tuple[obje
 
 
 def _drawn_again(config: TransformerConfig, name: str, drawn_values: dict[str, object]) -> TransformerConfig | None:
-    """Return `config` with the drawn value of a field or, if that is impossible, with all drawn values."""
+    """Return `config` with the original value of one field or, if that is invalid, with all original values."""
     for fields in ({name: drawn_values[name]}, drawn_values):
         try:
             return dataclasses.replace(config, **fields)  # type: ignore[arg-type]
@@ -82,12 +84,14 @@ def _drawn_again(config: TransformerConfig, name: str, drawn_values: dict[str, o
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--number", type=int, default=NUMBER, help="number of configurations, starting with `--seed`")
-    parser.add_argument("--float32", action="store_true", help="modules that compute only in float32")
+    parser.add_argument(
+        "--number", type=int, default=NUMBER, help="number of configurations; their seeds start at `--seed`"
+    )
+    parser.add_argument("--float32", action="store_true", help="use modules that compute only in float32")
 
 
 def trials(options: argparse.Namespace) -> list[FittingTrial]:
-    """Return one trial per seed."""
+    """Return one trial for each seed."""
     seeds = range(options.seed, options.seed + options.number)
     return [FittingTrial(seed, options.float32) for seed in seeds]
 
@@ -98,6 +102,6 @@ def _with(number: int) -> Callable[[FittingTrial, Answer], bool | None]:
 
 MEASURES = [
     Measure("found", lambda _, answer: is_found(answer), WANTED),
-    Measure("found in every field", lambda _, answer: is_found(answer) and not answer["untold"]),
-    *(Measure(f"found, with {number} departures", _with(number)) for number in range(MOST_DEPARTURES + 1)),
+    Measure("found, with no undetermined field", lambda _, answer: is_found(answer) and not answer["untold"]),
+    *(Measure(f"found, with {number} changed fields", _with(number)) for number in range(MOST_DEPARTURES + 1)),
 ]

@@ -1,4 +1,4 @@
-"""A sample of `python -m meta.measure --pool fitting`: `fit` finds the configurations of drawn modules."""
+"""Run a sample of `python -m meta.measure --pool fitting`: `fit` finds the configurations of random modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.templates import differences
 
 SAMPLE = (0, 2, 3, 4, 10, 5056, 5003, 5005, 5013, 5021)
-"""Seeds that take a few seconds each. 10 and 5056 have gates of attention, 5003 a multiplier of parallel branches, 5005
-kernels of fewer features than positions, 5013 and 5021 a multiplier of tokens beside positions."""
+"""Seeds that take a few seconds each.
+
+10 and 5056 have gated attention. 5003 has a multiplier of parallel branches. 5005 has kernels with fewer features
+than positions. 5013 and 5021 multiply token embeddings and have position embeddings.
+"""
 
 
 @pytest.mark.long

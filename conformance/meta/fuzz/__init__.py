@@ -1,1 +1,1 @@
-"""Unusual inputs, drawn by Hypothesis, and the outcome of each: a verdict or one sentence."""
+"""Fuzz tests: Hypothesis draws unusual inputs, and each must end in a verdict or in one readable sentence."""

@@ -1,4 +1,4 @@
-"""The pool `fuzz`: the entry points, and how many of 20,000 inputs each receives."""
+"""The pool `fuzz`: the entry points, and the share of 20,000 inputs that each receives."""
 
 from __future__ import annotations
 
@@ -42,25 +42,28 @@ DOORS: dict[Door, int] = {
     columns.column_call: 700,
     ports.command_line: 160,
 }
-"""Entry points that start a process or search for causes get few inputs."""
+"""The number of inputs for each entry point; those that start a process or search for causes get few."""
 
 TOTAL = sum(DOORS.values())
 
 
 @dataclass
 class Unshown(Generic[T]):
-    """A value that Hypothesis does not print: some raise."""
+    """A wrapper for values that Hypothesis must not print, because printing some of them raises."""
 
     value: T = field(repr=False)
 
 
 def inputs_of(door: Door, total: int) -> int:
-    """Return the inputs of an entry point among `total`, rounded up, so that each has at least one."""
+    """Return the number of inputs for an entry point if all together get `total`; it is rounded up."""
     return -(-total * DOORS[door] // TOTAL)
 
 
 def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
-    """Run inputs of a door, each in a folder of its own; at a violation, smaller ones follow, the smallest last."""
+    """Run inputs through an entry point, each in its own folder.
+
+    After a violation, Hypothesis tries smaller inputs; the last outcome belongs to the smallest.
+    """
     found: list[Outcome] = []
 
     @seed(number)
@@ -75,14 +78,14 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
             found.append(outcome(lambda: door(draw, Path(folder))))
         assert not found[-1].violation
 
-    with suppress(AssertionError):  # it is among what was found
+    with suppress(AssertionError):  # `found` contains the violation
         try_one()
     return found
 
 
 @dataclass(frozen=True)
 class DoorTrial:
-    """Inputs of an entry point; importing a framework is not measured."""
+    """A trial: inputs for one entry point; the time to import the frameworks does not count."""
 
     door: Door
     inputs: int
@@ -108,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[DoorTrial]:
-    """Return every entry point with its part of the inputs."""
+    """Return every entry point with its share of the inputs."""
     return [DoorTrial(door, inputs_of(door, options.inputs), options.seed) for door in DOORS]
 
 
@@ -117,4 +120,4 @@ def _right(trial: DoorTrial, answer: Answer) -> tuple[int, int]:
     return inputs - len(answer["violations"]), inputs
 
 
-MEASURES = (Measure("a verdict or a sentence, in time", _right, 1.0),)
+MEASURES = (Measure("inputs that end in a verdict or a sentence in time", _right, 1.0),)

@@ -1,4 +1,4 @@
-"""The entry points of the three backends: models built with wrong arguments, and called with wrong inputs."""
+"""Entry points of the three backends: models that are built or called with wrong arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, installed
 
 LONG, ENDLESS = 10, 2**62
-"""Numbers of tokens between these are valid, and would be generated."""
+"""The fuzzer avoids numbers between these: they are valid token counts, but generation would take too long."""
 
 TOKENS = np.array([[1, 2, 3]])
 TRAINING = st.sampled_from([field.name for field in dataclasses.fields(Training)])
@@ -33,7 +33,7 @@ def model(name: str) -> Any:
 
 
 def column_build(draw: Draw, folder: Path) -> str:
-    """Build a model of a backend with a wrong precision, device, mode, configuration or parameters."""
+    """Build a backend's model with one wrong argument, such as a precision, a device or a configuration."""
     build: Any = backend(draw(st.sampled_from(sorted(installed()))))
     known = st.sampled_from(("float32", "bfloat16", "cuda", "int8"))
     wrong = draw(objects)
@@ -49,7 +49,7 @@ def column_build(draw: Draw, folder: Path) -> str:
 
 
 def column_call(draw: Draw, folder: Path) -> str:
-    """Call a right model with one wrong argument."""
+    """Call a correct model with one wrong argument."""
     forward = model(draw(st.sampled_from(sorted(installed()))))
     wrong, name, other = draw(objects), draw(TRAINING), draw(names)
     steps = 3 if isinstance(wrong, int | float) and LONG <= wrong < ENDLESS else wrong

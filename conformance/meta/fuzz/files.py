@@ -1,4 +1,4 @@
-"""The entry points of files: configurations, parameters, bundles, outputs of ports, and hub checkpoints."""
+"""Entry points that read files: configurations, parameters, bundles, outputs of ports, and checkpoints."""
 
 from __future__ import annotations
 
@@ -43,29 +43,28 @@ CHECKPOINTS = st.sampled_from(("llama", "bert", "t5"))
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 Content = dict[str, bytes]
-"""The files of a folder, by name."""
+"""Maps the names of the files in a folder to their contents."""
 
 
 def write(folder: Path, files: Content) -> None:
-    """Write the files of a folder."""
     for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
 def drawn_text(draw: Draw, fields: Any) -> bytes:
-    """Draw JSON, right or wrong, as the bytes of a file."""
+    """Draw the contents of a JSON file, which is valid or damaged."""
     return draw(texts(fields)).encode("utf-8", "surrogatepass")
 
 
 def configuration_text(draw: Draw, folder: Path) -> str:
-    """Read a configuration as JSON: fields of unusual values, and damaged text."""
+    """Read a configuration from JSON with unusual values or damaged text."""
     fields = preset(draw(st.sampled_from(list(PRESETS)))).resized().as_dict()
     fields |= draw(st.dictionaries(FIELDS | names, json_values, max_size=3))
     return _used(TransformerConfig.from_json(draw(texts(fields))))
 
 
 def configuration_object(draw: Draw, folder: Path) -> str:
-    """Build a configuration from Python objects, by each of its constructors."""
+    """Build a configuration from Python objects with one of its constructors."""
     changes: Any = {draw(FIELDS): draw(objects)}
     made: tuple[Any, ...] = (
         lambda: TINY.resized(**changes),
@@ -76,14 +75,13 @@ def configuration_object(draw: Draw, folder: Path) -> str:
 
 
 def _used(config: TransformerConfig) -> str:
-    """Return whether it can be checked is known at once; JSON brings it back."""
+    """Return `ACCEPTED` after a round trip through JSON and a check of the memory that the configuration needs."""
     assert TransformerConfig.from_json(config.to_json()) == config
     check_memory(config, 8, source=min(9, config.max_length), target=1, tokens=min(9, config.max_length))
     return ACCEPTED
 
 
 def parameters_file(draw: Draw, folder: Path) -> str:
-    """Read a damaged safetensors file."""
     path = folder / "parameters.safetensors"
     save_parameters(path, PARAMETERS)
     path.write_bytes(draw(damaged(path.read_bytes())))
@@ -92,7 +90,7 @@ def parameters_file(draw: Draw, folder: Path) -> str:
 
 
 def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Add or replace some tensors, or leave one out."""
+    """Add or replace some tensors, and sometimes remove one."""
     for name in draw(st.lists(st.sampled_from([*sorted(tensors), *PRINTABLE]), min_size=1, max_size=2)):
         shape = draw(st.sampled_from(((), (0,), (4,), (5, 4), (4, 5), (1,) * 12, (0, 2**20))))
         dtype = draw(st.sampled_from(("float32", "float64", "float16", "int32", "bool")))
@@ -103,7 +101,7 @@ def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str,
 
 
 def parameters_named(draw: Draw, folder: Path) -> str:
-    """Read a well-formed file with wrong tensors in it."""
+    """Read a valid safetensors file that contains wrong tensors."""
     path = folder / "parameters.safetensors"
     save_file(_with_wrong_tensors(draw, dict(PARAMETERS)), path)
     load_parameters(path, TINY)
@@ -111,7 +109,7 @@ def parameters_named(draw: Draw, folder: Path) -> str:
 
 
 def parameters_object(draw: Draw, folder: Path) -> str:
-    """Pass parameters that are no arrays, or not by name."""
+    """Check parameters that are not arrays, or not a dict with names."""
     called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
     given: Any = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
     if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):
@@ -130,7 +128,7 @@ def right_bundle() -> tuple[Bundle, Content]:
 
 
 def bundle_file(draw: Draw, folder: Path) -> str:
-    """Read a bundle with one damaged file, whose digest may be corrected."""
+    """Read a bundle with one damaged file; the digest in the manifest may be updated."""
     _, files = right_bundle()
     name = draw(st.sampled_from(FILES))
     write(folder, files | {name: draw(damaged(files[name]))})
@@ -143,7 +141,7 @@ def bundle_file(draw: Draw, folder: Path) -> str:
 
 
 def bundle_manifest(draw: Draw, folder: Path) -> str:
-    """Read a bundle whose manifest is changed, signed again, or damaged."""
+    """Read a bundle whose manifest is damaged, or changed with a valid digest."""
     _, files = right_bundle()
     write(folder, files)
     manifest = json.loads(files["manifest.json"])
@@ -158,7 +156,7 @@ def bundle_manifest(draw: Draw, folder: Path) -> str:
 
 
 def _change(draw: Draw, value: Any) -> None:
-    """Change one value, somewhere deep."""
+    """Change one value in a nested dict."""
     while isinstance(value, dict) and value:
         name = draw(st.sampled_from(sorted(value)))
         if not isinstance(value[name], dict) or draw(is_rare):
@@ -174,7 +172,7 @@ def _sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def bundle_outputs(draw: Draw, folder: Path) -> str:
-    """Judge outputs of a port: damaged, of wrong shapes, dtypes and names, or with unusual numbers."""
+    """Judge outputs of a port that are damaged, have wrong shapes, dtypes or names, or contain unusual numbers."""
     bundle, files = right_bundle()
     path, right = folder / ACTUAL, files["expected.safetensors"]
     path.write_bytes(draw(damaged(right)) if draw(st.booleans()) else save(_other_outputs(draw, load(right))))
@@ -189,7 +187,7 @@ def bundle_outputs(draw: Draw, folder: Path) -> str:
         if name in flat
     )
     if report.verdict == "agrees" and not near:
-        raise WrongAnswerError("outputs that differ by more than a thousandth agree")
+        raise WrongAnswerError("the checker agrees with outputs that are wrong by more than 1e-3")
     return report.verdict
 
 
@@ -206,7 +204,6 @@ def _other_outputs(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.n
 
 @functools.cache
 def right_checkpoint(family: str) -> Content:
-    """Return the files of a small checkpoint of a family."""
     config = example_config(family)
     with tempfile.TemporaryDirectory() as folder:
         export_checkpoint(family, config, initialize_parameters(config), folder)
@@ -226,7 +223,7 @@ def checkpoint_fields(draw: Draw, folder: Path) -> str:
 
 
 def checkpoint_tensors(draw: Draw, folder: Path) -> str:
-    """Read a checkpoint with a damaged file of weights, wrong tensors, or a false index."""
+    """Read a checkpoint with damaged weights, wrong tensors, or a wrong index."""
     files = dict(right_checkpoint(draw(CHECKPOINTS)))
     kind = draw(st.sampled_from(("damaged", "damaged", "wrong", "index")))
     if kind == "damaged":

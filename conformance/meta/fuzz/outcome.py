@@ -1,4 +1,4 @@
-"""The outcome of one input: a verdict, one sentence, or a violation of the promise to every input."""
+"""The outcome of one input: a verdict, one sentence, or a violation of what every input is promised."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from transparity.errors import TransparityError
 from transparity.text import SENTENCE
 
 SECONDS, MEGABYTES = 10.0, 1000
-"""The time and memory that an input may take, as the campaign promises."""
+"""The seconds and megabytes that one input may take."""
 
 ACCEPTED = "accepted"
-"""The input was read, and is valid."""
+"""The outcome of an input that was read and is valid."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Outcome:
 
     Attributes:
         what: `accepted`, a verdict, or the type of the error.
-        violation: the reason why this is not what an input is owed; empty if it is.
+        violation: the promise that was broken, or an empty string.
     """
 
     what: str
@@ -42,15 +42,15 @@ class Outcome:
 
 
 class TooLong(KeyboardInterrupt):
-    """The time of an input is over; like the user's own Ctrl-C, it passes through every entry point."""
+    """Raised when the time of an input is over; it derives from KeyboardInterrupt so that no entry point catches it."""
 
 
 class WrongAnswerError(Exception):
-    """The answer itself is wrong, such as agreement with a wrong port."""
+    """Raised when an answer is wrong, such as agreement with a wrong port."""
 
 
 def outcome(run: Callable[[], str]) -> Outcome:
-    """Run one input, and judge what it does."""
+    """Run one input, and return its outcome."""
     before, began = peak(), time.perf_counter()
     what, violation = "", ""
     try:
@@ -58,11 +58,11 @@ def outcome(run: Callable[[], str]) -> Outcome:
             warnings.simplefilter("ignore")
             what = run()
     except (StopTest, HypothesisException):
-        raise  # the input was not drawn to its end
+        raise  # Hypothesis stopped drawing the input
     except TransparityError as error:
         what, violation = type(error).__name__, unreadable(str(error))
     except TooLong:
-        what, violation = "no answer", f"no answer within {SECONDS:g} s"
+        what, violation = "no answer", f"took longer than {SECONDS:g} s"
     except WrongAnswerError as error:
         what, violation = "wrong", str(error)
     except BaseException as error:  # noqa: BLE001 - that nothing else is raised is what is tested
@@ -74,12 +74,12 @@ def outcome(run: Callable[[], str]) -> Outcome:
 
 
 def unreadable(sentence: str) -> str:
-    """Return the reason why a text is no sentence for users; empty if it is one."""
+    """Return why a message is not one readable sentence, or an empty string."""
     if not sentence.isprintable():
         return f"not printable: {sentence!a}"
     if not sentence.endswith("."):
-        return f"no sentence: {sentence}"
-    if len(sentence) >= SENTENCE:  # as long as the limit: it was cut
+        return f"not a sentence: {sentence}"
+    if len(sentence) >= SENTENCE:  # a sentence of the maximum length was cut
         return f"too long: {sentence}"
     return ""
 
@@ -97,7 +97,7 @@ def _raised(error: BaseException) -> str:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Stop the input when its time is over; only a main thread can."""
+    """Raise `TooLong` when the time of an input is over; this works only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

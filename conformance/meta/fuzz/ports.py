@@ -1,4 +1,4 @@
-"""The entry points of ports: objects in this process, files, programs, and the command line as users start it."""
+"""Entry points for ports: Python objects, files, programs, and the command line."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from transparity_conformance.running.process.running import built, run
 from transparity_numpy.port import build as right_port
 
 SEARCH = 2.0
-"""Seconds for the search for causes, which is not measured."""
+"""The seconds for the search for causes."""
 
 VERDICTS = {0: "agrees", 1: "diverges", 2: "bad input", 3: "inconclusive"}
 
 
 class Surprising(dict[str, Any]):
-    """Taps that raise when they are read."""
+    """Taps that raise an error when they are read."""
 
     def items(self) -> Any:
         raise RuntimeError("items")
@@ -56,7 +56,7 @@ def _raising(error: type[BaseException], what: Any) -> Callable[..., Any]:
 
 
 Answer = Callable[[dict[str, Any]], Any]
-"""Answers of a port, derived from the right taps."""
+"""Functions that turn the correct taps into the answer of a port."""
 
 raising: SearchStrategy[Answer] = st.builds(
     _raising, st.sampled_from((*wild.ERRORS, *wild.EXITS)), wild.names | st.builds(lambda: "x" * 10**6) | wild.hostile
@@ -95,7 +95,7 @@ answers: SearchStrategy[Answer] = st.one_of(
 
 
 def drawn_build(draw: Draw) -> Callable[..., Any]:
-    """Draw a port that is wrong when it is built, or in the same way at each call."""
+    """Draw a port that fails when it is built, or that changes the correct taps in the same way at each call."""
     wrong, answer = draw(raising | wild.objects.map(lambda value: lambda *_: value)), draw(answers)
     fails_in_build = draw(wild.is_rare)
 
@@ -110,7 +110,7 @@ def drawn_build(draw: Draw) -> Callable[..., Any]:
 
 @functools.cache
 def probe() -> Probe:
-    """Return the probe with which ports are called."""
+    """Return the probe for calls of ports."""
     return probes_of(TINY, "config")["one"]
 
 
@@ -122,10 +122,10 @@ def port_call(draw: Draw, folder: Path) -> str:
 
 
 def port_check(draw: Draw, folder: Path) -> str:
-    """Run a whole check of a port; a wrong one never agrees."""
+    """Run a whole check of a wrong port, which must not agree."""
     report = check(drawn_build(draw), config=TINY, budget=SEARCH)
     if report.verdict == "agrees":
-        raise WrongAnswerError("a port that is wrong agrees")
+        raise WrongAnswerError("the checker agrees with a wrong port")
     if any(not line.isprintable() for line in (*report.notes, *report.not_compared)):
         raise WrongAnswerError("a line of the report is not printable")
     return report.verdict
@@ -133,11 +133,11 @@ def port_check(draw: Draw, folder: Path) -> str:
 
 _TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("ports.toml").read_text(encoding="utf-8"))
 SOURCES, HARM, PROGRAMS = (tuple(_TEXTS[name]) for name in ("sources", "harm", "programs"))
-"""Files of ports, actions that only an isolated process survives, and programs."""
+"""Sources of wrong ports, sources that only an isolated process survives, and shell programs."""
 
 
 def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
-    """Write the file of a port."""
+    """Write the source of a port with random errors and names."""
     error, text = draw(st.sampled_from((*wild.ERRORS, *wild.EXITS))).__name__, draw(wild.names)
     number = draw(st.sampled_from((0, 1, 2, 3, 9, 11)))
     source = draw(st.sampled_from(sources)).format(error=error, text=text, number=number)
@@ -146,7 +146,7 @@ def _source(draw: Draw, sources: tuple[str, ...], path: Path) -> Path:
 
 
 def port_file(draw: Draw, folder: Path) -> str:
-    """Run a Python file that cannot be imported, or has no port, or a name of no port."""
+    """Load a port from a file that fails to import or lacks the function, or from an invalid path."""
     path = _source(draw, SOURCES, folder / "port.py")
     name = draw(st.sampled_from(("build", "build", "build", "x y", "", "__name__", "é", "a.b")))
     spec = draw(st.one_of(*[st.just(f"{path}:{name}")] * 2, wild.names, wild.names.map(lambda file: f"{file}:{name}")))
@@ -158,7 +158,7 @@ NO_PROGRAMS = (*wild.NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 
 def program(draw: Draw, folder: Path) -> str:
-    """Run a program that ends in any way, and writes anything."""
+    """Run a program that writes arbitrary output and ends in an arbitrary way."""
     bundle, files = right_bundle()
     (folder / "bundle").mkdir()
     write(folder / "bundle", {"config.json": files["config.json"]})
@@ -172,7 +172,7 @@ def program(draw: Draw, folder: Path) -> str:
 
 
 def command_line(draw: Draw, folder: Path) -> str:
-    """Run `transparity` once; it never agrees with any of these ports."""
+    """Run `transparity` once; `check` must not agree with any of these ports."""
     _, files = right_bundle()
     write(folder, files | {"actual.safetensors": draw(wild.damaged(files["expected.safetensors"]))})
     config, ours, hub = folder / "a.json", folder / "b.json", folder / "hub"
@@ -207,14 +207,14 @@ def _run(arguments: list[str], folder: Path) -> str:
     ended = subprocess.run(program, cwd=folder, env=environment, capture_output=True, timeout=SECONDS * 3, check=False)
     text = ended.stderr.decode("utf-8", "replace").strip()
     if ended.returncode not in VERDICTS:
-        raise WrongAnswerError(f"the exit code {ended.returncode} of {arguments}: {text[-200:]!a}")
+        raise WrongAnswerError(f"unknown exit code {ended.returncode} of {arguments}: {text[-200:]!a}")
     if "Traceback" in text:
-        raise WrongAnswerError(f"a traceback of {arguments}: {text[-300:]!a}")
+        raise WrongAnswerError(f"a traceback in the output of {arguments}: {text[-300:]!a}")
     is_usage = text.startswith("Usage:")
-    is_cut = any(len(argument) >= SENTENCE for argument in arguments)  # and with it the sentence that quotes it
+    is_cut = any(len(argument) >= SENTENCE for argument in arguments)  # the message quotes a long argument
     last = text.splitlines()[-1] if text else ""
     if ended.returncode == 2 and not (is_usage or is_cut) and (problem := unreadable(last)):
         raise WrongAnswerError(f"{arguments}: {problem}")
     if ended.returncode == 0 and arguments[0] == "check":
-        raise WrongAnswerError(f"{arguments} agrees")
+        raise WrongAnswerError(f"the checker agrees with a wrong port: {arguments}")
     return VERDICTS[ended.returncode]

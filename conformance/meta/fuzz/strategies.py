@@ -1,4 +1,4 @@
-"""Strategies for unusual values: JSON, bytes, names, and Python objects that misbehave."""
+"""Hypothesis strategies for unusual values: JSON, bytes, names, and Python objects that misbehave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = TypeVar("Data", str, bytes)
 
 
 class Draw(Protocol):
-    """The function that draws a value in a Hypothesis test."""
+    """The type of the function that draws a value in a Hypothesis test."""
 
     def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
 
@@ -32,37 +32,37 @@ NAMES = (
     *("tokens", "logits", "source", "target", "__class__", "weight", "head.weight", "decoder.embedding", "config.json"),
 )
 PRINTABLE = [name for name in NAMES if name.isprintable()]
-"""Names that a library writes into a file."""
+"""Names that may be written into a file."""
 
 ERRORS = (ValueError, TypeError, KeyError, OSError, RuntimeError, RecursionError, MemoryError, AssertionError)
 EXITS = (SystemExit, GeneratorExit, BaseException)
 
 names = st.sampled_from(NAMES)
 is_rare = st.sampled_from([False] * 4 + [True])
-"""True in one of five."""
+"""A strategy for booleans; one of five is True."""
 
 _leaves = st.sampled_from((*NUMBERS, *NAMES, *NOT_FINITE, None, True, False)) | st.integers() | st.floats() | st.text()
 json_values: SearchStrategy[Any] = st.recursive(
     _leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=5
 )
-"""Values that JSON can represent."""
+"""A strategy for values that JSON can represent."""
 
 
 def spliced(data: Data, pieces: SearchStrategy[Data]) -> SearchStrategy[Data]:
-    """`data` with one piece changed, cut out, or put in: anywhere, or as often near its beginning."""
+    """Return a strategy that replaces, removes or inserts a piece of `data`; half of the places are near the start."""
     places = st.integers(0, len(data)) | st.integers(0, min(len(data), 600))
     sizes = st.integers(0, 40) | st.just(len(data))
     return st.builds(lambda at, size, piece: data[:at] + piece + data[at + size :], places, sizes, pieces)
 
 
 def repeated(data: Data) -> SearchStrategy[Data]:
-    """`data` with one piece three times."""
+    """Return a strategy that repeats a piece of `data` three times."""
     places = st.integers(0, len(data)), st.integers(1, 200)
     return st.builds(lambda at, size: data[:at] + data[at : at + size] * 3 + data[at + size :], *places)
 
 
 def texts(fields: Any) -> SearchStrategy[str]:
-    """`fields` as JSON, most often right, or with something wrong in it, or not JSON at all."""
+    """Return a strategy for JSON texts of `fields`: mostly valid, else with an error or a repeated key."""
     text = json.dumps(fields)
     wrong = st.sampled_from((",", "::", ": [", "\0", "1e999", "-0", "NaN", "9" * 5000, "1.", "0x1", "[" * 10**5))
     twice = st.just(text[:-1] + "," + text[1:])
@@ -70,14 +70,14 @@ def texts(fields: Any) -> SearchStrategy[str]:
 
 
 def damaged(data: bytes) -> SearchStrategy[bytes]:
-    """`data` with a piece, the length of a safetensors header, or a number of its JSON changed; or other bytes."""
+    """Return a strategy that damages a safetensors file or its header, or draws random bytes."""
     lengths = st.integers(0, 2**63 - 1).map(lambda length: length.to_bytes(8, "little") + data[8:])
     pieces = st.binary(max_size=40) | st.integers(1, 40).map(bytes)
     return st.one_of(spliced(data, pieces), repeated(data), lengths, _renumbered(data), st.binary(max_size=100))
 
 
 def _renumbered(data: bytes) -> SearchStrategy[bytes]:
-    """`data` with another value for a number of its JSON; the length of a safetensors header is corrected."""
+    """Return a strategy that replaces a number in the JSON header; the stored length of the header is updated."""
     found = list(re.finditer(rb"(?<=[\[:, ])\d+(?=[,\]} \n])", data[:4000]))
 
     def changed(match: re.Match[bytes], value: Any) -> bytes:
@@ -91,7 +91,7 @@ def _renumbered(data: bytes) -> SearchStrategy[bytes]:
 
 
 class Hostile:
-    """Raises one of many errors wherever it is asked, but by Hypothesis while it is drawn."""
+    """An object whose methods raise an error, except while Hypothesis draws it."""
 
     is_drawn = True
 
@@ -127,11 +127,11 @@ _others: tuple[Callable[[], Any], ...] = (object, lambda: [[1, 2], [3]], lambda:
 objects: SearchStrategy[Any] = st.one_of(
     arrays, hostile, json_values, st.binary(max_size=100), st.sampled_from(_others).map(lambda make: make())
 )
-"""Python objects of any kind."""
+"""A strategy for arbitrary Python objects."""
 
 
 def examples(strategy: SearchStrategy[T], count: int, number: int = 0) -> list[T]:
-    """Return up to `count` different values, the simplest first; the same ones for the same number."""
+    """Return up to `count` values, simplest first; equal `number`s draw equal values."""
     found: list[T] = []
 
     @seed(number)

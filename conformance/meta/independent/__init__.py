@@ -1,5 +1,5 @@
-"""A port of the reference in PyTorch, written from its documents without its code.
+"""A PyTorch port that was written from the documentation of the reference, without its code.
 
-The files model.py, port.py and positions.py import neither the contract, a column nor the checker: a configuration is
-any object with the documented fields. The rows of bugs/ are changes of the text of these files.
+The files model.py, port.py and positions.py do not import the contract, a column or the checker. A configuration is any
+object with the documented fields. Each row of bugs/ is an edit of one of these files.
 """

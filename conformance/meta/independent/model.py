@@ -1,4 +1,4 @@
-"""The forward pass of the port: a class with one short method for each step, which a subclass can do in another way."""
+"""The forward pass of the port, as a class with one short method per step; a subclass can replace each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ POOLERS = {**ACTIVATIONS, "tanh": torch.tanh}
 
 
 class Model:
-    """`forward(source=…, target=…)` or `forward(tokens=…)`, in one precision, with taps if `taps`."""
+    """A model in one precision; call it with `source=…, target=…` or with `tokens=…`.
+
+    A call returns the taps if `taps` is True, otherwise the logits.
+    """
 
     taps = False
 
@@ -43,7 +46,7 @@ class Model:
         self.prepare()
 
     def prepare(self) -> None:
-        """Prepare the model once, when it is loaded."""
+        """Prepare the model once, after its parameters are loaded."""
 
     def __call__(self, **inputs: Any) -> Any:
         with torch.no_grad():
@@ -66,18 +69,18 @@ class Model:
         return self.tap("logits", self.head(x))
 
     def read(self, given: Any) -> Tensor:
-        """Return the images or the tokens of a model with one stack."""
+        """Return the images or tokens that a model with one stack reads."""
         found: Tensor = given["pixels" if self.c.patch_size else "tokens"]
         return found
 
     def tap(self, name: str, x: Tensor) -> Tensor:
-        """Record a value by its name; parts of a value that are no tap have a ~ in theirs."""
+        """Record a value by its name, unless the name contains a ~."""
         if "~" not in name:
             self.heard[name] = x
         return x
 
     def encode(self, ids: Tensor, mask: Any = None, types: Any = None) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output, and its visible positions."""
+        """Return the encoder's output, and a mask of its visible positions."""
         if ids.is_floating_point():
             x = self.frames(ids.to(self.dtype)) if self.c.mel_bins else self.patches(ids.to(self.dtype))
             real = torch.ones(x.shape[:2], dtype=torch.bool)
@@ -88,7 +91,7 @@ class Model:
         return self.layers("encoder", x, where, self.padding(real)), self.padding(real)
 
     def decode(self, ids: Tensor, memory: Any = None, seen: Any = None, mask: Any = None, past: Any = None) -> Tensor:
-        """Return the decoder's output; `past` contains the earlier tokens, and is extended."""
+        """Return the decoder's output; `past` is the cache, which is extended in place."""
         real = self.real(ids, mask)
         begin = 0
         if past is not None:
@@ -115,15 +118,15 @@ class Model:
         return (torch.arange(keys) <= where[..., None])[:, None]
 
     def cached(self, where: Tensor, keys: int) -> Tensor:
-        """Return the mask of new tokens at `where` over the whole cache."""
+        """Return the causal mask of new tokens at positions `where` over the whole cache."""
         return self.causal(where, keys)
 
     def continued(self, where: Tensor) -> Tensor:
-        """Return the positions of new tokens, starting after the cache."""
+        """Return the positions of new tokens after the cached ones."""
         return where
 
     def frames(self, mel: Tensor) -> Tensor:
-        """Apply two convolutions over time, the second of which halves the number of positions."""
+        """Apply two convolutions over time; the second halves the number of positions."""
         for name, stride in (("first", 1), ("second", 2)):
             kernel = self.p[f"encoder.{name}_convolution.weight"].unflatten(-1, (-1, 3))
             mel = F.conv1d(F.pad(mel, (1, 1)), kernel, self.p[f"encoder.{name}_convolution.bias"], stride)
@@ -132,7 +135,7 @@ class Model:
         return mel.transpose(1, 2)
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Return squares of the image, left to right and top to bottom, after the class token."""
+        """Return the class token, then the patches of the image, row by row."""
         size = self.c.patch_size
         squares = pixels.unfold(2, size, size).unfold(3, size, size)  # (batch, channels, rows, columns, size, size)
         x = self.dense("encoder.patch_projection", squares.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
@@ -141,7 +144,7 @@ class Model:
         return torch.cat([self.p["encoder.class_embedding.weight"].expand(len(x), 1, -1), x], 1)
 
     def enter(self, name: str, ids: Tensor) -> Tensor:
-        """Return tokens as vectors."""
+        """Return the scaled embeddings of tokens."""
         c, x = self.c, self.lookup(self.table(name), ids)
         if c.embedding_scale == "embed_dim":
             x = x * math.sqrt(c.embed_dim)
@@ -150,7 +153,7 @@ class Model:
         return x
 
     def embed(self, name: str, x: Tensor, where: Tensor, real: Tensor, types: Any = None) -> Tensor:
-        """Return tokens, patches or frames with their types and positions."""
+        """Add token types and positions to the embeddings of tokens, patches or frames."""
         c = self.c
         as_decoder = name == "decoder" or c.encoder_positions == "as-decoder"
         positions = c.positions if as_decoder else c.encoder_positions
@@ -224,7 +227,7 @@ class Model:
         return self.facts(i).sliding_window
 
     def facts(self, i: int) -> Any:
-        """Return the fields of layer `i`."""
+        """Return the fields of layer `i`, as attributes."""
         kinds = self.c.layer_types
         own = self.c.layer_overrides.get(kinds[i % len(kinds)], {}) if kinds else {}
         return SimpleNamespace(**{**vars(self.c), **own})
@@ -238,7 +241,7 @@ class Model:
         return ((inside >= 0) & (inside < window))[:, None]
 
     def sharpened(self, query: Tensor, where: Tensor) -> Tensor:
-        """Return queries whose temperature grows with their positions."""
+        """Return queries multiplied by a factor that grows with their position."""
         if self.own.query_temperature == 0:
             return query
         past = torch.floor((where + self.c.query_temperature_first).double() / self.c.query_temperature_length)
@@ -246,7 +249,7 @@ class Model:
         return query * factor.to(query.dtype).view(len(factor), 1, -1, 1)
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
-        """Return the bias that distances add to the scores, or None."""
+        """Return the bias of the scores for each distance, or None."""
         distance = torch.arange(keys) - where[..., None]
         if self.c.positions == "relative" or self.c.relative_bias:
             found = bucket(distance, self.c.relative_buckets, self.c.relative_max_distance, both=name == "encoder")
@@ -316,7 +319,7 @@ class Model:
         return self.act(gate) * (up + self.c.up_offset)
 
     def experts(self, at: str, x: Tensor) -> Tensor:
-        """Send each token to its experts in turn, best first."""
+        """Apply the chosen experts to each token, one token after another."""
         logits = self.tap(f"{at}.router_logits", self.dense(f"{at}.router", x))
         wide = logits.float() if logits.dtype == torch.bfloat16 else logits
         scores = torch.softmax(wide, -1) if self.c.router_scores == "softmax" else 1 / (1 + torch.exp(-wide))
@@ -335,7 +338,7 @@ class Model:
         return y + self.shared(at, x) if self.c.shared_expert_dim else y
 
     def ranked(self, at: str, scores: Tensor) -> Tensor:
-        """Return the scores for choosing experts, lowest in groups that are not among the best."""
+        """Return the scores for choosing experts; groups that are not chosen have −∞."""
         c = self.c
         scores = scores + self.p[f"{at}.router_score_bias"] if c.router_score_bias else scores
         if c.router_groups == 1:
@@ -346,7 +349,7 @@ class Model:
         return torch.where(kept[..., None], groups, -torch.inf).flatten(-2)
 
     def shared(self, at: str, x: Tensor) -> Tensor:
-        """Apply the expert of every token."""
+        """Apply the shared expert, which processes every token."""
         y = self.dense_feed(f"{at}.shared_expert", x)
         return torch.sigmoid(self.dense(f"{at}.shared_expert_gate", x)) * y if self.c.shared_expert_gate else y
 
@@ -359,13 +362,13 @@ class Model:
         return ACTIVATIONS[self.c.activation](x)
 
     def split(self, name: str, x: Tensor, heads: int) -> Tensor:
-        """Return a projection, as (batch, heads, length, head_dim)."""
+        """Project `x`, and return the result as (batch, heads, length, head_dim)."""
         if self.c.projection == "shared-per-head":
             return self.dense(name, x.unflatten(-1, (heads, -1))).transpose(1, 2)
         return self.dense(name, x).unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def attend(self, at: str, x: Tensor, y: Any, keep: Tensor, where: Any, bias: Any, past: Any) -> Tensor:
-        """Let `x` attend to `y`; `where` is the positions of `x`, for self-attention."""
+        """Attend from `x` to `y`; `where` is the positions of `x`, or None in cross-attention."""
         given = self.low(at, "query", x) if self.c.q_lora_rank else x
         query = self.tap(f"{at}.query", self.split(f"{at}.query", given, self.c.num_heads))
         query = self.placed(at, "query", query, where)
@@ -383,15 +386,15 @@ class Model:
         return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
 
     def itself(self, keep: Tensor, where: Tensor, rows: int) -> Tensor:
-        """Return True for tokens that see themselves: all but padding."""
+        """Return a mask that is True for tokens that are visible to themselves, which are all except padding."""
         return keep[:, 0].expand(rows, -1, -1).gather(-1, where.expand(rows, -1)[..., None])
 
     def recur(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
-        """Update a state instead of attending; `real` marks the tokens that are no padding."""
+        """Apply a recurrence in place of attention; `real` is a mask of the tokens that are not padding."""
         return (self.correct if self.own.mixer == "gated-delta" else self.select)(at, x, real, past)
 
     def select(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
-        """Apply Mamba-2: for one token after another, each head's state decays, is added to, and is read."""
+        """Apply Mamba-2: for each token, a head's state decays, is updated, and is read."""
         c, before, x = self.c, past.get(at, {}), x * real
         kept: Cache = {}
         read, write, v = (self.convolved(at, role, x, before, kept, real) for role in ("query", "key", "value"))
@@ -414,24 +417,24 @@ class Model:
         return self.tap(f"{at}.output", self.dense(f"{at}.output", self.tap(f"{at}.gated_context", y)))
 
     def group(self, head: int) -> int:
-        """Return the group whose keys and queries a head has."""
+        """Return the index of the group that contains a head's keys and queries."""
         return int(head // (self.c.recurrent_heads // self.c.recurrent_key_heads))
 
     def bounded(self, step: Tensor) -> Tensor:
-        """Return the time step within its limits."""
+        """Clamp the time step to its limits."""
         step = torch.maximum(step, torch.tensor(self.c.time_step_min, dtype=step.dtype))
         most = self.c.time_step_max
         return step if most is None else torch.minimum(step, torch.tensor(most, dtype=step.dtype))
 
     def gate(self, at: str, y: Tensor, x: Tensor) -> Tensor:
-        """Apply the gate first, then a norm of each group's features."""
+        """Apply the gate, then an RMSNorm over the features of each group."""
         z = self.dense(f"{at}.gate", x)
         groups = (y * z / (1 + torch.exp(-z))).unflatten(-1, (self.c.recurrent_key_heads, -1))
         size = (groups.pow(2).mean(-1, keepdim=True) + self.c.norm_eps).sqrt()
         return (groups / size).flatten(-2) * self.p[f"{at}.gated_norm.weight"]
 
     def correct(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
-        """Apply the delta rule: for one token after another, a state decays, is corrected, and is read."""
+        """Apply the gated delta rule: for each token, a state decays, is corrected, and is read."""
         c, before, x = self.c, past.get(at, {}), x * real
         kept: Cache = {}
         q, k, v = (self.convolved(at, role, x, before, kept) for role in ("query", "key", "value"))
@@ -459,7 +462,7 @@ class Model:
         return self.tap(f"{at}.output", self.dense(f"{at}.output", self.tap(f"{at}.gated_context", y)))
 
     def convolved(self, at: str, role: str, x: Tensor, before: Cache, kept: Cache, real: Any = 1) -> Tensor:
-        """Convolve each feature over its last positions."""
+        """Apply a causal depthwise convolution."""
         kernel = self.p[f"{at}.{role}_convolution.weight"]
         x = self.dense(f"{at}.{role}", x).transpose(1, 2)
         more = kernel.shape[1] - 1
@@ -469,13 +472,13 @@ class Model:
         return self.tap(f"{at}.{role}_convolved", F.silu(y.transpose(1, 2)) * real)
 
     def low(self, at: str, role: str, x: Tensor) -> Tensor:
-        """Return the latent of queries, or of keys and values."""
+        """Return the normalized latent of queries, or of keys and values."""
         x = self.dense(f"{at}.{role}_latent", x)
         gain = self.p[f"{at}.{role}_latent_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
         return self.tap(f"{at}.{role}_latent", self.rms(x, gain))
 
     def of_latent(self, at: str, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all heads, which share the rotated part of the key."""
+        """Return the keys and values of all heads; the rotated part of the key is shared by all heads."""
         low, heads = self.low(at, "key_value", y), self.c.num_heads
         weights = torch.cat([self.p[f"{at}.{role}.weight"].unflatten(0, (heads, -1)) for role in ("key", "value")], 1)
         both = torch.einsum("btr,hfr->bhtf", low, weights)
@@ -492,14 +495,14 @@ class Model:
         return self.placed(at, "key", key, where), self.tap(f"{at}.value", self.split(f"{at}.value", y, self.key_heads))
 
     def remember(self, past: Cache, at: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all keys and values of a layer's self-attention, with the new ones at the end."""
+        """Append keys and values to a layer's cache, and return all cached ones."""
         if at in past:
             key, value = torch.cat([past[at][0], key], 2), torch.cat([past[at][1], value], 2)
         past[at] = (key, value)
         return key, value
 
     def placed(self, at: str, role: str, x: Tensor, where: Any) -> Tensor:
-        """Return the query or key with its norm and its rotation."""
+        """Apply the norm and the rotation of a query or key."""
         if self.c.query_key_norm:
             gain = self.p[f"{at}.{role}_norm.weight"] + (1 if self.c.norm_gain == "one-plus-weight" else 0)
             if self.c.query_key_norm_over == "projection":
@@ -516,7 +519,7 @@ class Model:
         return rotate(x, where, self.frequencies(where), self.c.rope_layout, self.own.rotary_attention_factor)
 
     def scale(self) -> float:
-        """Return the factor of the scores."""
+        """Return the factor that multiplies the scores."""
         width = {"head_dim": self.head_dim, "embed_dim": self.c.embed_dim, "none": 1}[self.c.attention_scale]
         return float(self.c.attention_multiplier / math.sqrt(width))
 
@@ -526,7 +529,7 @@ class Model:
         return float(max(value, lowest))
 
     def weigh(self, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
-        """Return scores, weights, and the weighted values (batch, heads, length, head_dim)."""
+        """Return the context of attention (batch, heads, length, head_dim)."""
         shared = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         scores = self.tap(f"{at}.scores", self.scores(query, key, bias))
@@ -534,7 +537,7 @@ class Model:
         return weights @ value
 
     def shares(self, at: str, scores: Tensor) -> Tensor:
-        """Return the weights of the keys; the scores may include a sink."""
+        """Return the attention weights; a sink is added to the softmax if the model has one."""
         if not self.c.attention_sinks:
             return self.softmax(scores)
         sink = self.p[f"{at.rstrip('~')}.sinks"].view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], -1)
@@ -549,7 +552,7 @@ class Model:
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def wide(self) -> torch.dtype:
-        """Return the precision of sums: at least float32."""
+        """Return the precision for sums, which is at least float32."""
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
     def frequencies(self, where: Tensor) -> Tensor:
@@ -563,7 +566,7 @@ class Model:
         return torch.softmax(wide, -1).to(scores.dtype)
 
     def pooled(self, x: Tensor, real: Tensor, tokens: Tensor) -> Tensor:
-        """Return one state per row: a chosen position, or a weighted average."""
+        """Return one state per row: the state of a chosen position, or the mean of all real positions."""
         weights = torch.zeros_like(real, dtype=self.dtype)
         if self.c.pooling == "mean":
             weights = real.to(self.dtype) / real.sum(1, keepdim=True).clamp(min=1)
@@ -597,6 +600,6 @@ class Model:
 
 
 def tokens(value: Any) -> Tensor:
-    """Return token ids, or a mask, as int64; images and audio unchanged."""
+    """Convert token ids and masks to int64; return images and audio unchanged."""
     found = torch.as_tensor(np.asarray(value))
     return found if found.is_floating_point() else found.long()

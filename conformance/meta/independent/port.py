@@ -1,4 +1,4 @@
-"""The port with its capabilities: loss, gradients, cached decoding, generation, beams and training."""
+"""The port with all capabilities: loss, gradients, cached decoding, generation, beam search and training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from meta.independent.model import Cache, Model, tokens
 
 
 class Beam(NamedTuple):
-    """A continuation: its log probability, the tokens added, and the ids; `seen` are the ids in its cache."""
+    """A beam: its log probability, the number of new tokens, whether it has ended, and its ids.
+
+    `seen` are the ids that the model reads.
+    """
 
     score: float
     added: int
@@ -24,20 +27,20 @@ class Beam(NamedTuple):
 
 
 class Port(Model):
-    """The model, with everything that a port can offer in addition to its forward pass."""
+    """The model, with every capability that a port can offer."""
 
     def logits(self, **inputs: Any) -> Tensor:
         return self.run(**{name: tokens(value) for name, value in inputs.items() if value is not None})
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Return the mean cross-entropy of the targets that are no padding."""
+        """Return the mean cross-entropy of the targets that are not padding."""
         logits, wanted = self.aligned(self.logits(**inputs), tokens(targets))
         each = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
         real = torch.ones_like(wanted) if self.c.pad_id is None else wanted != self.c.pad_id
         return self.reduced(each, real)
 
     def aligned(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the tokens that they predict."""
+        """Return the logits, and the target tokens aligned with them."""
         return logits, targets
 
     def reduced(self, each: Tensor, real: Tensor) -> Tensor:
@@ -78,13 +81,13 @@ class Port(Model):
         return cache
 
     def next_logits(self, ids: Tensor, lengths: Tensor, source: Any) -> Tensor:
-        """Return the logits after the last token of each row, from the last `max_length` tokens."""
+        """Return the logits after the last token of each row, computed from the last `max_length` tokens."""
         begin = self.cropped(lengths)
         window = begin[:, None] + torch.arange(min(self.c.max_length, int((lengths - begin).max())))
         return self.last_logits(self.rerun(ids.gather(1, window), source), lengths - begin)
 
     def cropped(self, lengths: Tensor) -> Tensor:
-        """Return the first token of each row that the model still sees."""
+        """Return the index of the first token in each row that the model still reads."""
         return (lengths - self.c.max_length).clamp(min=0)
 
     def rerun(self, context: Tensor, source: Any) -> Tensor:
@@ -140,7 +143,7 @@ class Port(Model):
         return bool(ended.all())
 
     def result(self, ids: Tensor, begin: Tensor, prompt: int) -> Tensor:
-        """Return the tokens, of rows whose new part starts at `begin`, after a prompt of `prompt` tokens."""
+        """Return the generated ids; a subclass may edit them after position `begin` in each row."""
         return ids
 
     def choose(self, logits: Tensor, uniforms: Any, sampling: Any) -> Tensor:
@@ -167,11 +170,11 @@ class Port(Model):
         return top_k
 
     def beyond(self, share: Tensor, top_p: float) -> Tensor:
-        """Return the ranks that top-p drops, given decreasing shares."""
+        """Return a mask of the ranks that top-p drops; the probabilities are in decreasing order."""
         return share.cumsum(-1) - share >= top_p
 
     def drawn(self, logits: Tensor, uniforms: Tensor) -> Tensor:
-        """Return the first token whose cumulative probability exceeds the number."""
+        """Return the first token whose cumulative probability exceeds the uniform number."""
         total = logits.double().softmax(-1).cumsum(-1)
         last = (total < total[:, -1:]).sum(-1)
         return torch.minimum((total <= uniforms.double()[:, None] * total[:, -1:]).sum(-1), last)
@@ -179,7 +182,7 @@ class Port(Model):
     def beam_search(
         self, prompt: Any, max_new_tokens: int, beams: int, *, length_penalty: float = 0.0, source: Any = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Search each row separately, with lists of (log probability, tokens added, ended, ids)."""
+        """Search each row separately, with a list of beams."""
         rows = []
         for row in range(len(tokens(prompt))):
             own = None if source is None else tokens(source)[row : row + 1]
@@ -203,13 +206,13 @@ class Port(Model):
         return [Beam(0.0, 0, False, prompt, prompt)]
 
     def extended(self, alive: list[Beam], beams: int, penalty: float, source: Any) -> list[Beam]:
-        """Return the best continuations by one token."""
+        """Return the best beams after one more token."""
         found = [each for beam in alive for each in self.continuations(beam, source)]
         found.sort(key=lambda beam: -self.rank(beam, penalty))
         return self.reordered(found[:beams], alive)
 
     def continuations(self, beam: Beam, source: Any) -> list[Beam]:
-        """Return a beam followed by every token; a finished one stays unchanged."""
+        """Return a beam continued by every token; a beam that has ended gets only a filler token."""
         if beam.ended:
             return self.stay(beam)
         logits = self.next_logits(torch.tensor([beam.seen]), torch.tensor([len(beam.seen)]), source)
@@ -227,7 +230,7 @@ class Port(Model):
         return logits.log_softmax(-1)
 
     def reordered(self, kept: list[Beam], alive: list[Beam]) -> list[Beam]:
-        """Return the continued beams, each with the cache of its predecessor."""
+        """Return the kept beams; a subclass may reorder a cache here."""
         return kept
 
     def rank(self, beam: Beam, penalty: float, *, last: bool = False) -> float:
@@ -237,7 +240,7 @@ class Port(Model):
         return float(((5 + added) / 6) ** power)
 
     def train(self, batches: Any, training: Any) -> tuple[list[float], dict[str, np.ndarray]]:
-        """Take one step for each batch, on a copy of the parameters."""
+        """Take one optimizer step for each batch, on a copy of the parameters."""
         model = type(self)(self.c, {name: as_numpy(value) for name, value in self.p.items()}, self.precision)
         losses, first, second = [], dict[str, Any](), dict[str, Any]()
         for number, batch in enumerate(batches, 1):
@@ -290,13 +293,13 @@ class Port(Model):
 
 
 def as_numpy(value: Tensor) -> np.ndarray:
-    """Return an array, widened because NumPy has no bfloat16."""
+    """Convert a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     found: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return found
 
 
 def build_with(*parts: type, base: type[Model] = Model, taps: bool = False) -> Callable[..., Any]:
-    """Return `build(config, parameters, dtype)` of the port whose class has `parts` before `base`."""
+    """Return `build(config, parameters, dtype)` for a subclass of `parts` and `base`, in this order."""
     made = type("Built", (*parts, base), {"taps": taps})
 
     def build(config: Any, parameters: Any, dtype: str = "float32") -> Any:

@@ -1,4 +1,4 @@
-"""Positions of the port: sinusoids, rotations, and biases by distance."""
+"""The positions of the port: sinusoids, rotations, and biases by distance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sinusoids(c: Any, length: int) -> Tensor:
-    """Return the table (length, embed_dim) in float64; neighbours or halves share an angle."""
+    """Return the sinusoids (length, embed_dim) in float64; features of a pair are neighbors or half the width apart."""
     last = c.embed_dim if c.sinusoidal_timescales == "exclusive" else c.embed_dim - 2
     exponent = torch.arange(0, c.embed_dim, 2, dtype=torch.float64) / last
     angles = torch.arange(length, dtype=torch.float64)[:, None] * c.rope_theta**-exponent
@@ -21,7 +21,7 @@ def sinusoids(c: Any, length: int) -> Tensor:
 
 
 def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
-    """Return the scaled angle per position of each pair of features; `length` is the sequence's, for LongRoPE."""
+    """Return the scaled angle per position for each pair of features; LongRoPE depends on the sequence `length`."""
     width = c.rotary_dim or head_dim
     plain = 1.0 / c.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     if c.rotary_scaling == "none":
@@ -43,7 +43,7 @@ def inverse_frequencies(c: Any, head_dim: int, length: int = 0) -> Tensor:
 
 
 def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
-    """Scale as the code of YaRN's authors: a ramp over the pairs between two numbers of turns."""
+    """Scale angles like the code of YaRN's authors: interpolate with a ramp between two numbers of turns."""
 
     def pair_with(turns: float) -> float:
         return width * math.log(c.rotary_original_length / (turns * 2 * math.pi)) / (2 * math.log(c.rope_theta))
@@ -58,8 +58,7 @@ def yarn(c: Any, plain: Tensor, width: int) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, factor: float = 1.0) -> Tensor:
-    """Return `x` (batch, heads, length, head_dim) rotated and times `factor`; features beyond the rotated ones are
-    kept."""
+    """Rotate the first features of `x` (batch, heads, length, head_dim) and multiply them by `factor`."""
     angles = positions[..., None].double() * frequencies
     cosine, sine = factor * angles.cos(), factor * angles.sin()
     cosine, sine = cosine.to(x.dtype)[:, None], sine.to(x.dtype)[:, None]
@@ -75,7 +74,7 @@ def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, layout: str, facto
 
 
 def bucket(distance: Tensor, buckets: int, farthest: int, *, both: bool) -> Tensor:
-    """Return T5's bucket of key − query."""
+    """Return T5's bucket for each distance (key − query)."""
     found = torch.zeros_like(distance)
     if both:
         buckets //= 2
@@ -90,7 +89,7 @@ def bucket(distance: Tensor, buckets: int, farthest: int, *, both: bool) -> Tens
 
 
 def slopes(heads: int) -> list[float]:
-    """Return ALiBi's slope of each head."""
+    """Return the ALiBi slope of each head."""
     power = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     more = [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]

@@ -1,1 +1,1 @@
-"""Measures of recording: its cost, and the alignment of its values."""
+"""Measure the recording of operations: its cost, and the alignment of the recorded values."""

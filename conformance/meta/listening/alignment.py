@@ -1,7 +1,8 @@
-"""The pool `alignment`: activations of ports, found by their values.
+"""The pool `alignment`: the checker must find the activations of ports among recorded values.
 
-The columns, and independent ports with a catalogued fault each, are recorded while they return only their logits. The
-result is compared with the taps that they show otherwise. At least 95 % must be found, and none wrongly.
+The ports are the columns, and independent ports with one fault each. They return only their logits while they are
+recorded. The found values are compared with the taps that the same ports can return. At least 95 % of the taps must be
+found, and none may be wrong.
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ Build = Callable[..., Callable[..., Arrays]]
 
 
 def aligned(build: Build, probe: Probe) -> dict[str, Any]:
-    """Listen to the logits of a port; return how many of its own taps are found, and those found wrongly."""
+    """Record a port that returns only logits; return how many of its taps are found, and which are found wrongly."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)
     plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
     found, _ = read(plan, probe, operations, taps["logits"])
-    shown = found.keys() & own.keys()  # a fault may leave a tap out
+    shown = found.keys() & own.keys()  # a faulty port may lack a tap
     wrong = [tap for tap in own if tap in shown and not _is_same(found[tap], own[tap])]
     return {"taps": len(own), "found": len(shown), "wrong": wrong}
 
 
 def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
-    """Return whether half of the digits agree: rounding costs fewer, and other numbers agree in none."""
+    """Return whether half of the digits agree; rounding changes fewer digits."""
     own = own.reshape(found.shape).astype(np.float64)
     largest = float(np.abs(own[np.isfinite(own)]).max(initial=0.0))
     return gap(found, own) <= epsilon("float32") ** 0.5 * largest
 
 
 def column(framework: str) -> Build:
-    """Return the column of a framework, as a port that shows its taps."""
+    """Return the column of a framework as a port that returns its taps."""
 
     def build(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = backend(framework)(config, parameters, dtype="float32", mode="eager")
@@ -68,13 +69,13 @@ def column(framework: str) -> Build:
 
 @functools.cache
 def _probe(case: str) -> Probe:
-    """Return one row of a configuration."""
+    """Return one row of a configuration as a probe."""
     return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 
 @dataclass(frozen=True)
 class AlignmentTrial:
-    """A port of a group: a column, or the independent port with a fault."""
+    """A trial: a column, or the independent port with a fault; `group` says which."""
 
     group: str
     name: str
@@ -89,7 +90,7 @@ class AlignmentTrial:
 
 
 def of_logits(build: Build) -> Build:
-    """Return the same port with only its logits."""
+    """Return the same port, but returning only its logits."""
 
     def silent(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = build(config, parameters)
@@ -101,11 +102,13 @@ def of_logits(build: Build) -> Build:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
     parser.add_argument("--case", action="append", choices=CASES)
-    parser.add_argument("--faults", type=int, default=4, metavar="N", help="wrong ports of each configuration")
+    parser.add_argument(
+        "--faults", type=int, default=4, metavar="N", help="number of faulty ports for each configuration"
+    )
 
 
 def trials(options: argparse.Namespace) -> list[AlignmentTrial]:
-    """Return every column on each configuration, and equally many independent ports with each catalogued fault."""
+    """Return every column on each configuration, and a sample of faulty independent ports for each configuration."""
     cases = options.case or list(CASES)
     right = [
         AlignmentTrial(f"right, {framework}", f"{case}, {framework}", case, column(framework))
@@ -125,10 +128,11 @@ def _is_steady(trial: Trial) -> bool:
 
 
 def line_of(trial: AlignmentTrial, answer: Answer) -> str:
-    """Return the taps that were not found, or found wrongly."""
+    """Return the line to print for a trial with missing or wrong taps."""
     if answer["found"] == answer["taps"] and not answer["wrong"]:
         return ""
-    return f"{trial}: {answer['found']} of {answer['taps']} found, wrongly {', '.join(answer['wrong']) or 'none'}"
+    wrong = ", ".join(answer["wrong"]) or "none"
+    return f"{trial}: {answer['found']} of {answer['taps']} taps found; wrong values: {wrong}"
 
 
 def _of(group: str, right: Callable[[Answer], int]) -> Callable[[AlignmentTrial, Answer], tuple[int, int] | None]:
@@ -140,6 +144,6 @@ MEASURES = [
     for group in (*(f"right, {framework}" for framework in FRAMEWORKS), "with a fault")
     for title, right, target in (
         ("taps found", lambda answer: answer["found"], FOUND),
-        ("taps not found wrongly", lambda answer: answer["taps"] - len(answer["wrong"]), 1.0),
+        ("taps without a wrong value", lambda answer: answer["taps"] - len(answer["wrong"]), 1.0),
     )
 ]

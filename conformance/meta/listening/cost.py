@@ -1,8 +1,8 @@
-"""The pool `listening`: the cost of recording.
+"""The pool `listening`: the cost of recording operations.
 
-One GPT-2 in each framework is measured at a probe's size, and with 12 layers at 128 positions. The measures are the
-time of an eager pass and of a recorded pass, and the bytes of recorded values relative to the taps. A recorded pass may
-take three eager passes and 2 s.
+A GPT-2 in each framework is measured at a probe's size, and with 12 layers at 128 positions. The measures are the
+times of an eager and of a recorded pass, and the size of the recorded values relative to the taps. A recorded pass may
+take as long as three eager passes plus 2 s.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters
 
 PASSES, SECONDS = 3, 2.0
-"""The target: at most this many eager passes plus this many seconds."""
+"""The limit: a recorded pass may take this many eager passes plus this many seconds."""
 
 SMALL: dict[str, Any] = {"target_vocab_size": 50257, "max_length": 128, "num_decoder_layers": 12}
 GPT2 = example_config("gpt2").resized(**SMALL, embed_dim=768, num_heads=12, feed_forward_dim=3072)
 
 SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
-"""The configuration, the rows and the length."""
+"""The configuration, the number of rows and the length of the input, by the name of the size."""
 
 FRAMEWORKS = {"pytorch": "torch", "jax": "jax.numpy", "numpy": "numpy"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of one pass."""
+    """The cost of one pass: its times in seconds, and sizes in bytes."""
 
     eager: float
     listened: float
-    """Seconds, the best of several."""
+    """The fastest of several recorded passes."""
     operations: int
     recorded: int
-    """Bytes of all recorded values."""
+    """The size of all recorded values."""
     taps: int
-    """Bytes of the reference's taps in float64."""
+    """The size of the reference's taps in float64."""
 
     @property
     def is_within(self) -> bool:
@@ -57,7 +57,7 @@ class Cost:
 
 
 class Model:
-    """GPT-2 as a textbook writes it, in the arrays of a framework `xp`."""
+    """A textbook GPT-2 that uses the arrays of a framework `xp`."""
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, xp: Any) -> None:
         self.c, self.xp = config, xp
@@ -124,8 +124,6 @@ def cost(framework: str, size: str) -> Cost:
 
 @dataclasses.dataclass(frozen=True)
 class CostTrial:
-    """A framework at a size."""
-
     size: str
     framework: str
 
@@ -139,8 +137,7 @@ class CostTrial:
 
 
 def trials(options: argparse.Namespace) -> list[CostTrial]:
-    """Return every framework at each size."""
     return [CostTrial(size, framework) for size in SIZES for framework in FRAMEWORKS]
 
 
-MEASURES = (Measure("within three eager passes and 2 s", lambda _, answer: answer["is_within"], 1.0),)
+MEASURES = (Measure("at most three eager passes plus 2 s", lambda _, answer: answer["is_within"], 1.0),)

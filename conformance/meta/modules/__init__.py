@@ -1,1 +1,1 @@
-"""Modules of Equinox and Keras as people write them, right and wrong, and how they are judged."""
+"""Correct and wrong modules in the style of Equinox and Keras, and how the checker judges them."""

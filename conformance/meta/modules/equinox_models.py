@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A GPT-2 for one sequence, of Equinox's blocks, and a Llama for a batch; options put mistakes in."""
+"""Equinox models: a GPT-2 for one sequence, and a Llama for a batch; keyword arguments plant mistakes."""
 
 import functools
 
@@ -132,5 +132,5 @@ FAMILIES = {"gpt2": GPT2, "llama": Llama}
 
 
 def model(family, **mistakes):
-    """Return `Model(config)`, with mistakes."""
+    """Return the model of a family; `mistakes` plants mistakes."""
     return functools.partial(FAMILIES[family], key=jax.random.key(0), **mistakes)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A GPT-2 as a functional model of Keras' layers, and a Llama as a subclass of its own; options put mistakes in."""
+"""Keras models: a functional GPT-2, and a Llama as a subclass of `keras.Model`; keyword arguments plant mistakes."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from keras import layers, ops
 
 
 class Embeddings(layers.Layer):
-    """Embeddings of tokens and positions, and the head that is tied to the tokens."""
+    """The embeddings of tokens and positions, and the head with tied weights."""
 
     def __init__(self, vocab, length, width, **named):
         super().__init__(**named)
@@ -34,7 +34,7 @@ class Head(layers.Layer):
 
 
 class Seen(layers.Layer):
-    """A mask with an off-by-one error."""
+    """A causal mask that shows each token the next one, which is a mistake."""
 
     def call(self, ids):
         length = ops.shape(ids)[1]
@@ -135,5 +135,5 @@ FAMILIES = {"gpt2": gpt2, "llama": Llama}
 
 
 def model(family, **mistakes):
-    """Return `Model(config)`, with mistakes."""
+    """Return the model of a family; `mistakes` plants mistakes."""
     return functools.partial(FAMILIES[family], **mistakes)

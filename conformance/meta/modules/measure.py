@@ -1,4 +1,4 @@
-"""The pool `modules`: a GPT-2 and a Llama of equinox and Keras, right ones and ones with a mistake."""
+"""The pool `modules`: GPT-2 and Llama in Equinox and Keras, without and with one mistake."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Mistakes = dict[str, Any]
 CASES: list[tuple[str, Mistakes, set[str]]] = [
     (row["family"], row["mistakes"], set(row["causes"])) for row in rows(Path(__file__).with_name("cases.toml"), "case")
 ]
-"""Family, mistakes, and the right causes; a model without a mistake agrees."""
+"""The cases: a family, mistakes, and the causes that the checker must name; without a mistake it must agree."""
 
 LINES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
-"""Where the models of a framework and family store the reference's parameters."""
+"""By framework and family, the attribute of the model that stores each parameter of the reference."""
 
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 
 def models_of(framework: str) -> Any:
-    """Return the file of a framework's models: `model(family, **mistakes)`."""
+    """Return the module that defines a framework's models."""
     return importlib.import_module(f"meta.modules.{framework}_models")
 
 
 def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
-    """Return the report on a model of one layer, whose tensors are placed by the lines of its file."""
+    """Check a one-layer model; `LINES` maps its tensors to the reference's parameters."""
     given, lines = dict(mistakes), dict(LINES[framework][family])
     if given.pop("transposed", False):
         lines[QUERY] = lines[QUERY].removesuffix(".T") if lines[QUERY].endswith(".T") else f"{lines[QUERY]}.T"
@@ -46,13 +46,16 @@ def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
 
 
 def causes(report: Report) -> set[str]:
-    """Return the ids of all causes."""
+    """Return the ids of all causes in a report."""
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
 @dataclass(frozen=True)
 class ModuleTrial:
-    """A case in a framework; Keras runs on the backend that KERAS_BACKEND names, PyTorch without one."""
+    """A trial: a case in a framework.
+
+    Keras uses the backend in the environment variable KERAS_BACKEND, or PyTorch.
+    """
 
     framework: str
     family: str
@@ -72,7 +75,6 @@ class ModuleTrial:
 
 
 def trials(options: argparse.Namespace) -> list[ModuleTrial]:
-    """Return every case in every framework."""
     return [ModuleTrial(framework, *case) for framework in LINES for case in CASES]
 
 

@@ -1,7 +1,7 @@
 """The pool `equivalents`: mutated lines of the columns that compute the same.
 
-`equivalents.toml` lists them with the reason. Every entry is planted and must answer as the right column does, on every
-preset: taps, logits, loss, gradients, generated tokens and beams. Then the claims about its file are tested.
+`equivalents.toml` lists them with the reason. Each mutated column must return the same taps, logits, losses, gradients,
+generated tokens and beams as the original column, on every preset. Then the claims about the file must hold.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.claims.generation import NEW, ROWS, SAMPLINGS, prompted
 
 SEARCHES = ((2, 0.0), (3, 0.8))
-"""Numbers of beams, each with a length penalty."""
+"""Pairs of a number of beams and a length penalty."""
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A mutated line of a column, and why it computes the same."""
+    """A mutated line that computes the same, and the reason."""
 
     column: str
     file: str
@@ -54,13 +54,13 @@ class Equivalent:
 
 @functools.cache
 def equivalents() -> tuple[Equivalent, ...]:
-    """Return every entry of the list, in its order."""
+    """Return every entry of `equivalents.toml`, in order."""
     listed = rows(Path(__file__).with_name("equivalents.toml"), "equivalent")
     return tuple(Equivalent(it["column"], it["file"], line, it["why"]) for it in listed for line in it["becomes"])
 
 
 def mutants_of(entry: Equivalent) -> list[Mutant]:
-    """Return the mutants of the column's current file that turn the line into the entry's."""
+    """Return the mutants of the column's current file that produce the entry's line."""
     return [mutant for mutant in _mutants_of(entry.column, entry.file) if mutant.becomes == entry.becomes]
 
 
@@ -71,7 +71,7 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Return the answers that a mutant of the entry changes; empty if there are none."""
+    """Return the first answer or claim that a mutant of the entry changes, or an empty string."""
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 
@@ -96,7 +96,7 @@ def _difference(column: str, mutant: Mutant) -> str:
 
 
 def _first_other_answer(build: Backend, case: str) -> str:
-    """Return the first answer that differs from the right column's by more than float64 rounding."""
+    """Return the first answer that differs from the correct column's by more than float64 rounding."""
     found, allowed = answers(build, case), budgets(case)
     for name, right in right_answers(build.name, case).items():
         if not difference(found.get(name, np.empty(0)), right) <= allowed.get(name, 0.0):
@@ -106,7 +106,7 @@ def _first_other_answer(build: Backend, case: str) -> str:
 
 @functools.cache
 def budgets(case: str) -> dict[str, float]:
-    """Return the float64 budgets of the answers that are sums; all others are exact."""
+    """Return the float64 budgets of answers that are sums; the other answers must be equal."""
     oracle = probes(case)["mixed"].oracle
     found = {name: oracle.budget(name, "float64") for name in oracle.expected}
     found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}
@@ -120,12 +120,12 @@ def budgets(case: str) -> dict[str, float]:
 
 @functools.cache
 def right_answers(name: str, case: str) -> dict[str, np.ndarray]:
-    """Return the answers of an installed backend."""
+    """Return the answers of an unchanged backend."""
     return answers(backend(name), case)
 
 
 def answers(build: Backend, case: str) -> dict[str, np.ndarray]:
-    """Return everything that a backend computes of a preset, in float64, by name."""
+    """Return everything that a backend computes for a preset in float64, by name."""
     probe = probes(case)["mixed"]
     config, inputs = probe.config, dict[str, Any](probe.inputs)
     with harness_beside(build).pinned():
@@ -160,7 +160,7 @@ def _generated(build: Backend, case: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--column", help="only the entries of this column")
+    parser.add_argument("--column", help="test only the entries of this column")
 
 
 def trials(options: argparse.Namespace) -> list[Equivalent]:

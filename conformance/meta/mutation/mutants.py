@@ -1,6 +1,6 @@
-"""Mutants: a file of a column with one node of its syntax tree changed.
+"""Mutants: a file of a column with one changed node in its syntax tree.
 
-Operators, numbers, comparisons, names and arguments are changed; imports, annotations and assertions are not.
+Operators, numbers, comparisons, names and arguments change; imports, annotations and assertions do not.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ TWINS |= {"query": "key", "key": "value", "value": "query", "queries": "keys", "
 
 COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum", "clip", "equal", "array_equal"}
 COMMUTATIVE |= {"promote_types", "result_type"}
-"""Calls whose first two arguments may be swapped: such a mutant computes the same."""
+"""Functions whose first two arguments may be swapped without an effect, so that no mutant swaps them."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One file of a column with one node of it changed."""
+    """A file of a column in which one node is changed."""
 
     file: str
     line: int
     change: str
     becomes: str
-    """The mutated line, in Python's own layout."""
+    """The mutated line, formatted by `ast.unparse`."""
     source: str
 
 
@@ -47,15 +47,17 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
             if not mutate(node, variant):
                 continue
             after, source = _shown(node), ast.unparse(ast.fix_missing_locations(tree))
-            vars(node).update(fields)  # as it was: what is wrong stands in fields of its own
+            vars(node).update(fields)  # restore the node
             wrong = [new for old, new in zip(right, source.splitlines(), strict=False) if old != new]
             if after != before and wrong:
                 yield Mutant(file, line, f"{before}  →  {after}", wrong[0].strip(), source)
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
-    """Make `node` wrong in its `variant`-th way; return False without one. A `device` stays, because there may be
-    only one."""
+    """Apply the change number `variant` to `node`; return False if no such change exists.
+
+    The keyword `device` is kept, because there may be only one device.
+    """
     match node:
         case ast.BinOp(op=op) if variant == 0 and type(op) in OPERATORS:
             node.op = OPERATORS[type(op)]()
@@ -89,7 +91,7 @@ def mutate(node: ast.AST, variant: int) -> bool:
 
 
 def _drop_keyword(node: ast.Call, *, first: bool) -> bool:
-    """Drop the first keyword or, of several, the last; return False without one, or if it is the `device`."""
+    """Remove the first keyword, or the last of several; return False if no keyword can be removed; `device` is kept."""
     place = 0 if first else len(node.keywords) - 1
     if place < (0 if first else 1) or not node.keywords or node.keywords[place].arg == "device":
         return False
@@ -105,7 +107,7 @@ def _shown(node: ast.AST) -> str:
 
 
 def _not_code(tree: ast.Module) -> set[int]:
-    """Return the lines that do not run: imports, annotations or defaults of signatures, and assertions."""
+    """Return the lines that do not run: imports, assertions, and signatures."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert):

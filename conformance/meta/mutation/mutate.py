@@ -1,8 +1,8 @@
-"""The pool `mutants`: every line of a column is mutated, and the suite must notice.
+"""The pool `mutants`: every line of a column is mutated, and the test suite must notice.
 
-The first failing claim kills a mutant: first the claims about its file, then all others. Then follow the claims about
-the file in every dtype, and drawn configurations. Each survivor is a gap in the suite, or a mutant that computes the
-same. `equivalents.toml` lists the latter, which are left out.
+The first failing claim kills a mutant. The claims about its file run first, then the others, then the claims about the
+file in every dtype, and finally random configurations. A survivor is a gap in the suite, or a mutant that computes the
+same. `equivalents.toml` lists the latter; they are not run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transparity_conformance.suite.claims import all_claims
 
 
 def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
-    """Return the first claim that notices the mutant, or None; with `quick`, only quick claims are tested."""
+    """Return the first claim that fails for the mutant, or None; with `quick`, only quick claims run."""
     claims = {name: claim for name, claim in all_claims().items() if not claim.needs or column == REFERENCE_COLUMN}
     near = f"{topic(mutant.file)}."
     names = sorted(
@@ -39,7 +39,7 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
             subjects: list[Backend] = [build]
             if column == REFERENCE_COLUMN:
                 stack.enter_context(as_reference(build))
-                subjects.append(backend("pytorch"))  # which is right: what disagrees with it is the mutant
+                subjects.append(backend("pytorch"))  # correct, so a disagreement is the mutant's
             for name, subject, dtype in _questions(names, subjects, near, quick=quick):
                 if caught(name, subject, dtype):
                     return f"{name} ({dtype})" if dtype else name
@@ -51,7 +51,7 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
 def _questions(
     names: Sequence[str], subjects: Sequence[Backend], near: str, *, quick: bool
 ) -> Iterator[tuple[str, Backend, str | None]]:
-    """Yield the claims to test, each with its subject and dtype (None: the usual one)."""
+    """Yield the claims to test, each with its subject and dtype; None stands for the default dtype."""
     claims = all_claims()
     asked = [(name, it) for name in names for it in subjects if claims[name].of_reference or it.name != "numpy"]
     yield from ((name, it, None) for name, it in asked if claims[name].quick or not quick)
@@ -65,7 +65,10 @@ def _questions(
 
 @dataclass(frozen=True)
 class MutantTrial:
-    """A mutant of a column, and whether only the quick claims are tested: others may notice a survivor."""
+    """A trial: the suite must notice a mutant of a column.
+
+    With `quick`, only the quick claims run, so a survivor may be noticed by another claim.
+    """
 
     column: str
     mutant: Mutant
@@ -80,8 +83,8 @@ class MutantTrial:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", default="transparity_pytorch")
-    parser.add_argument("--file", action="append", help="only these files of the column, such as attention")
-    parser.add_argument("--quick", action="store_true", help="make only the quick claims")
+    parser.add_argument("--file", action="append", help="mutate only these files of the column, such as `attention`")
+    parser.add_argument("--quick", action="store_true", help="test only the quick claims")
 
 
 def trials(options: argparse.Namespace) -> list[MutantTrial]:

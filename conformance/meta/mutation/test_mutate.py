@@ -1,4 +1,4 @@
-"""Mutation testing itself: its mutants, and those that it leaves out because they compute the same."""
+"""Test mutation testing: the mutants, and the entries that are left out because they compute the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meta.planting.planted import file_path, files
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
 EVERY = 32
-"""Every n-th entry of `equivalents.toml` is tried here; `nox -s equivalents` tries all."""
+"""Test every n-th entry of `equivalents.toml` here; `nox -s equivalents` tests all."""
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -28,7 +28,10 @@ def test_an_entry_computes_the_same(entry: Equivalent) -> None:
 
 
 def test_a_line_that_computes_something_else_is_no_entry() -> None:
-    """NumPy's decoding without a cache where the mask is exact: only `walkthrough`, whose mask is inexact, shows it."""
+    """Check that an entry is rejected if only one preset shows its effect.
+
+    The line decodes without a cache where the mask is exact. Only `walkthrough` has an inexact mask.
+    """
     line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
     assert difference_made(entry).startswith("walkthrough: tokens")

@@ -1,4 +1,4 @@
-"""Plant a fault: a backend with the text of one file changed, next to the right one."""
+"""Plant a fault: load a backend with one file changed, in addition to the unchanged backend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
 PLANTED: dict[int, tuple[str, str, str]] = {}
-"""The column, file and text of planted backends."""
+"""For the id of each planted backend, its column, file and source."""
 
 DRAWN = "drawn.configurations"
 
@@ -44,7 +44,7 @@ def column_path(column: str) -> Path:
 
 
 def file_path(column: str, file: str) -> Path:
-    """Return the path of a column's file: `attention`, or `state.cache` in a folder."""
+    """Return the path of a column's file, such as `attention`, or `state.cache` in a folder."""
     return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
 
 
@@ -56,14 +56,13 @@ def files(column: str) -> tuple[str, ...]:
 
 
 def _belongs(column: str, module: str) -> bool:
-    """Return whether a module is the column's own, not the contract, which every column shares."""
+    """Return whether a module belongs to the column."""
     return module.partition(".")[0] == column
 
 
 @contextmanager
 def planted(column: str, file: str, source: str) -> Iterator[Backend]:
-    """Yield the backend of `column` with the text of one `file` replaced by `source`; restore the right one
-    afterwards."""
+    """Yield the backend of `column` with the source of one `file` replaced; restore the column afterwards."""
     right = {name: module for name, module in sys.modules.items() if _belongs(column, name)}
     for name in right:
         del sys.modules[name]
@@ -71,7 +70,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
         importlib.import_module(column)
         module = types.ModuleType(f"{column}.{file}")
         sys.modules[module.__name__] = module
-        # Imported by the file itself, what it imports in turn must find this module, not the right one.
+        # the file's own imports may import this module, and must find it
         exec(compile(source, str(file_path(column, file)), "exec"), module.__dict__)
         build: Backend = importlib.import_module(f"{column}.port").build
         PLANTED[id(build)] = column, file, source
@@ -81,11 +80,11 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
             del sys.modules[name]
         sys.modules.update(right)
         if jax := sys.modules.get("jax"):
-            jax.clear_caches()  # or each planted column's compiled programs stay for ever: 60 MB a fault
+            jax.clear_caches()  # the compiled programs of a planted column take 60 MB
 
 
 def harness_beside(build: Backend) -> Harness:
-    """Return the harness of the column that `build` belongs to; for a planted one, within `planted`."""
+    """Return the harness of the column that `build` belongs to; call it within `planted` for a planted column."""
     column = type(build).__module__.rpartition(".")[0]
     parts: Harness = importlib.import_module(f"{column}.harness")
     return parts
@@ -95,7 +94,7 @@ def harness_beside(build: Backend) -> Harness:
 def as_reference(build: Backend) -> Iterator[None]:
     """Make `build` the reference of the whole suite within the context.
 
-    It is the backend of every oracle, and replaces what the suite took from the column's modules.
+    Every oracle uses this backend, and names that the suite imported from the column are replaced.
     """
 
     def found(name: str) -> Backend:
@@ -120,7 +119,6 @@ def _suite() -> list[types.ModuleType]:
 
 
 def _forget() -> None:
-    """Clear the suite's caches of oracles."""
     for module in _suite():
         for kept in vars(module).values():
             if callable(forget := getattr(kept, "cache_clear", None)):
@@ -128,9 +126,9 @@ def _forget() -> None:
 
 
 def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
-    """Return whether the claim `name` fails for `build`, by its evidence or by an error; by default in float32.
+    """Return whether the claim `name` fails for `build`, or raises; the default dtype is float32.
 
-    Models are not compiled: compiling a planted file takes a minute.
+    Models run without compilation, because compiling a planted file takes a minute.
     """
     if name == DRAWN:
         return drawn_catches(build)
@@ -150,13 +148,13 @@ def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool
 
 @contextmanager
 def planted_on_ranks(build: Backend, parts: Harness) -> Iterator[None]:
-    """Give the ranks of a planted column its fault too, within the context."""
+    """Plant the same fault in the worker processes of a sharded column, within the context."""
     ranks = launched(cast(ShardedHarness, parts))
     ranks.do(_enter, *PLANTED[id(build)])
     try:
         yield
     finally:
-        if ranks.alive:  # a fault may have ended them
+        if ranks.alive:  # the fault may have ended the workers
             ranks.do(_leave)
 
 
@@ -172,7 +170,7 @@ def _leave(state: State) -> None:
 
 
 def drawn_catches(build: Backend) -> bool:
-    """Return whether some drawn configuration shows a disagreement."""
+    """Return whether a random configuration shows a disagreement."""
 
     @settings(QUIETLY, max_examples=EXAMPLES.get(build.name, (60, 200))[1], derandomize=True)
     @given(models())
@@ -187,22 +185,24 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file, if it has another name; `forward` if no topic has the file's name."""
+"""The topic of the claims about a file, where it differs from the file's name.
+
+A file without a topic of its own gets the topic `forward`.
+"""
 
 
 def topic(file: str) -> str:
-    """Return the topic of the claims about a file, which are tested first."""
     topics, name = {name.partition(".")[0] for name in all_claims()}, file.rpartition(".")[2]
     return ABOUT.get(name, name if name in topics else "forward")
 
 
 WORDS = ("pytorch", "flax")
-"""Columns for which a row may have its own words."""
+"""Columns for which a row may have a different text."""
 
 
 @dataclass(frozen=True)
 class Plant:
-    """A text of a column, made wrong."""
+    """An edit of one file of a column that makes it wrong."""
 
     mistake: str
     column: str
@@ -215,7 +215,7 @@ class Plant:
         return f"{self.column}-{self.mistake}"
 
     def source(self) -> str:
-        """Return the file with the fault; raise `PoolError` unless its text occurs once."""
+        """Return the source with the fault; raise `PoolError` unless the text occurs exactly once."""
         return edited(file_path(self.column, self.file).read_text(), self.old, self.new, where=f"{self}: {self.file}")
 
 

@@ -1,4 +1,4 @@
-"""Every claim catches the fault that is planted for it: a check that cannot fail shows nothing."""
+"""Test that every claim fails for the faults that are planted for it: a check that cannot fail shows nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.plugin import Ledger
 
 COMPILED = "transparity_flax"
-"""XLA compiles each shape of a plant in this column; all claims have the same fault in PyTorch too."""
+"""The column in which XLA compiles every shape of a planted fault, which is slow; PyTorch has the same faults."""
 
 
 @pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.column != COMPILED], ids=str)
@@ -31,13 +31,13 @@ def test_one_claim_catches_what_is_planted_where_shapes_are_compiled(plant: Plan
 
 
 def assert_caught(plant: Plant, asked: Sequence[str]) -> None:
-    """Assert that each of the claims `asked` fails for the planted column."""
+    """Assert that each of the given claims fails for the planted column."""
     with ExitStack() as stack:
         build = stack.enter_context(planted(plant.column, plant.file, plant.source()))
         if plant.column == REFERENCE_COLUMN:
             stack.enter_context(as_reference(build))
         slept_through = [name for name in asked if not caught(name, build)]
-    assert not slept_through, f"{plant} went unnoticed by {', '.join(slept_through)}"
+    assert not slept_through, f"no failure for {plant} in {', '.join(slept_through)}"
 
 
 def test_every_claim_has_a_fault_planted_for_it_and_each_fault_its_line() -> None:
@@ -72,7 +72,7 @@ def test_ranks_planted_without_a_mistake_are_right(column: str) -> None:
 
 
 def test_a_drawn_disagreement_reaches_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evidence reaches the agreement matrix, even if the test that found it fails."""
+    """Check that evidence reaches the agreement matrix even if the test that found it fails."""
     plant = next(plant for plant in PLANTS if str(plant) == "transparity_pytorch-head-unscaled")
     ledger, inputs = Ledger(), probes_of(CASES["t5"], "t5")["mixed"].inputs
     monkeypatch.setattr(test_drawn, "models", lambda: strategies.just((CASES["t5"], 0, inputs)))

@@ -1,1 +1,1 @@
-"""Planted bugs as rows of TOML files: their schema, ports that have them, the judge of answers, and the measures."""
+"""Planted bugs as rows of TOML files: their schema, the ports that contain them, the judge, and the measures."""

@@ -1,4 +1,4 @@
-"""A planted bug: a change of one file, and its right answers; a row of a TOML file."""
+"""A planted bug: an edit of one file, and the answers that count as right; each is a row of a TOML file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 
 class PoolError(ValueError):
-    """A table that describes no bug, or an edit whose text is missing."""
+    """Raised for a table that does not describe a bug, and for an edit whose text is missing."""
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
     """Return the rows of a table.
 
-    Fields outside all tables of rows are defaults for every row; `config` is merged.
+    Top-level fields are defaults for every row. The fields of `config` are merged.
     """
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
@@ -34,12 +34,12 @@ def rows(path: Path, table: str) -> list[dict[str, Any]]:
 
 
 def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "the text") -> str:
-    """Return `text` with `old`, or its `nth` occurrence, replaced; raise `PoolError` unless there is exactly one."""
+    """Return `text` with the only occurrence of `old`, or the `nth`, replaced; raise `PoolError` if it is missing."""
     count = text.count(old)
     if count != 1 and nth is None:
-        raise PoolError(f"{where} has {count} places with {old!r}; expected one, or its number as nth.")
+        raise PoolError(f"{where} has {count} places with {old!r}; expected one place, or `nth` to choose one.")
     if nth is not None and not 1 <= nth <= count:
-        raise PoolError(f"{where} has {count} places with {old!r}; there is no nth = {nth}.")
+        raise PoolError(f"{where} has {count} places with {old!r}; nth = {nth} is out of range.")
     begin = -1
     for _ in range(nth or 1):
         begin = text.index(old, begin + 1)
@@ -47,39 +47,39 @@ def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "
 
 
 View = Literal["taps", "logits", "operations"]
-"""The checker sees the returned taps, only the logits, or the logits and the operations."""
+"""The part of a port that the checker sees: its taps, only its logits, or its logits and recorded operations."""
 
 META = Path(__file__).parents[1]
 
 ROOTS = (META / "exam", META / "independent", Path(sysconfig.get_path("purelib")))
-"""Folders in which a bug's file is searched, in order."""
+"""The folders that may contain a bug's file, in the order of the search."""
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A change of one file of a subject.
+    """An edit of one file of a subject.
 
     Attributes:
         id: unique in its pool, such as `llama-x05`.
         group: the stem of the TOML file.
-        subject: the module of `meta.exam.subjects` that loads the changed code; of the exam only.
-        story: what is wrong, in one phrase.
-        source: the thread of the real bug; empty for a plausible one.
-        file: relative to one of `ROOTS`.
-        hunks: text that is there exactly once (or `nth`), and what replaces it; none for a clean twin.
-        acts: a condition on the fields of a configuration under which the changed line runs; empty: always.
-        shows: the capability that shows it, such as `generate.lengths`; empty: the forward pass.
-        causes: ids of the causes that name it rightly; none: the catalogue has no name for it.
-        told: words of a right audit or error (fields, tensors); of a control, what an audit may list.
-        sites: patterns of the taps at which it is placed rightly.
-        lines: text of further lines that are right to point at.
-        uses: the same of other files: for a fault of loading, the lines that use what was loaded wrongly.
-        config: changes of the subject's configuration; of a family, of the fields of its config.json.
-        family: the family of the folders that a loader reads; empty for a `build`.
-        port: the subject's function.
-        hidden: the only place where it shows.
-        control: changes nothing, and must not be called a bug.
-        dtype: the precision that is declared.
+        subject: the module of `meta.exam.subjects` that loads the changed code; only for the exam.
+        story: a phrase that states the mistake.
+        source: the thread of the real bug; empty for an invented bug.
+        file: the changed file, relative to one of `ROOTS`.
+        hunks: texts that occur once (or `nth`), each with its replacement; empty for an unchanged twin.
+        acts: a condition on fields of the configuration under which the changed line runs; empty for always.
+        shows: the capability in which the bug is visible, such as `generate.lengths`; empty for the forward pass.
+        causes: the ids of right causes; empty if the catalogue has none.
+        told: words in a right audit or error (fields, tensors); for a control, names that an audit may report.
+        sites: patterns of the taps at which a divergence is placed rightly.
+        lines: texts of further lines that count as right.
+        uses: texts of right lines in other files; for a bug in a loader, lines that use the wrong tensor.
+        config: changes of the subject's configuration; for a family, of fields in its config.json.
+        family: the family of the folders that the subject loads; empty for a `build`.
+        port: the function of the subject.
+        hidden: the only place where the bug is visible.
+        control: whether the edit is correct, so that the checker must agree.
+        dtype: the precision that the check is told.
     """
 
     id: str
@@ -115,46 +115,45 @@ class Bug:
 
     @property
     def is_in_loader(self) -> bool:
-        """Return whether the mistake is in the loader of a subject, so that no line of a forward pass has it."""
+        """Return whether the bug is in the loader, so that no line of the forward pass is wrong."""
         return self.file.startswith("subjects/")
 
     @property
     def path(self) -> Path:
-        """Return the path of the installed file."""
         return next((root / self.file for root in ROOTS if (root / self.file).is_file()), ROOTS[-1] / self.file)
 
     def runs_in(self, config: Any) -> bool:
-        """Return whether the changed line runs in a configuration; whether it changes an answer is computed."""
+        """Return whether the changed line runs in a configuration, by the condition `acts`."""
         return not self.acts or bool(eval(self.acts, {}, _Fields(config)))
 
     def shows_at(self, tap: str) -> bool:
-        """Return whether a divergence at a tap is placed rightly."""
+        """Return whether a divergence at a tap counts as placed rightly."""
         return any(re.search(site, tap) for site in self.sites)
 
     def text(self) -> str:
-        """Return the file with the bug in it; raise `PoolError` unless each place exists."""
+        """Return the source of the file with the bug."""
         return text_of(self.path, [self])
 
     def right_lines(self, others: Sequence[Bug] = ()) -> set[int]:
-        """Return the acceptable line numbers of an answer, in the file with this bug and others in it."""
+        """Return the line numbers that count as right, in the file with this bug and `others`."""
         same = [bug for bug in others if bug.path == self.path]
         before, text = text_of(self.path, same), text_of(self.path, [*same, self])
         matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)
         found = {line for part in self.lines for line in lines_with(text, part)}
         for kind, _, _, begin, end in matcher.get_opcodes():
             if kind != "equal":
-                found |= set(range(begin, end + 2))  # with the lines before and after; lines count from 1
+                found |= set(range(begin, end + 2))  # and one line before and after
         return found
 
     def digest(self) -> str:
-        """Return a digest of everything that its result depends on, except the checker and the installed packages."""
+        """Return a hash of everything that the result depends on, except the checker and installed packages."""
         own = [path.read_bytes() for path in sorted((META / "exam/subjects").glob(f"{self.subject}*.py"))]
         asked = [self.file, self.hunks, self.config, self.family, self.port, self.dtype]
         return hashlib.sha256(json.dumps(asked, default=dict).encode() + b"".join(own)).hexdigest()[:16]
 
 
 class _Fields(dict[str, Any]):
-    """The attributes of a configuration as names of a condition, beside `c` itself and its kinds of `layers`."""
+    """The names that a condition `acts` may use: the fields of a configuration, `c` itself, and its `layers`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(c=config, layers=list(config.layer_kinds.values()))
@@ -166,7 +165,7 @@ class _Fields(dict[str, Any]):
 
 
 def text_of(path: Path, bugs: Sequence[Bug]) -> str:
-    """Return the text of a file with several bugs in it."""
+    """Return the source of a file with several bugs."""
     text = path.read_text(encoding="utf-8")
     for bug in bugs:
         for hunk in bug.hunks:
@@ -175,7 +174,7 @@ def text_of(path: Path, bugs: Sequence[Bug]) -> str:
 
 
 def lines_with(text: str, part: str) -> list[int]:
-    """Return the numbers of the lines, from 1, that `part` covers, for all its places."""
+    """Return the numbers of all lines that an occurrence of `part` covers."""
     found: list[int] = []
     for match in re.finditer(re.escape(part), text):
         first = text.count("\n", 0, match.start()) + 1
@@ -188,7 +187,7 @@ LISTS = {"causes", "told", "sites", "lines", "uses"}
 
 
 def read(path: Path) -> list[Bug]:
-    """Return the bugs of a TOML file. Fields outside the `bug` tables are defaults for every bug."""
+    """Return the bugs of a TOML file; top-level fields are defaults for every bug."""
     return [_bug(path.stem, row) for row in rows(path, "bug")]
 
 
@@ -207,8 +206,8 @@ def _bug(group: str, given: dict[str, Any]) -> Bug:
 
 
 def read_folder(folder: Path) -> list[Bug]:
-    """Return the bugs of all TOML files of a folder; raise `PoolError` if two have the same id."""
+    """Return the bugs of all TOML files in a folder; raise `PoolError` if two have the same id."""
     bugs = [bug for path in sorted(folder.glob("*.toml")) for bug in read(path)]
     if twice := {bug.id for bug in bugs if sum(bug.id == other.id for other in bugs) > 1}:
-        raise PoolError(f"Two bugs have the id {min(twice)!r}.")
+        raise PoolError(f"Two bugs have the id {min(twice)!r}; rename one of them.")
     return bugs

@@ -1,4 +1,4 @@
-"""Judge the checker's answer to planted bugs: detected, placed, named, and the right line, as their rows decide."""
+"""Judge the checker's answer to planted bugs: whether it detects, places and names each, and reports the right line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _number(value: float) -> float | str:
 
 
 def relative(file: str, folder: Path) -> str:
-    """Return a file of the port relative to its folder."""
+    """Return a path relative to the port's folder or to site-packages."""
     inside = file.removeprefix(f"{folder}/")
     return inside.rpartition("/site-packages/")[2] if inside == file else inside
 
@@ -69,13 +69,13 @@ class Judged:
     """The judgement of one answer.
 
     Attributes:
-        detected: by the verdict, an error that names the tensor or field, or by the audit; empty: missed.
-        placed: the first divergence is in the part that has the bug; None: the bug tells no part.
-        named: the first cause, or one that is said to be indistinguishable from it, is right.
-        falsely: the causes that are neither right nor said to be indistinguishable from a right one.
-        line: the line of the first divergence is right; None: it was not found by a forward pass that has it.
-        says: the answer in short.
-        rules: the rules of today that detect it.
+        detected: `verdict`, `error` (it names the tensor or field) or `audit`; empty if the bug was missed.
+        placed: whether the first divergence is in the part that has the bug; None if the bug has no `sites`.
+        named: whether the first cause is right, or indistinguishable from a right one.
+        falsely: the causes that are neither right nor indistinguishable from a right one.
+        line: whether the line of the first divergence is right; None if no line can be.
+        says: a summary of the answer.
+        rules: the common rules that detect the bug.
     """
 
     id: str
@@ -91,9 +91,10 @@ class Judged:
 
 
 def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
-    """Judge the answer to a bug or a control; what an audit finds in its clean twin, too, detects nothing.
+    """Judge the answer to a bug or a control; an audit's findings that the unchanged twin also has do not count.
 
-    A control is found wrongly by any verdict but agreement, an error, or an audit that lists more than it may.
+    For a control, every verdict except `agrees` counts as detected, and so does an error or an unexpected audit
+    finding.
     """
     way = _way(bug, answer, twin)
     faults = answer["faults"]
@@ -124,7 +125,7 @@ def _way(bug: Bug, answer: Answer, twin: Answer | None) -> Way:
 
 
 def names(fault: Fault) -> set[str]:
-    """Return the first cause of a fault, and its indistinguishable alternatives."""
+    """Return the first cause of a fault, and the causes that are indistinguishable from it."""
     return {*(cause["mistake"] for cause in fault["causes"][:1]), *fault["indistinguishable"]}
 
 
@@ -141,10 +142,10 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 
 
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
-    """Return the false statements of an answer about planted bugs.
+    """Return the false statements in an answer about planted bugs.
 
-    These are wrong causes, wrong places of right causes, and the claim that nothing else differs where a bug has no
-    cause.
+    These are wrong causes, wrong places of right causes, and the claim that nothing else differs while a bug is
+    unnamed.
     """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
@@ -158,13 +159,13 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
 
 
 def place_of(fault: Fault) -> str:
-    """Return the tap of a fault; for a cause found in the logits, the tap at which the reference had it."""
+    """Return the tap of a fault, or the tap of its cause if the logits revealed it."""
     at = fault["causes"][0]["at"] if fault["causes"] else ""
     return str(at or fault["where"])
 
 
 def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
-    """Return whether a fault has the right line of a bug, in a file that has other bugs too."""
+    """Return whether a fault reports a right line of a bug, in a file with `others`."""
     source = fault["source"] if fault is not None else None
     if source is None:
         return False
@@ -174,7 +175,7 @@ def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
 
 
 def says(answer: Answer) -> str:
-    """Return the verdict, the first place, its line and its cause."""
+    """Return a summary: the verdict, or the first place with its line and cause."""
     if answer["error"]:
         return f"error: {answer['error']}"
     if not answer["faults"]:
@@ -194,12 +195,11 @@ def agrees(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_detected(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges."""
     return bool(answer["verdict"] == "diverges")
 
 
 def is_placed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether every divergence is where some bug shows, and every bug has its divergence."""
+    """Return whether every divergence is where a bug shows, and every bug has a divergence."""
     where = [place_of(fault) for fault in answer["faults"]]
     return all(any(bug.shows_at(tap) for bug in bugs) for tap in where) and all(
         any(bug.shows_at(tap) for tap in where) for bug in bugs
@@ -207,18 +207,18 @@ def is_placed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first divergence is named after the bug, or after an indistinguishable one."""
+    """Return whether the first divergence is named after a bug, or after an indistinguishable cause."""
     return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
 
 
 def is_named_where_it_shows(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the capability that shows the bug diverges and is named after it."""
+    """Return whether the checker reports the bug's capability, with the right cause."""
     shown = [fault for fault in answer["faults"] if fault["where"] == bugs[0].shows]
     return is_detected(bugs, answer) and any(names(fault) & set(bugs[0].causes) for fault in shown)
 
 
 def all_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether every bug is named at a place of its own."""
+    """Return whether every bug is named at its own place."""
     return is_placed(bugs, answer) and all(
         any(bug.shows_at(place_of(fault)) and names(fault) & set(bug.causes) for fault in answer["faults"])
         for bug in bugs
@@ -226,7 +226,7 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether one bug is named by its own id, and the others are too, or something is reported to remain."""
+    """Return whether every bug is a first cause, or one bug is and the report says that an error remains."""
     first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
@@ -234,35 +234,35 @@ def one_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def _remains(fault: Fault) -> bool:
-    """Return whether the cause of a fault leaves something to explain."""
+    """Return whether an error remains after the cause of a fault is corrected."""
     return float(fault["causes"][0]["residual"]) > float(fault["budget"])
 
 
 def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and every cause is one of its bugs, or indistinguishable from one."""
+    """Return whether the port diverges, and every named cause is right or indistinguishable from a right one."""
     made = {name for bug in bugs for name in bug.causes}
     named = ({cause["mistake"], *fault["indistinguishable"]} for fault in answer["faults"] for cause in fault["causes"])
     return is_detected(bugs, answer) and all(causes & made for causes in named)
 
 
 def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and every cause is one of several, or leaves something to explain."""
+    """Return whether the port diverges, and no cause is certain: each has alternatives or leaves an error."""
     certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
     return is_detected(bugs, answer) and all(map(_remains, certain))
 
 
 def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the bug is found, and no cause is named."""
+    """Return whether the port diverges and no cause is named."""
     return is_detected(bugs, answer) and not any(fault["causes"] for fault in answer["faults"])
 
 
 def is_true(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether an answer states nothing false; agreement of a wrong port is false too."""
+    """Return whether an answer states nothing false; agreement with a wrong port is false too."""
     return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
 
 
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
-    """Return the bugs that any cause of a fault names; of several with the same name, those whose line it shows."""
+    """Return the bugs that a fault names; of several with the same causes, those on its line."""
     named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
     found = [bug for bug in bugs if named & set(bug.causes)]
     at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]
@@ -274,7 +274,7 @@ Right = Callable[[Bugs, Answer], bool]
 
 @dataclass(frozen=True)
 class KindMeasure:
-    """The share of the trials of one kind in one view (empty: any) that the checker must reach."""
+    """A measure of the trials of one kind and one view; an empty string stands for any."""
 
     title: str
     kind: str
@@ -283,7 +283,7 @@ class KindMeasure:
     target: float
 
     def judge(self, trial: Any, answer: Answer) -> bool | None:
-        """Return whether an answer is right; None if it does not count. A crash is wrong."""
+        """Return whether an answer is right, or None if it does not count; a crash is wrong."""
         if self.kind not in ("", trial.kind) or self.view not in ("", trial.view) or answer["verdict"] == "inert":
             return None
         return not answer["error"] and self.right(trial.bugs, answer)
@@ -293,25 +293,25 @@ KINDS_OF_TRUTH = {"of any kind": ""} | {f"{kind}s": kind for kind in ("fault", "
 
 MEASURES = (
     KindMeasure("detected, with taps", "fault", "taps", is_detected, 1.0),
-    KindMeasure("detected, by logits alone", "fault", "logits", is_detected, 1.0),
+    KindMeasure("detected, by logits", "fault", "logits", is_detected, 1.0),
     KindMeasure("detected, by operations", "fault", "operations", is_detected, 1.0),
     KindMeasure("placed, with taps", "fault", "taps", is_placed, 0.98),
     KindMeasure("placed, by operations", "fault", "operations", is_placed, 0.98),
     KindMeasure("named first, with taps", "fault", "taps", is_named, 0.98),
     KindMeasure("named first, by operations", "fault", "operations", is_named, 0.98),
-    KindMeasure("named first, by logits alone", "fault", "logits", is_named, 0.92),
+    KindMeasure("named first, by logits", "fault", "logits", is_named, 0.92),
     KindMeasure("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
     KindMeasure("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
     KindMeasure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
     KindMeasure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
     KindMeasure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
-    KindMeasure("three faults: found, and nothing else named, by logits", "triple", "logits", nothing_else_named, 0.90),
+    KindMeasure("three faults: detected, and no false cause, by logits", "triple", "logits", nothing_else_named, 0.90),
     KindMeasure("no false alarm", "control", "", agrees, 1.0),
-    KindMeasure("no false cause: found", "uncatalogued", "", is_detected, 1.0),
-    KindMeasure("no false cause: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
-    KindMeasure("no false cause: unexplained", "uncatalogued", "", is_unexplained, 1.0),
-    KindMeasure("odd faults: found, and not named with certainty", "odd", "", is_unnamed, 1.0),
-    *(KindMeasure(f"nothing false is told: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
+    KindMeasure("uncatalogued faults: detected", "uncatalogued", "", is_detected, 1.0),
+    KindMeasure("uncatalogued faults: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
+    KindMeasure("uncatalogued faults: no cause named", "uncatalogued", "", is_unexplained, 1.0),
+    KindMeasure("odd faults: detected, and no certain cause named", "odd", "", is_unnamed, 1.0),
+    *(KindMeasure(f"no false statement: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
     KindMeasure("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
 )
 
@@ -321,8 +321,12 @@ def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, 
 
 
 DRAFTED = (
-    Measure("named in one run", _drafted(lambda trial, draft: (len(draft["named"]), len(trial.bugs))), 0.85),
-    Measure("named after fixes", _drafted(lambda trial, draft: (len(draft["mended"]), len(trial.bugs))), 0.95),
-    Measure("right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
+    Measure(
+        "drafts: bugs named in one run", _drafted(lambda trial, draft: (len(draft["named"]), len(trial.bugs))), 0.85
+    ),
+    Measure(
+        "drafts: bugs named after fixes", _drafted(lambda trial, draft: (len(draft["mended"]), len(trial.bugs))), 0.95
+    ),
+    Measure("drafts: right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
-"""The measures of drafts: shares of their bugs, and of the right lines among the bugs named in one run."""
+"""The measures of drafts, which have several bugs: the shares of named bugs and of right lines."""

@@ -1,4 +1,4 @@
-"""The independent port with bugs in its text: a copy of its files, written to a folder and imported from there."""
+"""The independent port with bugs: a copy of its files is edited in a folder and imported from there."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from transparity_conformance.report.comparison import difference
 VIEWS: tuple[View, ...] = get_args(View)
 
 FILES = tuple(META / "independent" / name for name in ("positions.py", "model.py", "port.py"))
-"""The text of the port; each file imports the ones before it."""
+"""The files of the port; each imports only earlier ones."""
 
 Build = Callable[..., Callable[..., Any]]
 
 
 def _further() -> dict[str, TransformerConfig]:
-    """Return configurations for what no preset has: batch statistics, a mask whose order matters, a single encoder."""
+    """Return configurations with features that no preset has."""
     changes: dict[str, tuple[str, dict[str, Any]]] = {
         "batch-norm": ("notes-attention", {"norm": "batch"}),
         "weak-mask": ("translation", {"mask_value": -3.0, "target_mask": "causal-and-padding"}),
@@ -45,7 +45,6 @@ def _further() -> dict[str, TransformerConfig]:
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration with other fields."""
     return TransformerConfig(**{**{name: getattr(config, name) for name in config.__dataclass_fields__}, **fields})
 
 
@@ -55,13 +54,13 @@ CASES: dict[str, TransformerConfig] = {name: preset(name).resized() for name in 
 
 @functools.cache
 def pool() -> dict[str, Bug]:
-    """Return the bugs of the independent port and its right variants, by id."""
+    """Return the bugs of the independent port and its correct variants, by id."""
     return {bug.id: bug for bug in read_folder(META / "independent/bugs")}
 
 
 @functools.cache
 def _folder() -> Path:
-    """Return a folder that modules are imported from; it is removed at the end."""
+    """Return a folder on `sys.path` that is deleted at exit."""
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.path.insert(0, str(folder))
@@ -70,7 +69,7 @@ def _folder() -> Path:
 
 @functools.lru_cache(maxsize=256)
 def modules_with(bugs: tuple[Bug, ...]) -> Any:
-    """Return the module `port` of a copy of the independent port that has all bugs; its lines keep their files."""
+    """Return the module `port` from a copy of the independent port with all bugs."""
     texts = {path.name: text_of(path, [bug for bug in bugs if bug.path == path]) for path in FILES}
     name = f"planted_{hashlib.sha256(repr(texts).encode()).hexdigest()[:16]}"
     folder = _folder() / name
@@ -83,12 +82,12 @@ def modules_with(bugs: tuple[Bug, ...]) -> Any:
 
 
 def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
-    """`build(config, parameters, dtype="float32")` of the port with bugs in it.
+    """Return `build(config, parameters, dtype="float32")` of the port with bugs.
 
     Args:
-        bugs: Rows, or their ids in the pool.
-        taps: It returns all of its taps, not only its logits.
-        offers: The capability that it offers besides its forward pass; `all`: every one.
+        bugs: rows of the pool, or their ids.
+        taps: whether the port returns all of its taps instead of only its logits.
+        offers: the capability that the port offers besides its forward pass, or `all`.
     """
     module = modules_with(tuple(pool()[bug] if isinstance(bug, str) else bug for bug in bugs))
     base = module.Port if offers else module.Model
@@ -99,8 +98,6 @@ def port_with(*bugs: Bug | str, taps: bool = True, offers: str = "") -> Build:
 
 
 class Offering:
-    """A port's forward pass and one of its capabilities."""
-
     def __init__(self, port: Any, name: str) -> None:
         self.port = port
         setattr(self, name, getattr(port, name))
@@ -111,13 +108,13 @@ class Offering:
 
 @functools.cache
 def probes_called(case: str) -> dict[str, Probe]:
-    """Return the probes that a check of the case uses."""
+    """Return the probes of a check."""
     return dict(probes_of(CASES[case], case))
 
 
 @functools.lru_cache(maxsize=512)
 def logits_with(case: str, bugs: tuple[Bug, ...], dtype: str = "float64") -> dict[str, np.ndarray]:
-    """Return the logits on all probes of a case; empty if the port raises."""
+    """Return the logits for all probes of a case, or an empty dict if the port raises."""
     build = port_with(*bugs)
     try:
         return {
@@ -129,7 +126,7 @@ def logits_with(case: str, bugs: tuple[Bug, ...], dtype: str = "float64") -> dic
 
 
 def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
-    """Return whether the logits of two ports differ by more than float32 rounds on some probe, computed in float64."""
+    """Return whether the float64 logits of two ports differ by more than float32 rounding on a probe."""
     first, second = (logits_with(case, bugs) for bugs in (one, other))
     return bool(first and second) and any(
         first[name].shape != second[name].shape
@@ -139,7 +136,7 @@ def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
 
 
 def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether each bug changes both the right port and the port with the other bugs."""
+    """Return whether each bug has an effect, both without and with the other bugs."""
     if len(bugs) == 1:
         return differ(case, (), bugs)
     others = (tuple(bug for bug in bugs if bug is not one) for one in bugs)
@@ -147,7 +144,7 @@ def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
 
 
 def is_right(case: str, bugs: tuple[Bug, ...], dtype: str = "float32") -> bool:
-    """Return whether the port is right by the oracle's budget, not by the checker."""
+    """Return whether the logits are within the oracle's budget; the checker is not involved."""
     found = logits_with(case, bugs, dtype)
     for name, probe in probes_called(case).items():
         expected = probe.oracle.expected["logits"]

@@ -1,4 +1,7 @@
-"""Every row of the pool applies and acts, and answers are judged rightly; `python -m meta.measure` runs the trials."""
+"""Test that every row of the pool has an effect, and that answers are judged rightly.
+
+`python -m meta.measure` runs the trials.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Return some rows, each with one of the configurations that run its line."""
+    """Return random rows, each with a random configuration that runs its line."""
     draw = random.Random(0)
     return [
         (draw.choice([case for case in CASES if bug.runs_in(CASES[case])]), bug) for bug in draw.sample(rows, count)
@@ -62,7 +65,7 @@ def test_the_port_imports_nothing_that_it_is_compared_with() -> None:
 
 
 def test_every_catalogued_fault_of_a_capability_is_in_the_pool() -> None:
-    catalogued = {(fault.id, fault.says) for fault in OF_CAPABILITIES}  # some in several kinds of cache
+    catalogued = {(fault.id, fault.says) for fault in OF_CAPABILITIES}  # several kinds of cache may list a fault
     made = Counter(cause for bug in ROWS if bug.shows for cause in bug.causes)
     assert made == Counter(id for id, _ in catalogued)
 
@@ -81,14 +84,14 @@ def test_the_port_without_a_bug_is_right_at_every_tap(case: str) -> None:
     ("case", "bug"), drawn([bug for bug in ROWS if kind_of(bug) in ("fault", "uncatalogued", "odd")], 40), ids=str
 )
 def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
-    """The bug acts in this configuration or in another that runs its line; otherwise it is no bug."""
+    """Check that the bug has an effect in this configuration, or in another that runs its line."""
     others = [name for name in CASES if bug.runs_in(CASES[name])]
     assert any(differ(name, (), (bug,)) for name in [case, *others])
 
 
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
-    """The control is right by the oracle's budget, not by the checker; otherwise an alarm might be a true one."""
+    """Check that the oracle accepts the control; otherwise an alarm of the checker might be right."""
     assert is_right(case, (bug,))
 
 
@@ -117,7 +120,7 @@ SCALE, BIAS = pool()["attention-scale-none"], pool()["bias-dropped-up-of-one-lay
 
 
 def answer(*places: tuple[str, str], tied: tuple[str, ...] = (), residual: float = 0.0) -> dict[str, Any]:
-    """Return an answer with divergences, each a place and its first cause (or none), and the indistinguishable ones."""
+    """Return an answer with divergences: places and first causes, or none; `tied` lists indistinguishable causes."""
     faults = []
     for where, name in places:
         causes = [{"mistake": name, "says": name, "at": "", "residual": residual}] if name else []

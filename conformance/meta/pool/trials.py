@@ -1,4 +1,4 @@
-"""Trials: ports with one or several bugs, right ports, and what the checker sees of them."""
+"""Trials: ports with one or several bugs, correct ports, and what the checker sees of them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES as FAMILIES
 
 CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5", "qwen3-next", "qwen")
-"""Configurations in which the faults of capabilities are tested."""
+"""The configurations in which faults of capabilities are tested."""
 
 SEVERAL = {"pair": (2, 200), "triple": (3, 50)}
-"""Bugs per port, and number of ports."""
+"""By kind, the number of bugs in each port and the number of ports."""
 
 DRAFTS, FEWEST, MOST = 60, 3, 6
-"""Ports with this many bugs at once, of which the logits and operations are seen."""
+"""The number of drafts, and the smallest and largest number of bugs in each."""
 
 COMBINED, LENGTHS = 300, (11, 17, 33, 64, 100, 130, 257, 512)
-"""Right ports of several styles, at these lengths."""
+"""The number of correct ports that combine styles, and their lengths."""
 
 KINDS = ("fault", *SEVERAL, "draft", "uncatalogued", "odd", "capability", "control")
 
 
 def kind_of(bug: Bug) -> str:
-    """Return the kind of the trials that have only this bug."""
+    """Return the kind of trials whose only bug is this one."""
     if bug.control or bug.shows:
         return "control" if bug.control else "capability"
     return "fault" if bug.causes else bug.group
@@ -48,7 +48,7 @@ def kind_of(bug: Bug) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """One port to check, and how."""
+    """A port to check: its configuration, its bugs, and what the checker sees."""
 
     kind: str
     case: str
@@ -66,11 +66,11 @@ class Trial:
         return f"{self.case}, {self.view}{further}: {' and '.join(map(str, self.bugs))}"
 
     def acts(self) -> bool:
-        """Return whether every bug changes something, computed in float64; right ports and capabilities count as is."""
+        """Return whether every bug changes the float64 logits; True for correct ports and capabilities."""
         return self.kind in ("control", "capability") or all_act(self.case, self.bugs)
 
     def run(self) -> dict[str, Any]:
-        """Check the port; an exception is a wrong answer, and a bug that changes nothing does not count."""
+        """Check the port; a crash is a wrong answer, and a trial in which a bug changes nothing is `inert`."""
         answer: dict[str, Any] = {"verdict": "inert", "error": "", "faults": [], "audit": {}, "notes": []}
         try:
             with np.errstate(all="ignore"):
@@ -82,7 +82,7 @@ class Trial:
         return answer
 
     def checked(self, bugs: tuple[Bug, ...]) -> dict[str, Any]:
-        """Return the answer to the port with these bugs."""
+        """Return the checker's answer to the port with these bugs."""
         offers = self.bugs[0].shows.partition(".")[0] if self.kind == "capability" else ""
         build = port_with(*bugs, taps=self.view != "operations", offers=offers)
         which: dict[str, Any] = {"preset": self.case} if self.case in PRESETS and not self.length else {}
@@ -92,8 +92,7 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return the bugs named in one run, the bugs named as earlier ones are fixed, and whether their lines are
-        right."""
+        """Return the bugs that one run names, those named while earlier ones are fixed, and whether lines are right."""
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -106,7 +105,7 @@ class Trial:
         return {"named": [bug.id for bug in named], "mended": mended, "lines": lines, "false": false}
 
     def mended(self, answer: Answer) -> list[str]:
-        """Return the bugs that are named in runs that each fix the first named one."""
+        """Return the bugs that are named if, after each run, the first named bug is fixed."""
         rest = self.bugs
         while named := [bug for fault in answer["faults"] for bug in bugs_named(rest, fault)]:
             rest = tuple(bug for bug in rest if bug != named[0])
@@ -128,14 +127,14 @@ def are_apart(bugs: Sequence[Bug]) -> bool:
 
 
 def shows_apart(case: str, bugs: Sequence[Bug]) -> bool:
-    """Return whether no tap of a case may show two of the bugs."""
+    """Return whether each tap of a case can show at most one of the bugs."""
     config = CASES[case]
     taps = tap_shapes(config, 1, **dict.fromkeys(config.input_names, 1))
     return all(sum(bug.shows_at(tap) for bug in bugs) <= 1 for tap in taps)
 
 
 def single_trials(kind: str) -> list[Trial]:
-    """Return every bug of a kind in every configuration that runs its line, seen in every way."""
+    """Return every bug of a kind, in every configuration that runs its line, with every view."""
     cases = CAPABLE if kind == "capability" else tuple(CASES)
     views: tuple[View, ...] = ("operations",) if kind == "capability" else VIEWS
     rows = [bug for bug in pool().values() if kind_of(bug) == kind]
@@ -148,7 +147,7 @@ def single_trials(kind: str) -> list[Trial]:
 
 
 def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
-    """Yield ports with several bugs, drawn at random without end."""
+    """Yield ports with several random bugs, endlessly."""
     rows = [bug for bug in pool().values() if kind_of(bug) == "fault" and not _is_everywhere(bug)]
     while True:
         case = draw.choice(list(CASES))
@@ -164,7 +163,7 @@ def _is_everywhere(bug: Bug) -> bool:
 
 
 def several_trials(kind: str, seed: int) -> list[Trial]:
-    """Return ports with several bugs, each of which has an effect."""
+    """Return ports with several bugs."""
     number = DRAFTS if kind == "draft" else SEVERAL[kind][1]
     views: tuple[View, ...] = ("operations",) if kind == "draft" else VIEWS
     drawn = itertools.islice(_drawn(random.Random(seed), kind), number)
@@ -172,7 +171,7 @@ def several_trials(kind: str, seed: int) -> list[Trial]:
 
 
 def combined_controls(seed: int) -> Iterator[Trial]:
-    """Yield right ports with two to four styles at once, at other lengths and in two precisions."""
+    """Yield correct ports with two to four styles at once, at other lengths and in two precisions."""
     draw, rows = random.Random(seed), [bug for bug in pool().values() if bug.control]
     cases = [*PRESETS, *FAMILIES]
     while True:
@@ -195,7 +194,6 @@ def _compiles(bugs: tuple[Bug, ...]) -> bool:
 
 
 def trials_of(kind: str, seed: int = 0) -> list[Trial]:
-    """Return all trials of a kind."""
     if kind in (*SEVERAL, "draft"):
         return several_trials(kind, seed)
     combined = itertools.islice(combined_controls(seed), COMBINED if kind == "control" else 0)
@@ -203,7 +201,7 @@ def trials_of(kind: str, seed: int = 0) -> list[Trial]:
 
 
 def sampled(trials: Sequence[Trial], size: int, seed: int = 0) -> list[Trial]:
-    """Return at most `size` trials of each kind and view, balanced over causes and configurations."""
+    """Return at most `size` trials of each kind and view, spread evenly over causes and configurations."""
     shuffled = random.Random(seed).sample(trials, len(trials))
     seen: dict[object, int] = {}
     ranked = []
@@ -220,19 +218,18 @@ def sampled(trials: Sequence[Trial], size: int, seed: int = 0) -> list[Trial]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", action="append", choices=KINDS, help="only trials of this kind")
-    parser.add_argument("--view", action="append", choices=VIEWS, help="only ports that are seen so")
-    parser.add_argument("--case", action="append", choices=CASES, help="only these configurations")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="run only trials of this kind")
+    parser.add_argument("--view", action="append", choices=VIEWS, help="run only trials with this view")
+    parser.add_argument("--case", action="append", choices=CASES, help="run only these configurations")
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return the trials of the chosen kinds, views and configurations."""
     every = [trial for kind in options.kind or KINDS for trial in trials_of(kind, options.seed)]
     return [each for each in every if each.view in (options.view or VIEWS) and each.case in (options.case or CASES)]
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the trials with a word in their description, or a sample of these."""
+    """Return the trials whose description contains the word in `--only`, or a sample of them."""
     found = [each for each in every if options.only in str(each)]
     return sampled(found, options.sample, options.seed) if options.sample else found
 
@@ -241,17 +238,16 @@ Answered = Sequence[tuple[Trial, Answer]]
 
 
 def shares(found: Answered) -> list[Share]:
-    """Return the shares of right answers, for measures that have something to count."""
     return counted((*MEASURES, *DRAFTED), found)
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
-    """Return the titles of the measures that find an answer wrong."""
+    """Return the titles of the measures by which an answer is wrong."""
     return [measure.title for measure in MEASURES if measure.judge(trial, answer) is False]
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the line to print for an answer; empty if it is right."""
+    """Return the line to print for a wrong answer, or an empty string."""
     if trial.kind == "draft" and "draft" in answer:
         draft = answer["draft"]
         missed = [bug.id for bug in trial.bugs if bug.id not in draft["named"]]

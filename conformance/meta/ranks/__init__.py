@@ -1,1 +1,1 @@
-"""Sharded ports, right and wrong, written by hand, and what the checker finds of them."""
+"""Correct and wrong sharded ports, written by hand, and what the checker finds in them."""

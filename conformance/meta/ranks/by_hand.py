@@ -1,7 +1,7 @@
-"""The independent port sharded by hand, as a person does it for `torchrun`.
+"""The independent port, sharded by hand as for `torchrun`.
 
-The ranks share heads and hidden features, layers in stages, or rows of the batch. A port is right, or has one mistake
-in the line where people make it. `by_hand.py:tensor`, `:padded`, … are right; `by_hand.py:tensor__bias` makes the
+The ranks divide heads and hidden features, layers (in stages), or rows of the batch. A port is correct, or has one
+mistake in a line where people make it. `by_hand.py:tensor`, `:padded`, … are correct; `by_hand.py:tensor__bias` has the
 mistake `bias` of mistakes.toml.
 """
 
@@ -32,11 +32,11 @@ RANK, RANKS = join_group()
 
 COLUMNS, ROWS = ("query", "key", "value", "gate", "up"), ("output", "down")
 TAPS = ("self_attention.output", "feed_forward.output")
-"""Activations that plans with `taps` show."""
+"""The activations that a plan ending in `_taps` returns."""
 
 
 class Sharded(Port):
-    """The common part of all plans; the full parameters are kept in addition to the rank's own."""
+    """The base class of all plans; it keeps the full parameters and the rank's shards."""
 
     plan = ""
     offers: tuple[str, ...] = ("loss", "loss_and_gradients")
@@ -57,12 +57,12 @@ class Sharded(Port):
         return {**shown, "logits": logits} if self.plan.endswith("taps") else logits
 
     def ignored(self) -> int:
-        """Return the target that does not count."""
+        """Return the target that the loss ignores."""
         return -100 if self.c.pad_id is None else self.c.pad_id
 
 
 class TensorParallel(Sharded):
-    """Heads and hidden features over the ranks; with `padded` and `columns`, the vocabulary too."""
+    """A plan that divides heads and hidden features over the ranks, and the vocabulary if `padded` or `columns`."""
 
     offers: tuple[str, ...] = ("loss", "loss_and_gradients", "train")
 
@@ -94,20 +94,20 @@ class TensorParallel(Sharded):
         return self.dense(name, x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
-        """Return the bias of the rank's heads."""
+        """Return the position bias for the heads of this rank."""
         bias, heads = super().bias(name, where, keys), self.own_heads()
         if bias is None:
             return None
         return bias[:, heads]
 
     def weigh(self, at: str, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, bias: Any) -> Tensor:
-        if self.key_heads % RANKS:  # every rank has all keys and values, and takes those of its heads
+        if self.key_heads % RANKS:  # every rank has all keys and values, and selects those for its heads
             group = self.c.num_heads // self.key_heads
             key, value = (x[:, [head // group for head in self.own_heads()]] for x in (key, value))
         return super().weigh(at, query, key, value, keep, bias)
 
     def dense(self, name: str, x: Tensor) -> Tensor:
-        """Apply a map whose outputs or inputs are sharded."""
+        """Apply a linear layer whose outputs or inputs are sharded."""
         if name.endswith(COLUMNS):
             return super().dense(name, copied(x))
         bias = self.p.get(f"{name}.bias")
@@ -115,7 +115,7 @@ class TensorParallel(Sharded):
         return y if bias is None else y + bias
 
     def norm(self, name: str, x: Tensor, *, tap: bool = False) -> Tensor:
-        """With `sequence`, every rank normalizes its share of the positions."""
+        """Apply a norm; with `sequence`, every rank normalizes its part of the positions."""
         if not self.plan.startswith("sequence"):
             return super().norm(name, x, tap=tap)
         padded = F.pad(x, (0, 0, 0, -x.shape[1] % RANKS))
@@ -129,22 +129,21 @@ class TensorParallel(Sharded):
         return F.pad(logits, (0, more)) if self.plan.startswith("padded") else logits
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Return the loss by the logits over the whole vocabulary, without its padding."""
+        """Return the loss, computed from the logits of the whole vocabulary without its padding."""
         logits = self.logits(**inputs)
         is_sharded = self.plan.startswith("columns")
         logits = gather(logits, -1) if is_sharded else logits[..., : self.c.target_vocab_size]
         return F.cross_entropy(logits.flatten(0, 1), tokens(targets).flatten(), ignore_index=self.ignored())
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss and the gradients of the rank's own parameters; gradients of norms of shares are summed."""
+        """Return the loss and the gradients of this rank's parameters; `sequence` sums norm gradients over ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         if self.plan.startswith("sequence"):
             found |= {name: as_numpy(summed(torch.as_tensor(g))) for name, g in found.items() if "norm" in name}
         return loss, found
 
     def clipped(self, gradients: dict[str, Tensor], training: Any) -> dict[str, Tensor]:
-        """Clip by the norm of all gradients: squares of shards are summed over the ranks, squares of replicas are
-        not."""
+        """Clip by the norm of all gradients; only squares of shards are summed over the ranks."""
         if training.max_norm is None:
             return gradients
         own, everywhere = torch.zeros(()), torch.zeros(())
@@ -157,7 +156,7 @@ class TensorParallel(Sharded):
 
 
 class Dropping(TensorParallel):
-    """The same plan with dropout: replicas have one seed on all ranks, shards one per rank."""
+    """The same plan with dropout: replicas have the same seed on all ranks, shards a different seed on each."""
 
     offers: tuple[str, ...] = (*TensorParallel.offers, "with_dropout")
     share = 0.0
@@ -183,7 +182,7 @@ class Dropping(TensorParallel):
 
 
 class Stages(Sharded):
-    """Layers in stages; the last rank has the logits."""
+    """A plan that assigns the layers to ranks in stages; the last rank returns the logits."""
 
     offers = ()
 
@@ -197,7 +196,7 @@ class Stages(Sharded):
             for local in range(size) if stage == RANK else ():
                 i = stage * size + local
                 x = self.layer(f"{name}.layers.{i}", i, x, where, own, None, None, None)
-            x = summed(x if stage == RANK else torch.zeros_like(x))  # from the stage to all others
+            x = summed(x if stage == RANK else torch.zeros_like(x))  # send the output of the stage to all ranks
         return self.norm(f"{name}.final_norm", x)
 
     def __call__(self, **inputs: Any) -> Any:
@@ -206,7 +205,7 @@ class Stages(Sharded):
 
 
 class Rows(Sharded):
-    """Rows of the batch over the ranks; a rank without any takes the first."""
+    """A plan that divides the rows of the batch; empty rows are filled with the first row."""
 
     def own_rows(self, rows: Tensor) -> Tensor:
         padded = torch.cat([rows, rows[:1].expand(-len(rows) % RANKS, -1)])
@@ -241,7 +240,7 @@ PLANS: dict[str, type[Sharded]] = {
 
 
 class Offered:
-    """A model with what it offers in addition to its forward pass."""
+    """A model, and the capabilities that it offers."""
 
     def __init__(self, model: Sharded, offers: tuple[str, ...]) -> None:
         self.model, self.placements = model, model.placements
@@ -253,8 +252,11 @@ class Offered:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """`PLAN__FAULT`, as a `build(config, parameters)`; a PLAN that ends in `_taps` shows activations, and one that ends
-    in `_learning` offers its loss, gradients and training."""
+    """Return the `build(config, parameters)` named `PLAN__FAULT`.
+
+    A PLAN that ends in `_taps` returns activations. A PLAN that ends in `_learning` offers its loss, gradients and
+    training.
+    """
     plan, _, fault = name.partition("__")
     short = plan.removesuffix("_taps").removesuffix("_learning")
     if short not in PLANS:
@@ -271,7 +273,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _edited(fault: str) -> Path:
-    """Return a copy of this file with a mistake of mistakes.toml in it."""
+    """Return a copy of this file with a mistake from mistakes.toml."""
     (row,) = (row for row in bug.rows(Path(__file__).with_name("mistakes.toml"), "mistake") if row["id"] == fault)
     path = Path(tempfile.mkdtemp(prefix="ranks-"), Path(__file__).name)
     atexit.register(shutil.rmtree, path.parent, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Right placements, and mistakes of sharding, each with the cause that the checker must name."""
+"""Correct sharded ports, and mistakes of sharding with the cause that the checker must name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS: dict[str, TransformerConfig] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A sharded port on a configuration, and the id of its mistake; without one it is right."""
+    """A sharded port, its configuration, and the id of its mistake; without an id it is correct."""
 
     port: str
     config: str

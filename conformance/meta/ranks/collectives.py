@@ -1,4 +1,4 @@
-"""Collectives through which gradients flow, and the process group of the ranks."""
+"""Collectives with gradients, and the process group of the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
 def join_group() -> tuple[int, int]:
-    """Join the other ranks, as a script under torchrun does; return the rank and their number."""
+    """Join the process group as a script under torchrun does; return the rank and the number of ranks."""
     torch.set_num_threads(1)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("gloo")
@@ -29,7 +29,7 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the values of all ranks along an axis, without a gradient."""
+    """Return the values of all ranks, concatenated along an axis, without a gradient."""
     if not dist.is_initialized():
         return x.detach()
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
@@ -44,7 +44,7 @@ def own(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class Collective(torch.autograd.Function):
-    """A function of all ranks' values in the forward pass, and of their gradients in the backward pass."""
+    """An autograd function that exchanges values between ranks, and their gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor:
@@ -61,20 +61,20 @@ def _exchanged(x: torch.Tensor, there: Exchange, back: Exchange) -> torch.Tensor
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """Return the same values, of which every rank uses a part: gradients add up."""
+    """Return `x`; the gradients of all ranks are summed, because each rank uses a part of `x`."""
     return _exchanged(x, lambda x: x.view_as(x), summed)
 
 
 def reduced(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the partial sums of all ranks, each of which has the whole gradient."""
+    """Return the sum of `x` over the ranks; each rank's gradient is passed on unchanged."""
     return _exchanged(x, summed, lambda gradient: gradient)
 
 
 def gather(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the shards of all ranks, each of which takes its own gradient."""
+    """Return the concatenated shards of all ranks; each rank receives the gradient of its own shard."""
     return _exchanged(x, lambda x: gathered(x, dim), lambda gradient: own(gradient, dim))
 
 
 def scatter(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the shard of a rank: gradients of all ranks are concatenated."""
+    """Return the shard of this rank; the gradients of all ranks are concatenated."""
     return _exchanged(x, lambda x: own(x, dim).clone(), lambda gradient: gathered(gradient, dim))

@@ -1,6 +1,6 @@
 """A decoder that PyTorch shards: an `nn.Module` and a plan of `parallelize_module`; its logits are a DTensor.
 
-`build` is right. `build_fused` makes a mistake: it shards the fused matrix of queries, keys and values as a single map.
+`build` is correct. `build_fused` has a mistake: it shards the fused matrix of queries, keys and values as one matrix.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fu
 
 
 def sharded(model: Model) -> Any:
-    """Return the model with its plan: a table of names and placements."""
+    """Shard the model by its plan, which maps module names to placements."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -109,7 +109,7 @@ def sharded(model: Model) -> Any:
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool = False) -> Any:
-    """Build the port, on one rank without a plan."""
+    """Return the correct port; on a single rank it is not sharded."""
     model = Model(config, fused=fused)
     model.load_state_dict(state(config, parameters, fused=fused))
     model = model if RANKS == 1 else sharded(model)
@@ -122,5 +122,5 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fu
 
 
 def build_fused(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Build the mistake: one matrix of three maps is sharded by columns."""
+    """Return the port with the mistake: the fused matrix is sharded by columns."""
     return build(config, parameters, fused=True)

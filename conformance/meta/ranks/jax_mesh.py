@@ -1,6 +1,6 @@
-"""A decoder that JAX shards over processes: a mesh, and `shard_map` with the sums over ranks written out.
+"""A decoder that JAX shards over processes, with a mesh, `shard_map`, and explicit sums over the ranks.
 
-`build` is right; `build_bias` adds the biases of maps whose inputs are sharded on every rank, before the sum.
+`build` is correct. `build_bias` has a mistake: every rank adds the whole bias before the sum over ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def placement(name: str) -> PartitionSpec:
 
 
 def placed(value: Any, spec: PartitionSpec) -> jax.Array:
-    """Return an array that every process has as a whole, as one over the mesh."""
+    """Return an array over the mesh from a value that every process has in full."""
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, NamedSharding(MESH, spec), lambda index: array[index])
 
@@ -47,14 +47,14 @@ def norm(p: Mapping[str, Any], at: str, x: jax.Array, eps: float) -> jax.Array:
 
 
 def row(p: Mapping[str, Any], at: str, x: jax.Array, *, early: bool) -> jax.Array:
-    """Apply a map whose inputs are sharded; with the mistake, its bias is added early."""
+    """Apply a linear layer whose inputs are sharded; `early` adds the bias before the sum, which is the mistake."""
     if early:
         return jax.lax.psum(x @ p[f"{at}.weight"].T + p[f"{at}.bias"], "model")
     return jax.lax.psum(x @ p[f"{at}.weight"].T, "model") + p[f"{at}.bias"]
 
 
 def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, early: bool) -> jax.Array:
-    """Return the forward pass of one rank, on its shards."""
+    """Return the logits of one rank, computed from its shards."""
     length = tokens.shape[1]
     x = p["decoder.token_embedding.weight"][tokens] + p["decoder.position_embedding.weight"][:length]
     for i in range(c.num_decoder_layers):
@@ -73,7 +73,7 @@ def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, earl
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, early: bool = False) -> Any:
-    """Build the port; its logits are one array over the mesh."""
+    """Return the correct port; its logits are one array over the mesh."""
     specs = {name: placement(name) for name in parameters}
     given = {name: placed(value, specs[name]) for name, value in parameters.items()}
     one = partial(local, config, early=early)
@@ -87,5 +87,5 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, ea
 
 
 def build_bias(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Any:
-    """Build the mistake: biases are added on every rank."""
+    """Return the port with the mistake: every rank adds the biases."""
     return build(config, parameters, early=True)

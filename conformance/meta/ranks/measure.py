@@ -1,4 +1,4 @@
-"""The pool `ranks`: mistakes of sharding, detected and named, and right placements, without an alarm."""
+"""The pool `ranks`: mistakes of sharding, which the checker must name, and correct ports, with which it must agree."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TIMEOUT = 120.0
 
 @contextlib.contextmanager
 def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
-    """Yield the processes of `ranks` ranks, for one port after another."""
+    """Yield a build that runs one port after another in the same `ranks` processes."""
     with contextlib.closing(isolated_build(spec, TIMEOUT, ranks=ranks)) as build:
         yield build
 
 
 def checked(build: IsolatedBuild, case: Case) -> Report:
-    """Return the report on a case, in existing processes."""
+    """Return the report on a case, from running processes."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)
@@ -37,13 +37,12 @@ def checked(build: IsolatedBuild, case: Case) -> Report:
 
 
 def causes(report: Report) -> list[str]:
-    """Return the ids of all causes that a report names."""
     return [cause.mistake for fault in report.faults for cause in fault.causes]
 
 
 @functools.cache
 def _processes(ranks: int) -> IsolatedBuild:
-    """Return the processes of `ranks` ranks, which all cases share."""
+    """Return the processes that all cases with `ranks` ranks share."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(started(RIGHT[0].spec, ranks))
@@ -51,8 +50,6 @@ def _processes(ranks: int) -> IsolatedBuild:
 
 @dataclass(frozen=True)
 class RanksTrial:
-    """A right placement, or a mistake."""
-
     case: Case
 
     def __str__(self) -> str:
@@ -69,7 +66,7 @@ def trials(options: argparse.Namespace) -> list[RanksTrial]:
 
 
 MEASURES = (
-    Measure("right, no alarm", lambda it, answer: None if it.case.cause else answer["verdict"] == "agrees"),
+    Measure("correct ports that agree", lambda it, answer: None if it.case.cause else answer["verdict"] == "agrees"),
     Measure("mistakes detected", lambda it, answer: answer["verdict"] == "diverges" if it.case.cause else None),
     Measure("mistakes named", lambda it, answer: it.case.cause in answer["causes"] if it.case.cause else None),
 )

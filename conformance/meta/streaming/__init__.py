@@ -1,1 +1,1 @@
-"""Time and memory of the oracle of a large checkpoint: measured, fitted, and predicted."""
+"""Measure and predict the time and memory that the oracle needs for large checkpoints."""

@@ -1,8 +1,9 @@
 """Measure checks of one layer at a time: `python -m meta.streaming.by_layer FOLDER [--planted …] [--layer N]`.
 
-FOLDER is the 8-billion folder that `meta.streaming.measure` writes, or another Llama. Every layer, the embedding and
-the head are checked through transformers' own loader. With `--planted`, only layer N has mistakes. The results are
-written into docs/by-layer.json and docs/scale.md.
+FOLDER is the 8-billion folder that `meta.streaming.measure` writes, or another Llama. transformers loads every layer,
+the
+embedding and the head, and each is checked. With `--planted`, mistakes are planted in layer N, and only this layer and
+the one before it are checked. The results are written into docs/by-layer.json and docs/scale.md.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ FILE = DOCS / "by-layer.json"
 
 
 def checker(mistake: str) -> PortCheck:
-    """Return the check of a loader of `planted`, in a separate process."""
+    """Return a check of a loader from `planted`, which runs in a separate process."""
     options: dict[str, Any] = {"dtype": "float32", "logits_only": False, "budget": BUDGET, "audit": False}
     return PortCheck(f"{planted.__file__}:{mistake}", 600.0, options | {"name": mistake})
 
 
 def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
-    """Return the report on one piece, its seconds by the clock, and the peak bytes of both processes."""
+    """Check one piece; return the report, the elapsed seconds, and the peak memory of both processes in bytes."""
     began = time.monotonic()
     report = check(system, lambda *_: None)
     peaks = {"checker": peak(os.getpid()), "port": peak(check.build.process.processes[0].process.pid)}
@@ -46,14 +47,14 @@ def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:
 
 
 def peak(process: int) -> int:
-    """Return the peak memory of a process since the last call."""
+    """Return the peak memory of a process since the last call, in bytes."""
     held = peak_memory(process)
     Path(f"/proc/{process}/clear_refs").write_text("5", encoding="utf-8")
     return held
 
 
 def every_piece(folder: Path) -> dict[str, Any]:
-    """Check every piece through transformers' own loader, unchanged."""
+    """Check every piece through transformers, without a mistake."""
     check, rows, began = checker("right"), [], time.monotonic()
     for system in layer_systems(folder, None, None):
         _, row = measured(check, system)
@@ -64,7 +65,7 @@ def every_piece(folder: Path) -> dict[str, Any]:
 
 
 def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dict[str, Any]]:
-    """Check the layer, and the one before it, which is right, through each loader with a mistake."""
+    """Check the layer with each mistake, and the correct layer before it."""
     rows: dict[str, dict[str, Any]] = {mistake: {"mistake": mistake} for mistake in mistakes}
     for system in layer_systems(folder, None, f"{layer - 1},{layer}"):
         before = system.name.endswith(f" layer {layer - 1}")
@@ -78,7 +79,7 @@ def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dic
 
 
 def told(report: Report) -> dict[str, Any]:
-    """Return the verdict, the causes, and the lines."""
+    """Return the verdict, the causes and the lines of a report."""
     causes = [cause.says for fault in report.faults for cause in fault.causes]
     sources = [fault.source for fault in report.faults if fault.source]
     lines = [f"{Path(source['file']).name}:{source['line']}" for source in sources]
@@ -86,13 +87,13 @@ def told(report: Report) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the measurements, in Markdown."""
     whole = found["whole"]
     agreeing = sum(row["verdict"] == "agrees" for row in whole["pieces"])
     peaks = [max(row[who] for row in whole["pieces"]) / 1e9 for who in ("checker", "port")]
     text = (
-        f"All {len(whole['pieces'])} pieces, the small model among them, take {whole['seconds'] / 60:.0f} minutes; "
-        f"{agreeing} agree. The checker holds {peaks[0]:.1f} GB at most, the port {peaks[1]:.1f} GB.\n\n"
+        f"The check of all {len(whole['pieces'])} pieces, including the small model, "
+        f"takes {whole['seconds'] / 60:.0f} minutes; {agreeing} agree. "
+        f"The checker uses at most {peaks[0]:.1f} GB, the port {peaks[1]:.1f} GB.\n\n"
     )
     rows = [
         [
@@ -110,13 +111,12 @@ def page(found: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the page."""
     parser = argparse.ArgumentParser(description="Measure checks of one layer at a time.")
-    parser.add_argument("folder", type=Path, help="a Llama as a hub keeps it")
+    parser.add_argument("folder", type=Path, help="the folder of a Llama from a hub")
     parser.add_argument(
-        "--planted", nargs="*", choices=list(planted.MISTAKES), help="mistakes, in place of every layer"
+        "--planted", nargs="*", choices=list(planted.MISTAKES), help="check these mistakes instead of every layer"
     )
-    parser.add_argument("--layer", type=int, default=7, help="the layer that has them")
+    parser.add_argument("--layer", type=int, default=7, help="the layer that has the mistakes")
     options = parser.parse_args(arguments)
     found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     name = f"decoder.layers.{options.layer}.self_attention.query.weight"

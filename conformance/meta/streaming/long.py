@@ -1,7 +1,7 @@
 """Measure the oracle of long prompts: `python -m meta.streaming.long`.
 
-Each prompt is measured in its own process. The measures are processor seconds and peak memory of the logits in float64
-and float32, of their budget, and of the comparison at every position. The results are written into docs/scale.md.
+Each prompt is measured in its own process. The measures are processor seconds and peak memory. They include the logits
+in float64 and float32, their budget, and the comparison at every position. The results are written into docs/scale.md.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ MODEL = dataclasses.replace(
     rotary_original_length=8192,
 )
 PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (1024, None))
-"""The length of a prompt, and the sliding window."""
+"""The lengths of the prompts, each with its sliding window or None."""
 HEADS = ("positions", "sliding window", "processor seconds", "peak memory, GB")
 
 
 def measured(config: TransformerConfig, length: int) -> tuple[float, int]:
-    """Return the processor seconds and the peak memory, in bytes, of one prompt."""
+    """Return the processor seconds and the peak memory, in bytes, for one prompt."""
     began = time.process_time()
     (probe,) = long_probes(config, probe_parameters(config), [length])
     budget = probe.budget("float32")
-    expected = probe.oracle.logits(slice(None))  # in place of a port's
+    expected = probe.oracle.logits(slice(None))  # they stand for the logits of a port
     assert probe.oracle.errors(expected).max() <= budget
     return time.process_time() - began, peak_memory()
 
 
 def main() -> None:
-    """Measure, and write the page."""
+    """Measure all prompts, and write the table into the page."""
     rows = []
     for length, window in PROMPTS:
         seconds, peak = in_new_process(measured, dataclasses.replace(MODEL, sliding_window=window), length)

@@ -1,8 +1,8 @@
 """Measure the oracle of large checkpoints: `python -m meta.streaming.measure FOLDER [--sizes NAME …]`.
 
-Folders are written into FOLDER, and kept there. Each size is measured in its own process. The measures are processor
-seconds and peak memory of importing, and of the logits in float64 and float32, for 72 and for 8 positions. The results
-are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
+Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The measures are processor
+seconds and peak memory. They include the import, and the logits in float64 and float32, for 72 and for 8 positions. The
+results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from transparity_conformance.checkpoints.importing import family_called, import_
 from transparity_conformance.oracle.probes import probes_with
 
 DRAWN = 2**22
-"""Drawn numbers; longer tensors repeat them, each from another offset."""
+"""The number of random values; longer tensors repeat them, shifted by random offsets."""
 
 
 def llama(layers: int, width: int, hidden: int, heads: int, shared: int, vocabulary: int) -> TransformerConfig:
-    """Return a Llama of these sizes; `shared` heads of keys and values, and 8,192 positions."""
+    """Return a Llama of these sizes, with `shared` key and value heads and 8,192 positions."""
     return example_config("llama").resized(
         num_decoder_layers=layers,
         embed_dim=width,
@@ -63,10 +63,10 @@ FORETOLD = {
     "405 billion": llama(126, 16_384, 53_248, 128, 8, 128_256),
 }
 HELD_OUT = "8 billion"
-"""A size that the fit leaves out, to test its predictions."""
+"""The size that is left out of the fit and tests its predictions."""
 
 PROBES = {"mixed": 72, "one": 8}
-"""Positions of each probe."""
+"""The number of positions in each probe."""
 
 
 def size_of(config: Any) -> int:
@@ -75,7 +75,7 @@ def size_of(config: Any) -> int:
 
 
 def measured(folder: str, name: str) -> dict[str, Any]:
-    """Return the processor seconds and the peak memory, in bytes, of one probe."""
+    """Return the processor seconds and the peak memory, in bytes, for one probe."""
     began = time.process_time()
     checkpoint = import_checkpoint(folder)
     imported = time.process_time()
@@ -88,19 +88,19 @@ def measured(folder: str, name: str) -> dict[str, Any]:
 
 
 def peak_memory(process: int | str = "self") -> int:
-    """Return the peak bytes of a process since its start; `getrusage` would include the parent's."""
+    """Return the peak memory of a process since its start, in bytes; `getrusage` would include the parent's."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
-    """Return what a function returns in a new process, whose memory is its own."""
+    """Return the result of a function that runs in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *given).result()
 
 
 def write(config: TransformerConfig, folder: Path) -> None:
-    """Write a hub's folder in bfloat16, one file for each layer."""
+    """Write a checkpoint in bfloat16, with one file for each layer."""
     folder.mkdir(parents=True, exist_ok=True)
     random, family = np.random.default_rng(0), family_called("llama")
     numbers = random.normal(size=DRAWN).astype(np.float32)
@@ -110,7 +110,7 @@ def write(config: TransformerConfig, folder: Path) -> None:
         own = {name: shape for name, shape in shapes if (part in name if part else ".layers." not in name)}
         drawn = {name: _drawn(random, numbers, name, shape) for name, shape in own.items()}
         tensors = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors_in(family, config, drawn).items()}
-        # a file of the name model.safetensors would be taken for all of it
+        # a file named model.safetensors would be read as the whole checkpoint
         file = f"model{part.replace('.', '-').rstrip('-') or '-outside'}.safetensors"
         save_file(tensors, folder / file)
         where |= dict.fromkeys(tensors, file)
@@ -121,7 +121,7 @@ def write(config: TransformerConfig, folder: Path) -> None:
 
 
 def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw a parameter: of a norm around 1, of a matrix so that its output has the spread of its input."""
+    """Draw the values of a parameter: norm weights are near 1, and matrices keep the variance of their input."""
     value = np.empty(math.prod(shape), np.float32)
     is_norm, is_table = len(shape) == 1, "embedding" in name
     scale = 0.3 if is_norm else 1.0 if is_table else shape[1] ** -0.5
@@ -132,27 +132,27 @@ def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: t
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the seconds per parameter of importing it, casting it, and multiplying it with one position."""
+    """Fit the seconds per parameter for the import, for the cast, and for the product with one position."""
     fitted = [row for row in rows if row["size"] != HELD_OUT]
     known = np.array([[row["parameters"], row["parameters"] * row["positions"]] for row in fitted])
-    weights = 1 / known[:, :1]  # so that small models count as much as large ones
+    weights = 1 / known[:, :1]  # weigh small models as much as large ones
     cast, product = np.linalg.lstsq(known * weights, np.array([row["oracle"] for row in fitted]) * weights[:, 0])[0]
     imported = float(np.median([row["import"] / row["parameters"] for row in fitted]))
     return {"import": imported, "cast": float(cast), "product": float(product)}
 
 
 def foretold(config: Any, found: dict[str, float], positions: int = 72) -> float:
-    """Return the predicted processor seconds of a check by logits."""
+    """Return the predicted processor seconds for a check of the logits."""
     return size_of(config) * (found["import"] + found["cast"] + found["product"] * positions)
 
 
 def activations(config: Any, positions: int = 72) -> int:
-    """Return the bytes of the logits, and of one layer's values at a time, in float64."""
+    """Return the bytes of the logits and of one layer's activations, in float64."""
     return 8 * positions * (config.target_vocab_size + 3 * config.feed_forward_dim + 8 * config.embed_dim)
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return both tables, in Markdown."""
+    """Return the tables of measurements and predictions."""
     found, lines, more = rates(rows), [], []
     for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
         config = SIZES[row["size"]]
@@ -163,15 +163,14 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     for name, config in FORETOLD.items():
         cells = [f"{2 * size_of(config) / 1e9:,.0f}", f"{foretold(config, found) / 60:.0f}"]
         more.append([name, *cells, f"{(base + activations(config)) / 1e9:.1f}"])
-    heads = ["model", "billion parameters", "layers", "processor seconds", "by the fit", "peak memory, GB"]
+    heads = ["model", "billion parameters", "layers", "processor seconds", "predicted seconds", "peak memory, GB"]
     beyond = table(["model", "file, GB", "processor minutes", "peak memory, GB"], more, (1, 2, 3))
     return f"{table(heads, lines, (1, 2, 3, 4, 5))}\n\n{beyond}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and write the page."""
     parser = argparse.ArgumentParser(description="Measure the oracle of large checkpoints.")
-    parser.add_argument("folder", type=Path, help="where folders of checkpoints are written, and kept")
+    parser.add_argument("folder", type=Path, help="the folder for the checkpoints, which are kept")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     options = parser.parse_args(arguments)
     file = DOCS / "scale.json"

@@ -1,7 +1,7 @@
-"""Loaders through transformers with a real mistake in one layer of a checkpoint, identified by its weights.
+"""Loaders that use transformers and plant a realistic mistake in one layer of a checkpoint.
 
-`PLANTED_ROW` in the environment names a NumPy file: the first row of that layer's query projection. Each name in
-`MISTAKES` is a loader, `load(folder)`.
+Each name in `MISTAKES` is a loader, `load(folder)`. The environment variable `PLANTED_ROW` names a NumPy file with the
+first row of the layer's query projection, by which the loader recognizes the layer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 Change = Callable[[Any, Any], None]
-"""Puts a mistake into a layer of a model."""
+"""A function that plants a mistake, given the model and the layer."""
 
 
 def loaded(change: Change) -> Callable[[str], Any]:
-    """Return the loader with a mistake."""
+    """Return a loader that plants the mistake."""
 
     def load(folder: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,4 +1,4 @@
-"""A decoder of two layers as functions of JAX."""
+"""A decoder with two layers, as JAX functions."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A decoder of two layers in flax."""
+"""A decoder with two layers in flax.nnx."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A decoder of two layers in NumPy."""
+"""A decoder with two layers in NumPy."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A decoder of two layers in PyTorch."""
+"""A decoder with two layers in PyTorch."""
 
 import numpy as np
 import torch

@@ -1,1 +1,1 @@
-"""Drafts of models of transformers by hand, each with several mistakes."""
+"""Hand-written versions of transformers models, each with several mistakes."""

@@ -1,4 +1,4 @@
-"""A draft of DeepSeek-V3 with seven mistakes, each in a line that a comment marks."""
+"""A DeepSeek-V3 with seven mistakes; a comment marks each wrong line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
     half = x.shape[-1] // 2
     angles = torch.arange(x.shape[-2])[:, None] * base ** (-torch.arange(half) / half)
     a, b = x[..., ::2], x[..., 1::2]
-    cos, sin = angles.cos(), -angles.sin()  # mistake: backwards
+    cos, sin = angles.cos(), -angles.sin()  # mistake: the sign of the rotation is inverted
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         k, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
         k_rotary = rotated(k_rotary[:, None], base).expand(-1, c.num_attention_heads, -1, -1)
         scores = torch.cat((q, rotated(q_rotary, base)), -1) @ torch.cat((k, k_rotary), -1).mT
-        scores = scores * c.qk_nope_head_dim**-0.5  # mistake: the rotary features are not counted
+        scores = scores * c.qk_nope_head_dim**-0.5  # mistake: the rotary features are missing from the width
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return self.o_proj((weights @ v).transpose(1, 2).reshape(batch, length, -1))
@@ -79,7 +79,7 @@ class Router(nn.Module):
         choice = groups.masked_fill(~kept[..., None], float("-inf")).flatten(1)
         chosen = choice.topk(self.c.num_experts_per_tok, -1).indices
         weights = scores.gather(1, chosen)
-        return weights * self.c.routed_scaling_factor, chosen  # mistake: the weights are not divided by their sum
+        return weights * self.c.routed_scaling_factor, chosen  # mistake: weights are not divided by their sum
 
 
 class Experts(nn.Module):
@@ -94,7 +94,7 @@ class Experts(nn.Module):
             row, place = (chosen == number).nonzero(as_tuple=True)
             if len(row):
                 gate, up = F.linear(x[row], inner).chunk(2, -1)
-                hidden = F.gelu(gate) * up  # mistake: GELU for SiLU
+                hidden = F.gelu(gate) * up  # mistake: GELU in place of SiLU
                 found.index_add_(0, row, F.linear(hidden, outer) * weights[row, place, None])
         return found
 
@@ -107,7 +107,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
-        return self.experts(rows, *self.gate(rows)).view(x.shape)  # mistake: without the shared experts
+        return self.experts(rows, *self.gate(rows)).view(x.shape)  # mistake: the shared experts are missing
 
 
 class Layer(nn.Module):
@@ -133,7 +133,7 @@ class Model(nn.Module):
         x = self.embed_tokens(x)
         for layer in self.layers:
             x = layer(x)
-        return x  # mistake: no final norm
+        return x  # mistake: the final norm is missing
 
 
 class Draft(nn.Module):

@@ -1,4 +1,4 @@
-"""A draft of Gemma 3 with seven mistakes, each in a line that a comment marks."""
+"""A Gemma 3 with seven mistakes; a comment marks each wrong line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return x * self.weight  # mistake: not 1 + weight
+        return x * self.weight  # mistake: weight in place of 1 + weight
 
 
 def rotated(x: Tensor, base: float) -> Tensor:
@@ -47,11 +47,11 @@ class Attention(nn.Module):
         k = self.k_norm(rotated(k, self.base))  # mistake: rotated before it is normalized
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = q @ k.mT * self.c.hidden_size**-0.5  # mistake: not the scale of the configuration
+        scores = q @ k.mT * self.c.hidden_size**-0.5  # mistake: not the scale from the configuration
         distance = torch.arange(length)[:, None] - torch.arange(length)
         hidden = distance < 0
         if self.window:
-            hidden = hidden | (distance > self.window)  # mistake: one key too many
+            hidden = hidden | (distance > self.window)  # mistake: the window is one key too wide
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return self.o_proj((weights @ v).transpose(1, 2).reshape(batch, length, -1))
 
@@ -63,7 +63,7 @@ class Feed(nn.Module):
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # mistake: SiLU for GELU
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # mistake: SiLU in place of GELU
 
 
 class Layer(nn.Module):
@@ -75,7 +75,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x)))
-        return x + self.mlp(self.pre_feedforward_layernorm(x))  # mistake: no norm after the feed-forward layer
+        return x + self.mlp(self.pre_feedforward_layernorm(x))  # mistake: the post-feed-forward norm is missing
 
 
 class Model(nn.Module):
@@ -86,7 +86,7 @@ class Model(nn.Module):
         self.norm = Norm(c.hidden_size, c.rms_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.embed_tokens(x)  # mistake: not times the root of the width
+        x = self.embed_tokens(x)  # mistake: not multiplied by √embed_dim
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)

@@ -1,7 +1,7 @@
-"""The pool `drafts`: models of transformers written by hand with several mistakes, which one run must find.
+"""The pool `drafts`: hand-written transformers models with several mistakes, which one run must find.
 
-A comment `# mistake: …` marks the line of each mistake. A mistake counts as found if a departure shows that line, or a
-line that uses its result (`meta.against.power`).
+A comment `# mistake: …` marks each wrong line. A mistake counts as found if the checker reports that line, or a line
+that uses its result (`meta.against.power`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ CLASSES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "vit": "ViTForImageClassification",
 }
-"""The classes of the drafts, by model type."""
+"""The transformers class that each draft reimplements, by model type."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One draft."""
-
     model_type: str
 
     def __str__(self) -> str:
@@ -39,11 +37,10 @@ class Trial:
 
     @property
     def file(self) -> Path:
-        """Return its file."""
         return Path(__file__).with_name(f"{self.model_type.removesuffix('_text')}.py")
 
     def run(self) -> dict[str, Any]:
-        """Check the draft against the class, with the same weights."""
+        """Check the draft against the original class, with the same weights."""
         model: Any = build(configured(self.model_type), CLASSES[self.model_type])
         draft = load_file(self.file).Draft(model.config).eval()
         draft.load_state_dict(model.state_dict())
@@ -61,16 +58,17 @@ class Trial:
 
 
 def marks(text: str) -> Mapping[int, set[int]]:
-    """Return the lines with a mistake, each with the acceptable lines of an answer."""
+    """Return the wrong lines, each with the lines that count as a correct report of it."""
     found = [number for number, line in enumerate(text.splitlines(), 1) if "# mistake: " in line]
     return {number: {number} | lines_of_use(text, number, number) for number in found}
 
 
 def trials(options: argparse.Namespace) -> Sequence[Trial]:
-    """Return every draft."""
     return [Trial(name) for name in CLASSES]
 
 
 MEASURES = (
-    Measure("mistakes told", lambda _, answer: (len(answer["told"]), len(answer["told"]) + len(answer["missed"])), 1.0),
+    Measure(
+        "mistakes reported", lambda _, answer: (len(answer["told"]), len(answer["told"]) + len(answer["missed"])), 1.0
+    ),
 )

@@ -1,4 +1,4 @@
-"""A draft of ViT with six mistakes, each in a line that a comment marks."""
+"""A ViT with six mistakes; a comment marks each wrong line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Patches(nn.Module):
         self.projection = nn.Conv2d(c.num_channels, c.hidden_size, c.patch_size, c.patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.projection(pixels).transpose(2, 3).flatten(2).mT  # mistake: patches column by column
+        return self.projection(pixels).transpose(2, 3).flatten(2).mT  # mistake: patches in column-major order
 
 
 class Embeddings(nn.Module):
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         projected = (project(x) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in projected)
-        weights = (q @ k.mT * width**-0.5).softmax(-1)  # mistake: the width of all heads
+        weights = (q @ k.mT * width**-0.5).softmax(-1)  # mistake: scaled by the width of all heads
         return self.o_proj((weights @ v).transpose(1, 2).reshape(batch, length, width))
 
 
@@ -52,14 +52,14 @@ class Feed(nn.Module):
         self.fc2 = nn.Linear(c.intermediate_size, c.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(x)))  # mistake: ReLU for GELU
+        return self.fc2(F.relu(self.fc1(x)))  # mistake: ReLU in place of GELU
 
 
 class Layer(nn.Module):
     def __init__(self, c: Any) -> None:
         super().__init__()
         self.attention, self.mlp = Attention(c), Feed(c)
-        self.layernorm_before = nn.LayerNorm(c.hidden_size, eps=1e-3)  # mistake: another epsilon
+        self.layernorm_before = nn.LayerNorm(c.hidden_size, eps=1e-3)  # mistake: a different epsilon
         self.layernorm_after = nn.LayerNorm(c.hidden_size, eps=c.layer_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,4 +88,4 @@ class Draft(nn.Module):
         self.vit, self.classifier = Body(c), nn.Linear(c.hidden_size, c.num_labels)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.classifier(self.vit(pixel_values).mean(1))  # mistake: the mean, not the class token
+        return self.classifier(self.vit(pixel_values).mean(1))  # mistake: the mean in place of the class token

@@ -1,1 +1,1 @@
-"""Right loaders of eleven families, like published code; none imports the checker."""
+"""Correct loaders of eleven families, written like published code; none imports the checker."""

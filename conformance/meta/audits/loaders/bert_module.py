@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""BERT and RoBERTa as a PyTorch module whose names are the file's, with PyTorch's own attention."""
+"""BERT and RoBERTa as a PyTorch module; its parameter names are those in the file, and attention is PyTorch's own."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ class Bert(nn.Module):
     def __init__(self, c):
         super().__init__()
         if c.get("position_embedding_type", "absolute") != "absolute":
-            raise ValueError("only absolute positions")
+            raise ValueError("only absolute positions are supported")
         d, eps = c["hidden_size"], c["layer_norm_eps"]
         self.heads, self.roberta, self.pad = c["num_attention_heads"], c["model_type"] == "roberta", c["pad_token_id"]
         self.act = ACTIVATIONS[c["hidden_act"]]

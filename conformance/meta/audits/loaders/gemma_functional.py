@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Gemma and Gemma 2 as PyTorch functions over the tensors of the file, with angles as complex numbers."""
+"""Gemma and Gemma 2 as PyTorch functions that read the file's tensors; rotations are complex multiplications."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Llama, Mistral, Qwen 2 and Qwen 3 as one PyTorch module, whose state dict is renamed and loaded strictly."""
+"""Llama, Mistral, Qwen 2 and Qwen 3 as one PyTorch module; it renames the file's tensors and loads them strictly."""
 
 import json
 import math

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Llama in NumPy: a class that reads each tensor from its file by name, row by row, and rejects unknown ones."""
+"""Llama in NumPy: the loader reads each tensor by its name, row by row, and rejects unknown tensors."""
 
 import json
 from pathlib import Path
@@ -72,6 +72,6 @@ class Llama:
 def load(folder):
     c = json.loads(Path(folder, "config.json").read_text())
     if c["hidden_act"] != "silu" or c["rope_scaling"] is not None:
-        raise NotImplementedError("only silu, and rotary positions that are not scaled")
+        raise NotImplementedError("only silu and unscaled rotary positions are supported")
     with safe_open(Path(folder, "model.safetensors"), framework="numpy") as file:
         return Llama(c, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping

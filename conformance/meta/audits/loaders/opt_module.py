@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""OPT as a PyTorch module that copies one tensor after another, and counts the copied ones."""
+"""OPT as a PyTorch module; the loader copies each tensor and counts the copies."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ class OPT(nn.Module):
         super().__init__()
         width = c["hidden_size"]
         if c["word_embed_proj_dim"] != width:
-            raise ValueError("embeddings of another width")
+            raise ValueError("embeddings of a different width are not supported")
         self.embed_tokens = nn.Embedding(c["vocab_size"], width)
         self.embed_positions = nn.Embedding(c["max_position_embeddings"] + 2, width)
         self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""T5 as PyTorch functions, with the distances of its buckets counted in whole numbers."""
+"""T5 as PyTorch functions; distances for the relative bias are integers."""
 
 import json
 import math
@@ -20,7 +20,7 @@ ACTIVATIONS = {
 class T5:
     def __init__(self, c, p):
         if c.get("scale_decoder_outputs") is not None:
-            raise ValueError("scale_decoder_outputs is of a newer format")
+            raise ValueError("scale_decoder_outputs belongs to a newer format")
         self.c, self.p, self.heads, self.eps = c, p, c["num_heads"], c["layer_norm_epsilon"]
         self.pad = c["pad_token_id"]
         self.gated = c["feed_forward_proj"].startswith("gated-")
@@ -29,7 +29,7 @@ class T5:
         self.head = p["shared.weight"] if c["tie_word_embeddings"] else p["lm_head.weight"]
         self.scale = c["d_model"] ** -0.5 if c["tie_word_embeddings"] else 1.0
         if p["encoder.block.0.layer.0.SelfAttention.q.weight"].shape[0] != c["d_kv"] * self.heads:
-            raise ValueError("d_kv does not fit the file")
+            raise ValueError("d_kv does not match the tensors")
 
     def norm(self, name, x):
         return F.rms_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.eps)

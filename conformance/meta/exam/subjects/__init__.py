@@ -1,1 +1,1 @@
-"""Other people's code as a user loads it: `load(folder)` for a hub's folder, or `build(config, parameters)`."""
+"""Loaders for other people's code: each subject has `load(folder)` or `build(config, parameters)`."""

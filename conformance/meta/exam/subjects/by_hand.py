@@ -1,4 +1,4 @@
-"""A loader that reads config.json and the tensors of a Llama by hand into the class of transformers."""
+"""A hand-written loader that copies a Llama's config.json and tensors into the transformers class."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from curated_transformers.models.roberta import RoBERTaEncoder
 from safetensors.torch import load_file
 
 DROPOUTS = {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
-"""The dropouts of the published folders."""
+"""The dropout rates in published folders."""
 
 
 def _loaded(kind: Any, folder: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -25,7 +25,7 @@ def _loaded(kind: Any, folder: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def load_bert(folder: str, kind: Any = BERTEncoder) -> Any:
-    """Build BERT, or another encoder, with the pooler, which these models leave to their user."""
+    """Build BERT, or another encoder, and add the pooler, which these models lack."""
     tensors = load_file(f"{folder}/model.safetensors")
     weight, bias = tensors.pop("pooler.dense.weight"), tensors.pop("pooler.dense.bias")
     model = _loaded(kind, folder, tensors)

@@ -1,4 +1,4 @@
-"""DistilBERT of transformers with weights given by name; the checker reads no folders of this family."""
+"""transformers' DistilBERT with our parameters; the checker does not read folders of this family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes of transformers as a hub folder loads them: with fused or plain attention, with a cache."""
+"""Loaders of hub folders by transformers, with fused or plain attention, or with a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 transformers.logging.disable_progress_bar()
 
 LONGER = {"max_position_embeddings": 37}
-"""Room for 32 tokens, the longest input of the common rules."""
+"""Lengths for the 32 tokens of the common rules' longest input."""
 
 FIELDS = dict.fromkeys(("bert", "gemma", "gemma2", "llama", "mistral", "opt", "qwen2", "qwen3"), LONGER)
 FIELDS |= {"bart": LONGER, "marian": LONGER, "gpt2": {"n_positions": 37}, "t5": {"n_positions": 37}}
@@ -47,7 +47,7 @@ def eager_translator(folder: str) -> Any:
 
 
 def named(folder: str) -> Any:
-    """Return the class that config.json names."""
+    """Load the class that config.json names."""
     name = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return getattr(transformers, name).from_pretrained(folder)
 
@@ -57,7 +57,7 @@ def listener(folder: str) -> Any:
 
 
 class Cached:
-    """A decoder that continues its cache."""
+    """A decoder with a step that uses its cache."""
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
@@ -75,7 +75,7 @@ def cached(folder: str) -> Any:
 
 
 class CachedTranslator:
-    """An encoder, and a decoder that continues its cache."""
+    """An encoder-decoder with a step that uses its cache."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.pad = model.eval(), model.config.pad_token_id

@@ -1,4 +1,4 @@
-"""labml's annotated implementations: the transformer of the paper, with the norm before each sublayer."""
+"""labml's annotated implementation of the transformer, with the norm before each sublayer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PARTS = {
 
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
-    """Make the model with our parameters; it takes (length, batch)."""
+    """Return the model with our parameters; its inputs have the shape (length, batch)."""
     model = _model(config)
     state = _state(config, {name: torch.tensor(value) for name, value in parameters.items()})
     tables = {name: value for name, value in model.state_dict().items() if name.endswith("positional_encodings")}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 
 def load(folder: str) -> Any:
-    """Make the model of a hub's folder as LitGPT's own list of configurations does."""
+    """Load the model in a hub's folder with settings as in LitGPT's list of configurations."""
     c = json.loads(Path(folder, "config.json").read_text())
     tensors, state = load_file(f"{folder}/model.safetensors"), dict[str, Any]()
     config = Config(**_shared(c), **_gemma2(c) if c["model_type"] == "gemma2" else _llama(c))

@@ -1,4 +1,4 @@
-"""Penzai (JAX), Llama and Mistral by its converter, which reads attributes of a transformers model."""
+"""Penzai (JAX): Llama and Mistral by its converter, which reads a transformers model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 
 def load(folder: str) -> Any:
-    """Make the model of a hub's folder."""
+    """Load the model in a hub's folder."""
     c = json.loads(Path(folder, "config.json").read_text())
     config = SimpleNamespace(**c | {"rope_theta": c["rope_parameters"]["rope_theta"]})
     tensors = load_file(f"{folder}/model.safetensors")

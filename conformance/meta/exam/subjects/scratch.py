@@ -1,4 +1,4 @@
-"""LLMs from scratch: GPT-2 of chapters 4 and 5, Llama 3 and Qwen3 with a cache."""
+"""LLMs from scratch: the GPT-2 of chapters 4 and 5, and Llama 3 and Qwen3 with a cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _read(folder: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def load_gpt2(folder: str) -> Any:
-    """Make GPT-2; the book reads its weights from nested dicts of OpenAI's names."""
+    """Load GPT-2; the book reads its weights from nested dicts with OpenAI's names."""
     c, tensors = _read(folder)
     params: dict[str, Any] = {"blocks": [{} for _ in range(c["n_layer"])]}
     for name, value in tensors.items():
@@ -54,7 +54,7 @@ def _settings(c: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_llama(folder: str) -> Any:
-    """Make Llama 3, with the scaling of 3.1 if the folder has it."""
+    """Load Llama 3, with the rotary scaling of Llama 3.1 if the folder has it."""
     c, tensors = _read(folder)
     rope, freq = c["rope_parameters"], None
     if rope["rope_type"] == "llama3":
@@ -67,7 +67,7 @@ def load_llama(folder: str) -> Any:
 
 
 def load_qwen3(folder: str) -> Any:
-    """Make Qwen3."""
+    """Load Qwen3."""
     c, tensors = _read(folder)
     cfg = _settings(c) | {"head_dim": c["head_dim"], "qk_norm": True}
     model = Qwen3Model(cfg)
@@ -76,7 +76,7 @@ def load_qwen3(folder: str) -> Any:
 
 
 def _with_step(model: Any) -> Any:
-    """Offer the model's cache; the model itself counts the tokens."""
+    """Add a step that uses the model's cache; the model counts the tokens in it."""
 
     def step(tokens: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         kept, model.current_pos = cache or (KVCache(n_layers=len(model.trf_blocks)), 0)

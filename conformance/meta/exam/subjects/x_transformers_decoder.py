@@ -32,7 +32,7 @@ CONFIG = TransformerConfig(
 
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
-    """Make the model with our parameters."""
+    """Return the model with our parameters."""
     c, p = config, {name: torch.tensor(value) for name, value in parameters.items()}
     layers = Decoder(
         dim=c.embed_dim,

@@ -58,15 +58,15 @@ def test_replicas_that_differ_are_seen(declared: Any, values: list[Any]) -> None
     ("declared", "values", "says"),
     [
         ("replicated", [WHOLE[..., :2]] * 2, "declare placements = {'logits': 'sharded:-1'}"),
-        ("replicated", [np.zeros((2, 3, 6))] * 2, "6 wide on 2 ranks, and 4 are expected"),
+        ("replicated", [np.zeros((2, 3, 6))] * 2, "has 6 entries on axis -1 of 2 ranks; expected 4"),
         ("sharded:-1", [np.zeros((2, 3, 3))] * 2, "declare placements = {'logits': 'sharded:-1 padded:-1'}"),
         ("replicated", [WHOLE, None], "Rank 1 of 2 returned no logits"),
         ("rank:0", [None, WHOLE], "is declared to be on rank 0, which returned none"),
         ("sharded:-1", [WHOLE, WHOLE[:1]], "Ranks 0 and 1 return logits of the shapes (2, 3, 4) and (1, 3, 4)"),
         ("sharded:5", [WHOLE, WHOLE], "is declared sharded:5, and has 3 axes"),
-        ("padded:-1", [WHOLE[..., :2]] * 2, "has 2 entries there, fewer than 4"),
+        ("padded:-1", [WHOLE[..., :2]] * 2, "has 2 entries on this axis; expected at least 4"),
         ({"sharded": 0, "indices": [[0], [2]]}, [WHOLE[:1], WHOLE[1:]], "No rank declares the entry 1"),
-        ({"sharded": 0, "indices": [[0], [1, 2]]}, [WHOLE[:1], WHOLE[1:]], "1 entries of logits, and declares 2"),
+        ({"sharded": 0, "indices": [[0], [1, 2]]}, [WHOLE[:1], WHOLE[1:]], "1 entries of logits, but declares 2"),
     ],
     ids=str,
 )

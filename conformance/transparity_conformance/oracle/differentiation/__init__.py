@@ -1,1 +1,1 @@
-"""Derivatives of the loss, against which gradients are judged."""
+"""Derivatives of the loss, with which a port's gradients are compared."""

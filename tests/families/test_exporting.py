@@ -155,7 +155,7 @@ def test_the_axes_of_an_example_differ() -> None:
         ("gpt2", {"positions": "rotary"}, "The family gpt2 cannot express"),
         ("mistral", full_attention_every(2), "The family mistral cannot express sliding_window"),
         ("qwen2", {"output_bias": True}, "The family qwen2 cannot express"),
-        ("gemma", {"activation": "gelu"}, "The family gemma cannot express activation 'gelu' (imported as 'gelu-tanh')"),
+        ("gemma", {"activation": "gelu"}, "The family gemma cannot express activation 'gelu' (imported as"),
         ("bert", {"dropout": 0.1}, "The family bert cannot express dropout 0.1"),
         ("t5", {"gated": True, "activation": "gelu"}, "The family t5 cannot express activation 'gelu'"),
     ],

@@ -312,8 +312,8 @@ def test_ignored_fields_and_tensors_are_reported(saved: Callable[[str], Path], t
     tensors = {"score.weight": zeros, "model.layers.7.mlp.up_proj.weight": zeros}
     checkpoint = import_checkpoint(edited(saved("llama"), tmp_path, more, tensors))
     remarks = dict(remark.split(": ", 1) for remark in checkpoint.remarks)
-    assert remarks["fields that are not honoured"] == "fancy_attention (3), pad_token_id (-1), eos_token_id ([2, 5])"
-    assert remarks["fields that are missing, taken as transformers does"] == "rms_norm_eps 1e-06"
+    assert remarks["fields that are ignored"] == "fancy_attention (3), pad_token_id (-1), eos_token_id ([2, 5])"
+    assert remarks["missing fields, with the defaults of transformers"] == "rms_norm_eps 1e-06"
     assert remarks["tensors that are not used"] == "model.layers.7.mlp.up_proj.weight, score.weight"
     assert "use_cache" in remarks["fields that no forward pass depends on"].split(", ")
     assert (checkpoint.config.eos_id, checkpoint.config.pad_id) == (2, None)
@@ -324,7 +324,7 @@ def test_ignored_fields_and_tensors_are_reported(saved: Callable[[str], Path], t
 
 def test_tensors_that_are_computed_here_are_no_parameters(saved: Callable[[str], Path], tmp_path: Path) -> None:
     folder = edited(saved("bert"), tmp_path, tensors={"embeddings.position_ids": np.arange(19)[None]})
-    assert "tensors that are computed here: embeddings.position_ids" in import_checkpoint(folder).remarks
+    assert "tensors that the reference computes: embeddings.position_ids" in import_checkpoint(folder).remarks
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -89,7 +89,7 @@ class BuiltPort:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The forward pass of a port, which the judgements of its capabilities use."""
+    """The forward pass of a port, which is needed to judge its other capabilities."""
 
     probes: Probes
     logits: Answers
@@ -103,7 +103,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class Judged:
-    """The error of a result, its tolerance, its place, and the near-ties that rounding may decide either way."""
+    """The error of a result, its tolerance, its place, and the choices that rounding may change."""
 
     error: float
     budget: float

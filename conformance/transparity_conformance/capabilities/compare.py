@@ -49,7 +49,7 @@ def compare_capability(
         return not_compared(f"{row.attribute}: {reason}")
     config = first_of(forward.probes)[1].config
     far = row.is_long and config.max_length > LONGEST
-    too_far = f"{row.attribute}: what comes beyond a max_length of {config.max_length:,}; it would take too long"
+    too_far = f"{row.attribute}: calls beyond a max_length of {config.max_length:,} would take too long"
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}

@@ -30,19 +30,19 @@ from transparity_conformance.listening.source import home
 
 
 class PortError(TransparityError):
-    """An error: the port failed, or returned an invalid result."""
+    """Error for a port that fails or returns an invalid result."""
 
 
 class PortProcessError(PortError):
-    """An error: the process of the port ended, or did not answer in time."""
+    """Error for a port whose process ends or does not answer in time."""
 
 
 class PortCallError(PortError):
-    """An error: the port raised an exception, which the message describes in one clause."""
+    """Error for a port that raises an exception, which the message describes in one clause."""
 
 
 class ChangedInPlaceError(Exception):
-    """An exception: the port changed its input tokens in place."""
+    """Exception for a port that changes its input tokens in place."""
 
 
 def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:

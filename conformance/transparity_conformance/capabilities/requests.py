@@ -41,7 +41,7 @@ Then some continuations end, and compete with others that do not end.
 # In both, each option and the order of the options change results: `top_k` often keeps more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# A lower temperature, and an option alone that keeps more tokens than `SAMPLINGS`.
+# A lower temperature, and a `top_p` alone, which keep other sets of tokens than `SAMPLINGS`.
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)

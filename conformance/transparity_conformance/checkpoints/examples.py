@@ -41,7 +41,7 @@ def _changed(text: str, model_type: str, family: Family) -> tuple[str, Any]:
     if not equals or name not in known:
         near = difflib.get_close_matches(name, known, 1)
         raise UsageError(
-            f"--set was given {shown(text)}; expected name=value with a field that config.json of {model_type} has"
+            f"--set was given {shown(text)}; expected name=value, where name is a field of {model_type}"
             f"{f', such as {near[0]}' if near else ''}."
         )
     try:

@@ -90,7 +90,7 @@ def tensors_in(
     if with_computed:
         made = {name: compute(config).astype(np.float32) for name, compute in family.computed.items()}
         others = made | others
-    # A model with a head adds a prefix to the other names.
+    # If the model has a head, the names of all other tensors have a prefix.
     prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
 
@@ -113,9 +113,10 @@ def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, 
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that says whether a port accepts a configuration.
+    """Return a function that decides whether a port accepts a configuration.
 
-    A loader accepts a configuration if its family can express it. Any other port has no `model_type` and accepts all.
+    A loader accepts a configuration if its family can express it. Any other port has no `model_type` and accepts every
+    configuration.
     """
     if model_type is None:
         return lambda config: True

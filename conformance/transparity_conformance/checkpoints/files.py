@@ -15,7 +15,7 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """An error: a bundle, or the output that a port wrote for it, is not valid."""
+    """Error for a bundle, or for the output that a port wrote for a bundle, that is not valid."""
 
 
 def file_size(path: Path) -> int:

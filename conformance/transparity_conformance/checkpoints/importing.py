@@ -254,7 +254,7 @@ def family_of(folder: Path, given: Fields) -> Family:
     """Return the family that the `model_type` of config.json names."""
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
-        raise CheckpointError(f"{folder / CONFIG} is an imported configuration in our format; check it by --config.")
+        raise CheckpointError(f"{folder / CONFIG} is a configuration that was already imported; pass it as --config.")
     if str(kind) in TOWERS:
         towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
         raise CheckpointError(f"{folder / CONFIG} has two towers; expected one of them: {towers}.")
@@ -278,7 +278,9 @@ def _unknown(says: str, name: Any) -> CheckpointError:
     near = difflib.get_close_matches(str(name), FAMILIES, 1)
     error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
     error.add_note(f"Families: {', '.join(FAMILIES)}.")
-    error.add_note("`fit PORT` finds a configuration without one, and --against compares with any implementation.")
+    error.add_note(
+        "Without a family, `fit PORT` finds a configuration, and --against compares with any implementation."
+    )
     return error
 
 
@@ -400,13 +402,11 @@ def _remarks(
     buffers = [name for name in where if is_any_of(name, family.no_parameters, family.prefixes)]
     known = {*used, *buffers, *(name for name in where if without_prefix(name, family.prefixes) in family.computed)}
     lines: dict[str, list[str]] = {
-        "fields that are not honoured": [f"{name} ({as_json(given[name])})" for name in ignored],
+        "fields that are ignored": [f"{name} ({as_json(given[name])})" for name in ignored],
         "fields that no forward pass depends on": [name for name in given if name in unneeded],
-        "fields that are missing, taken as transformers does": [
-            f"{name} {as_json(defaults[name])}" for name in defaults
-        ],
+        "missing fields, with the defaults of transformers": [f"{name} {as_json(defaults[name])}" for name in defaults],
         "tensors that are not used": [name for name in where if name not in known],
-        "tensors that are computed here": buffers,
+        "tensors that the reference computes": buffers,
         "head": [config.head] * (config.head != "logits"),
     }
     return tuple(f"{kind}: {listed(names, MOST_NAMED)}" for kind, names in lines.items() if names)

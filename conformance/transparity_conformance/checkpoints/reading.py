@@ -43,7 +43,7 @@ TOWERS = {
 
 
 class CheckpointError(TransparityError):
-    """An error: a checkpoint cannot be read, or no configuration describes its model."""
+    """Error for a checkpoint that cannot be read, or whose model no configuration describes."""
 
 
 def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -40,7 +40,7 @@ def compare(
 
     Args:
         folder: The bundle, or the folder with several bundles.
-        actual: The file of results. For several bundles, it is a folder with one file for each, which has its name.
+        actual: The file of results. For several bundles, a folder with one file per bundle, named after the bundle.
         checkpoint: The checkpoint to which the bundle refers. If None, the checkpoint inside the bundle or the bundle's
             own weights are used.
         progress, logits_only: The same as for `judge`.

@@ -33,7 +33,7 @@ class BudgetRule:
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
     "At 13,651 taps, the error is at most 1.89 × the oracle's error in float32, and at most 1.59 × in float64. "
-    "At 99 % of the taps, it is below 0.69 ×. Other drawn configurations reach 2.70 ×; half of this is added."
+    "At 99 % of the taps, it is below 0.69 ×. Other drawn configurations reach 2.70 ×; the factor 4 adds half of this."
 )
 ROUNDED = (
     "The same as float32, because results are rounded float32. If every sum is rounded to float16, the error is below "

@@ -89,7 +89,7 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
     latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")
     return (
-        # The features of these parts stay in place; the model's own are permuted.
+        # The features of these parts stay in place; only the features of the model are permuted.
         (r"\.recurrence\..*\boutput\.", "model", ""),
         (r"\.recurrence\..*_convolution", "", ""),
         (r"\.recurrence\.", "", "model"),
@@ -229,7 +229,7 @@ class CalibratedConstant:
     dtype: str
     taps: int
     measured: float
-    """The largest measured value, which the constant must not be less than."""
+    """The largest measured value, which the constant must cover."""
     constant: float
     median: float
     most: float

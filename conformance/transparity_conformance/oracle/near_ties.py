@@ -63,7 +63,7 @@ def _tied(
 ) -> np.ndarray:
     """Return a mask (batch, length, experts) that is True for experts in a near-tie.
 
-    The tolerance of logits serves for scores too, because scores change by less than logits.
+    The tolerance of logits is used for scores too, because scores change by less than logits.
     """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
@@ -98,7 +98,9 @@ def dependent(
     exact: Budget,
     kept: Collection[str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return a mask for each activation, which is True where a value depends on a near-tie; others are left out.
+    """Return a mask for each activation, which is True where a value depends on a near-tie.
+
+    Activations without such a value are left out.
 
     Args:
         config: The configuration.

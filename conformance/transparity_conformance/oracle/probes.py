@@ -140,7 +140,7 @@ DECAY_RATE = 0.4
 """The median decay rate of recurrent states, with which a part of a state remains after the tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases in every second draw; near 7, bfloat16 has steps of 1/32."""
+"""The offset of a router's correction biases if the seed is odd; near 7, bfloat16 has steps of 1/32."""
 
 HOT_SPREAD = 40.0
 """The spread of scores for which exp of the largest overflows float32 (88.7), and exp of the smallest is 0."""
@@ -255,7 +255,10 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
             tokens[5] = pad
         if length == 1 and config.is_recurrent:  # transformers treats a single token as generated
             tokens[tokens == pad] = tokens[0, 0]
-        if config.is_pooled and config.pooling in ("eos", "largest"):  # twice in some rows, once in others
+        if config.is_pooled and config.pooling in (
+            "eos",
+            "largest",
+        ):  # the pooled token occurs twice in some rows, once in others
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
             tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked
         inputs[name] = tokens[:, :length]
@@ -312,7 +315,7 @@ TEXT_TOKENS = 31
 """The smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""The number of parameters from which a model is called on only one probe, because every forward pass takes long."""
+"""A model with at least this many parameters is called on only one probe, because every forward pass takes long."""
 
 
 LONGEST = 256

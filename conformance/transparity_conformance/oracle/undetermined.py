@@ -251,7 +251,7 @@ class MaskParts:
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
-        """Return the mask, with some changes to its parts in `settings`.
+        """Return the mask, in which `settings` replaces some parts.
 
         Functions of these parts may replace `past`, `padding`, `window` and `window_kind`. The other settings are
         `begin`, which is the start of the first chunk, `masks_padding` and `inverted`.

@@ -1,4 +1,4 @@
-"""Variants of the reference that compute like other right programs, at which rounding is measured.
+"""Variants of the reference that imitate other right programs, with which rounding is measured.
 
 Each point at which rounding is measured has an index, which selects a variant:
 

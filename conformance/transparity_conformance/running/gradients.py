@@ -166,7 +166,7 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     """Find the tensors that a module stores under the same name, with or without a prefix.
 
-    If another parameter is a copy with the same numbers, the gradients of both add up.
+    If another parameter has the same numbers, both gradients are added.
     """
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():

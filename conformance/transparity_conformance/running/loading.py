@@ -28,7 +28,7 @@ from transparity_conformance.running.artefacts import Runtime
 
 
 class LoadError(PortError):
-    """An error: a port does not exist, or cannot be imported."""
+    """Error for a port that does not exist or cannot be imported."""
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:

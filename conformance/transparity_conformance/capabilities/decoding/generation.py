@@ -289,10 +289,10 @@ BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.gi
 
 
 def what_is_generated(probe: Probe) -> str:
-    """Return a line for the report on a model with given weights: what is compared, and what needs random weights."""
+    """Return a line for the report that states which generation is compared with given weights."""
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
-        f"generate: with given parameters, {request.steps} greedy tokens of {rows} prompts of {length} are compared. "
-        "Draws, prompts of different lengths and the end of the cache need drawn parameters, by --config"
+        f"generate: with given parameters, only {request.steps} greedy tokens of {rows} prompts of {length} tokens are "
+        "compared; sampling and ragged prompts need random parameters, by --config"
     )

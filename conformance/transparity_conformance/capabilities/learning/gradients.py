@@ -104,7 +104,7 @@ def judge_gradients(
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
-    # The backward pass runs in reverse, so the last wrong parameter of the forward pass has the first wrong gradient.
+    # The backward pass runs in reverse: the last of the wrong parameters has the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"

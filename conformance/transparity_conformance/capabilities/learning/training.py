@@ -52,8 +52,8 @@ NEAREST_FAULTS = 3
 A training with longer steps or smaller divisors has more rounding than the right training.
 """
 
-# The gradients exceed `max_norm` in only one of them; `eps` is large enough for its absence to show. The last step is
-# the first after the warm-up: more steps take longer, and Adam's rounding grows with every step.
+# The gradients exceed `max_norm` only in the first training, and a missing `eps` shows, because it is large. The last
+# step is the first one after the warm-up: more steps take longer, and Adam's rounding grows with every step.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(

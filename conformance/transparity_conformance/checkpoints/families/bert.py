@@ -181,7 +181,7 @@ PAD, BUCKETS, DISTANCE = 1, 32, 128
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:
     if fields["pad_token_id"] is None:
-        raise wrong("pad_token_id", None, f"{PAD}; the file's value has no effect on positions")
+        raise wrong("pad_token_id", None, f"{PAD}, which transformers always uses for MPNet")
     return _counted({**fields, "pad_token_id": PAD})
 
 

@@ -58,7 +58,7 @@ def _write_heads(config: TransformerConfig) -> dict[str, Any]:
     grouped = config.branches == "parallel" or heads not in (1, config.num_heads)
     if not is_whole or (grouped and config.branches == "sequential"):
         raise CheckpointError(
-            f"The family falcon cannot express {heads} heads of {config.head_dim} keys with branches "
+            f"The family falcon cannot express {heads} key heads of {config.head_dim} features with branches "
             f"{config.branches!r}; expected heads that divide embed_dim, and parallel branches for grouped queries."
         )
     return {

@@ -144,7 +144,7 @@ def _write_rotary_neox(config: TransformerConfig) -> dict[str, Any]:
     whole_heads = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
     if not whole_heads or config.projection != "full":
         raise CheckpointError(
-            f"The family gpt_neox cannot express {config.key_value_heads} heads of {config.head_dim} keys with the "
+            f"The family gpt_neox cannot express {config.key_value_heads} key heads of {config.head_dim} features with "
             f"projection {config.projection!r}; expected {config.num_heads} heads that divide embed_dim, and 'full'."
         )
     found = rotary_fields(config)

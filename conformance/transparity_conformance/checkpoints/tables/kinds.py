@@ -16,8 +16,8 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
     Args:
         kinds: The kind of each layer.
-        facts: The fields of each kind, as in `config.PER_LAYER`. The model's own fields are those of the first kind.
-            Its window and rotary positions are those of the first kind that has any.
+        facts: The fields of each kind, as in `config.PER_LAYER`. The fields of the whole model are copied from the
+            first kind. Its window and rotary positions are copied from the first kind that has any.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:

@@ -39,7 +39,7 @@ AT_LEAST = 16
 """The smallest number of directions for each kind of parameter, because the error along one may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""The same for a large model, and the number of points at which its rounding is measured."""
+"""The smallest number of directions for a large model, and the number of points at which its rounding is measured."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
 """The number of complex logits in one forward pass: 1 MB of them, which fits a cache, or 256 MB for a large model."""
@@ -98,7 +98,7 @@ class Derivatives:
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
     def budget(self, name: str, dtype: str) -> float:
-        """Return the tolerance of the derivatives with respect to the parameter `name`."""
+        """Return the tolerance of the derivatives with respect to the parameter `name` in `dtype`."""
         alike = self.kinds[projection_of(name)]
         noise = max(self.oracle.noise(dtype)[each] for each in alike)
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)

@@ -34,8 +34,8 @@ SHOWS = 1e-5
 Change = tuple[str, str]
 """A field and a change of its value.
 
-The change is `=` and another choice, an operation on a number such as `*10` or `off`, or `alike`, which gives all
-layers the same kind.
+The change is `=` and another choice, or an operation such as `*10` or `off`. The change `alike` gives all layers the
+same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}

@@ -1,7 +1,8 @@
 """Calls with many lengths, batches and widths, of which only the logits are compared.
 
-The probes of `probes` find faults by all activations of a small model. These calls show how far the agreement extends:
-they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that dozens are tried.
+The probes in `probes` find faults with all activations of a small model. These calls show how far the agreement
+extends: they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that dozens are
+tried.
 """
 
 from __future__ import annotations
@@ -83,10 +84,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the reference's largest error with sequential sums over the keys, at the arrays and at further points.
-
-        `points` is the number of all these points.
-        """
+        """Return the reference's largest error with sequential sums over the keys, at the first `points` points."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -123,10 +121,10 @@ class ReachProbe(Probe):
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the tolerance of the logits; short calls of the same model determine its minimum.
+        """Return the tolerance of the logits, which is at least as large as for short calls of the same model.
 
-        The minimum is needed because the reference's error at one point may be small by chance. If `in_sequence` is
-        true, the error with sequential sums over the keys, which are slower, is measured too.
+        The error at one point may be small by chance. If `in_sequence` is true, sequential sums over the keys, which
+        are slower, are measured too.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
@@ -176,8 +174,8 @@ class ReachModel:
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
     """Draw random tokens that include the first and last tokens of the vocabulary.
 
-    Some rows have padding on the right, and others have padding inside, but none at position 0. The patterns of the
-    inputs differ.
+    Some rows have padding on the right, and others have padding inside, but none at position 0. Each input has another
+    pattern of padding.
     """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}

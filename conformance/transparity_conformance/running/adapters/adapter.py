@@ -100,7 +100,7 @@ class _Filling:
         self.sizes = sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the line with the number of each layer of the port, where the port has such a tensor."""
+        """Return the line once for each layer of the port, with the layer's number, if the port has such a tensor."""
         numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
         texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
         if line in texts:

@@ -61,7 +61,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class AdapterError(PortError):
-    """An error: an adapter cannot be read, or does not fit the port or the configuration."""
+    """Error for an adapter that cannot be read, or that does not fit the port or the configuration."""
 
 
 @dataclass(frozen=True)

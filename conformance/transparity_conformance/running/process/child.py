@@ -158,7 +158,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: l
 
 
 class PortTimeoutError(PortProcessError):
-    """An error: the port gave no answer in time."""
+    """Error for a port that gives no answer in time."""
 
 
 def signal_name(number: int) -> str:

@@ -207,7 +207,7 @@ def listen_once(
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """Call `call` with the inputs of a probe; `forward` is the port, whose signature messages show."""
+    """Call `call` with the inputs of a probe; messages show the signature of `forward`, the port."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_port(call, **inputs)

@@ -45,7 +45,7 @@ DEPTH = 8
 
 
 class Closed(Exception):  # noqa: N818 - it is always caught
-    """An exception: the other side has closed the connection."""
+    """Exception for a connection that the other side has closed."""
 
 
 class Kept:

@@ -86,8 +86,8 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
     if unknown or "input_ids" not in named:
         raise LoadError(
             f"{path} takes {listed(list(map(shown, named)))}; expected input_ids, optionally with "
-            f"{', '.join((TOKENS[1], *OTHERS))} and {PAST}… ; or {IMAGES} with four axes; or "
-            f"{FRAMES} with three axes and {TOKENS[1]}."
+            f"{', '.join((TOKENS[1], *OTHERS))} and {PAST}…, or {IMAGES} with four axes, or {FRAMES} with three axes "
+            f"and {TOKENS[1]}."
         )
     shapes = [len(named[name].shape or ()) for name in TOKENS if name in named]
     if set(shapes) != {2}:

@@ -169,7 +169,7 @@ def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_pa
     message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
     assert "a hub's config.json is imported with its checkpoint" in message
     (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
-    assert "that was already imported; pass it as --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
+    assert "already imported; pass it as --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
 
 
 def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:

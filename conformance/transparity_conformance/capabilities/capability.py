@@ -98,7 +98,7 @@ class ForwardPass:
     sharding: Sharding = ALONE
     """The ranks on which the port runs."""
     reached: Sequence[ReachProbe] = ()
-    """The calls at other sizes in which the port agrees with the reference."""
+    """The calls at other sizes; only calls that agree with the reference are included."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ SEARCHED = 6
 
 BEAMS = 4
 COMPETING = 0.7
-"""The amount by which the end token's logit is raised in beam search, in standard deviations of the logits.
+"""The end token's logit is raised by this number of standard deviations of the logits in beam search.
 
 Then some continuations end, and compete with others that do not end.
 """
@@ -85,7 +85,7 @@ class Request:
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """Return the logits (batch, steps, vocab) from which each new token in `tokens` is chosen.
+    """Return the logits (batch, steps, vocab) that choose each new token, given the earlier `tokens`.
 
     If no position depends on later tokens, one forward pass computes them all.
     """
@@ -196,7 +196,7 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary, with the shapes of greedy generation, for which a port may be compiled.
+    """Sample from the whole vocabulary, with the same shapes as greedy generation; a port may be compiled for them.
 
     A further request uses the smallest and the largest random numbers.
     """
@@ -269,7 +269,7 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _undecided(probe: Probe) -> Arrays:
-    """Return parameters with which all tokens are equally likely on average, so that no token repeats all the time."""
+    """Return parameters that make all tokens equally likely on average, so that no token repeats all the time."""
     if probe.config.tied_head:
         return _turned_away(probe)
     if "head.bias" not in probe.parameters:
@@ -279,7 +279,7 @@ def _undecided(probe: Probe) -> Arrays:
 
 
 def _blind_to_the_usual(probe: Probe) -> np.ndarray:
-    """Return the weight of a head without bias, from which the mean of its input is projected out."""
+    """Return the weight of a head without bias, made orthogonal to the mean of the head's input."""
     mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
     weight = probe.parameters["head.weight"]
     blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
@@ -287,7 +287,7 @@ def _blind_to_the_usual(probe: Probe) -> np.ndarray:
 
 
 def _turned_away(probe: Probe) -> Arrays:
-    """Return parameters with which a model with a tied head does not repeat its last token.
+    """Return parameters of a model with a tied head that do not make it repeat its last token.
 
     Half of the features of the last norm change their sign. If the head has a bias, it makes all tokens equally likely.
     """
@@ -332,7 +332,7 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
 
 
 def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
-    """Return the step at which a token first occurs, for each row that contains it."""
+    """Return, for each row that contains a token, the first step with this token."""
     return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
 
 
@@ -344,7 +344,7 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Return the bias of the end token for which rows end at the most different steps.
+    """Choose the bias of the end token that makes rows end at as many different steps as possible.
 
     The tokens of a row before its end do not depend on this bias.
     """
@@ -355,7 +355,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Return whether all rows end in time, the number of different steps at which they end, and the first one."""
+        """Return whether all rows end in time, the number of different last steps, and the earliest last step."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

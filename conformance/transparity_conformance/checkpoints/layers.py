@@ -29,7 +29,7 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 
 ROWS, LENGTH = 4, 64
-"""The number of token rows from which the layers' inputs are computed, and the positions in each row."""
+"""The number of rows and of positions in the random tokens that produce the inputs of the layers."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,7 @@ def load_tensors(
     in_place: Collection[str] = (),
     block: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray | Mapped]:
-    """Load the `wanted` tensors as float32; float16 and bfloat16 lose nothing.
+    """Load the `wanted` tensors as float32, which is exact for float16 and bfloat16.
 
     Matrices whose names are in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has one
     scale, one for each row, or one for each `block` of rows and columns.

@@ -28,7 +28,7 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""The feed-forward width to which configurations are resized before they are compared."""
+"""A common feed-forward width; configurations are resized to it before they are compared."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
@@ -49,7 +49,7 @@ class Bundle:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the names of the capabilities for which a port may write tensors."""
+        """Return the names of the capabilities that have a section in the bundle."""
         return tuple(self.capabilities)
 
     @functools.cached_property

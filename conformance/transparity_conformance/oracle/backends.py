@@ -55,6 +55,6 @@ def harness(name: str) -> Harness | None:
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend computes in full float32 precision, if its harness has one."""
+    """Return a context that makes a backend compute in full float32 precision, if its harness has one."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

@@ -19,7 +19,7 @@ from transparity.limits.mapped import Mapped
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The constants from which the tolerances in one precision are computed."""
+    """The constants that determine the tolerances in one precision."""
 
     factor: float
     floor: float
@@ -48,7 +48,7 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The number of points at which the reference's error is measured; the error at one point may be small by chance."""
+"""The reference's error is measured at this number of points, because it may be small by chance at a single point."""
 
 NEIGHBOURS_OF_HOT = 16
 """The number of points for scores so large that one key has almost all of the weight.
@@ -70,11 +70,11 @@ NEIGHBOURS_OF_DRAWN = 8
 """The number of points for drawn configurations, which have few features, so that chance matters more."""
 
 POSITIONS_OF_DRAWN = 64
-"""The smallest number of positions at which the error is measured; a shorter sequence is measured at more points."""
+"""The error is measured over at least this number of positions; a shorter sequence is measured at more points."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the number of points at which the error of a drawn configuration is measured."""
+    """Return the number of points for measuring the error of a drawn configuration."""
     fewest = min(tokens.size for tokens in inputs.values())
     return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
 
@@ -94,7 +94,7 @@ def _bfloat16() -> Any:
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`; the result has a dtype with which NumPy can compute."""
+    """Round `value` to `dtype`; the result has a dtype that NumPy can compute with."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":

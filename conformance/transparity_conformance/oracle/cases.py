@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""The rows of `cases.json` to which other rows refer by `like`; they are not cases."""
+"""The rows of `cases.json` that are not cases; other rows refer to them by `like`."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
 """The cases that cannot read this text: models of images or audio, and CLIP's text tower, which pools the end token."""

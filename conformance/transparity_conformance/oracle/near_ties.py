@@ -29,7 +29,7 @@ def is_choice(tap: str) -> bool:
 
 
 def is_of_router(tap: str) -> bool:
-    """Return whether an activation is the choice of a router, or the logits from which it is made."""
+    """Return whether an activation is the choice of a router, or the logits for this choice."""
     return tap.endswith((f".{ROUTER_CHOSEN}", ".router_logits"))
 
 

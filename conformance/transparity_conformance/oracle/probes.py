@@ -1,4 +1,4 @@
-"""Probes: weights and inputs in which faults show; new weights and short prompts hide most faults.
+"""Probes: weights and inputs that show faults; new weights and short prompts hide most faults.
 
 The weights give attention scores a spread of about 2, nonzero biases, and gains around 1. All sizes of the inputs
 differ, so that no two axes can be confused. Each row is named after the fault that it shows.
@@ -83,7 +83,7 @@ class Probe:
 
     @property
     def neighbours(self) -> int:
-        """Return the number of points at which rounding is measured."""
+        """Return the number of points for measuring rounding."""
         if self.is_large:
             return 1
         if self.name == "hot":
@@ -137,19 +137,19 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states, with which a part of a state remains after the tokens of a probe."""
+"""The median decay rate of recurrent states; at this rate, a part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
 """The offset of a router's correction biases if the seed is odd; near 7, bfloat16 has steps of 1/32."""
 
 HOT_SPREAD = 40.0
-"""The spread of scores for which exp of the largest overflows float32 (88.7), and exp of the smallest is 0."""
+"""The spread of scores in the probe `hot`: exp of the largest overflows float32 (88.7); exp of the smallest is 0."""
 
 
 def probe_parameters(
     config: TransformerConfig, seed: int = 0, embedding: float = 1.0, spread: float = SCORE_SPREAD
 ) -> Arrays:
-    """Draw float32 weights in which faults show.
+    """Draw float32 weights that show faults.
 
     Args:
         config: The configuration.
@@ -209,7 +209,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """Return the gain of a norm of queries or keys with which scores have the spread `spread`.
+    """Return the gain of a norm of queries or keys that gives scores the spread `spread`.
 
     The gain alone determines the spread.
     """
@@ -319,7 +319,7 @@ HUGE = 200_000_000
 
 
 LONGEST = 256
-"""The largest `max_length` for which a probe of this length exists, because attention weights grow with its square."""
+"""No probe is longer than this, because attention weights grow with the square of the length."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:

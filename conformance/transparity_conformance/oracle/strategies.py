@@ -60,7 +60,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
 """The fields that depend on values of other fields; if these do not allow them, they keep their defaults."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
-"""The fields that are drawn after the fields in which layers may differ."""
+"""The fields for layers that differ; they are drawn after all other fields."""
 
 OF_LONGROPE = ("rotary_short_factors", "rotary_long_factors")
 """The fields that are drawn after the number of rotary angles."""

@@ -122,7 +122,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
-    """Return a mask (rows,) that is True for rows in which some query sees no key; only the inputs determine it."""
+    """Return a mask (rows,) that is True for rows with a query that sees no key; only the inputs determine it."""
     rows = len(next(iter(probe.inputs.values())))
     lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
@@ -198,7 +198,7 @@ def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
 
 
 def keys_name(config: TransformerConfig, site: str) -> str:
-    """Return the name of the input to whose tokens an attention attends, or which is embedded."""
+    """Return the name of the input that an attention attends to, or that is embedded."""
     scope, sublayer, _ = split(site)
     stack = scope.split(".")[0]
     if sublayer == "cross_attention" or (stack == "encoder" and config.has_decoder):
@@ -234,7 +234,7 @@ def length_at(state: Call, site: str) -> int:
 
 
 class MaskParts:
-    """The parts from which the right mask of one attention is computed."""
+    """The parts of the right mask of one attention."""
 
     def __init__(self, state: Call, site: str) -> None:
         self.state, self.site = state, site

@@ -61,7 +61,7 @@ IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
 """The indices of variants that sum as the reference does, one for each formula."""
 
 PAIRWISE = 128
-"""The number of keys up to which the order of sums makes little difference.
+"""If there are at most this many keys, the order of sums makes little difference.
 
 NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys of
 the walkthrough, an online softmax uses 0.7 of the reference's tolerance.

@@ -93,9 +93,9 @@ def is_instance(model: Any, package: str, name: str) -> bool:
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects to which a function refers, and then of the names in its file.
+    """Yield the packages of the objects that a function refers to, and then of the names in its file.
 
-    For any other callable, the function is its method or its class's `__call__`.
+    For an object that is not a function, its method `__call__` is used.
     """
     while isinstance(model, functools.partial):
         model = model.func

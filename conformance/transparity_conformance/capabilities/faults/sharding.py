@@ -30,7 +30,7 @@ PARTS: dict[str, Own] = {
     "rows in turn": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
     "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
 }
-"""The ways in which the tokens of a batch may be distributed over ranks."""
+"""Common ways to distribute the tokens of a batch over ranks."""
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:

@@ -59,7 +59,7 @@ class Replicas(NamedTuple):
 
 
 POSITIONS_OF_LARGE = 8
-"""The number of positions for which the gradients of a large model are compared."""
+"""The gradients of a large model are compared on this number of positions."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -134,7 +134,7 @@ def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Gradients of which some are wrong, and the search for the cause."""
+    """Gradients, some of which are wrong, and the search for the cause."""
 
     ours: Derivatives
     gradients: Gradients
@@ -208,7 +208,7 @@ def _requests(probes: Probes) -> Requests:
 
 
 def _requests_here(forward: ForwardPass) -> Requests:
-    """Return the rows of the first probe in which every query sees a key; of a large model, the start of one row."""
+    """Return the rows of the first probe whose queries all see a key; for a large model, the start of one row."""
     key, probe = first_of(forward.probes)
     return {key: _cut(probe)}
 

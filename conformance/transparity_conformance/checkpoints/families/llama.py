@@ -91,7 +91,9 @@ def _windows(fields: Fields) -> dict[str, Any]:
     kinds = kinds if fields["layer_types"] is None else fields["layer_types"]
     if window is None and kinds != [FULL] * count:
         raise wrong(
-            "use_sliding_window", fields["use_sliding_window"], "true with a sliding_window, because of layer_types"
+            "use_sliding_window",
+            fields["use_sliding_window"],
+            "true and a sliding_window, because layer_types needs a window",
         )
     return windows(kinds, window, count)
 

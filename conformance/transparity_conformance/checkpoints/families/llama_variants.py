@@ -73,7 +73,9 @@ def _layers_smollm3(fields: Fields) -> dict[str, Any]:
     types = kinds_given(types, len(rotated))
     if window is None and SLIDING in types:
         raise wrong(
-            "use_sliding_window", fields["use_sliding_window"], "true with a sliding_window, because of layer_types"
+            "use_sliding_window",
+            fields["use_sliding_window"],
+            "true and a sliding_window, because layer_types needs a window",
         )
     kinds = [kind if turned else kind + NO_POSITIONS for kind, turned in zip(types, rotated, strict=True)]
     facts = {

@@ -101,7 +101,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of config.json from which `sparse` reads the same layers."""
+    """Invert `sparse`: return the fields of config.json, with an explicit list of the layers without experts."""
     own = own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {

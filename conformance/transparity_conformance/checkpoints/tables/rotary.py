@@ -155,7 +155,7 @@ def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` from which, with `mscale_all_dim`, the attention factor is computed exactly."""
+    """Return the `mscale` that, together with `mscale_all_dim`, gives exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
@@ -228,7 +228,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """Return the `partial_rotary_factor` for which truncation gives exactly `rotary_dim`."""
+    """Return a `partial_rotary_factor` that gives exactly `rotary_dim` after truncation to an integer."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 

@@ -35,7 +35,7 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Return the value to which `values` maps a field; raise `CheckpointError` if it is no key."""
+    """Look up the value of a field in `values`; raise `CheckpointError` if it is not a key."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")

@@ -1,1 +1,1 @@
-"""Derivatives of the loss, with which a port's gradients are compared."""
+"""Derivatives of the loss; a port's gradients are compared with them."""

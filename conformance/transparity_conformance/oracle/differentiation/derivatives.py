@@ -39,7 +39,7 @@ AT_LEAST = 16
 """The smallest number of directions for each kind of parameter, because the error along one may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""The smallest number of directions for a large model, and the number of points at which its rounding is measured."""
+"""The smallest number of directions for a large model, and the number of points for measuring its rounding."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
 """The number of complex logits in one forward pass: 1 MB of them, which fits a cache, or 256 MB for a large model."""
@@ -163,14 +163,14 @@ ALL_AT_ONCE = 8
 """The number of directions that change all parameters; nearly every one shows a wrong gradient."""
 
 FAINTEST = 1e-2
-"""The smallest norm of a gradient, relative to the median, by which its direction is divided.
+"""Directions are divided by the norm of the gradient; a norm below this share of the median is replaced by the share.
 
 A gradient may be 0 except for rounding, such as the gradient of a key's bias. Without this limit, its rounding would be
 amplified.
 """
 
 POINTS = 3
-"""The number of points at which rounding is measured."""
+"""The number of points for measuring rounding."""
 
 
 class Together:

@@ -28,7 +28,7 @@ Make = Callable[[slice, slice], np.ndarray]
 
 @dataclass(frozen=True)
 class Rows:
-    """An array (batch, heads, queries, keys), of which a part is computed on request."""
+    """An array (batch, heads, queries, keys) that is computed in parts, on request."""
 
     keys: int
     make: Make

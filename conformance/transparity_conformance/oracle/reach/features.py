@@ -26,7 +26,7 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""The precision whose rounding decides whether a call exercises a field, for ports of any precision."""
+"""The rounding in this precision decides whether a call exercises a field, for ports of any precision."""
 
 SHOWS = 1e-5
 """The smallest relative change of a small model's logits that makes a field active."""

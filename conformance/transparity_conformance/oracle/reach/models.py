@@ -103,7 +103,7 @@ class LogitsOracle(Oracle):
 
 @dataclass(frozen=True, eq=False)
 class ReachProbe(Probe):
-    """One call, of which only the logits are compared."""
+    """One call; only its logits are compared."""
 
     model: ReachModel = field(kw_only=True)
 
@@ -308,7 +308,7 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model, in which each of up to three kinds occurs at least twice."""
+"""The number of layers of the deep model; if there are up to three kinds of layers, each occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:

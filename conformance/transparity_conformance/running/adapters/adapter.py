@@ -91,7 +91,7 @@ class Adapter:
 
 
 class _Filling:
-    """A copy of the port's tensors, into which the parameters are written; each number is written at most once."""
+    """A copy of the port's tensors that receives the parameters; each number is written at most once."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.values = {name: np.array(value) for name, value in tensors.items()}

@@ -26,7 +26,7 @@ INPUTS = {
 """Further names of inputs in functional models, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""The attributes in which Keras and PyTorch store all layers of a model; they are ignored."""
+"""The attributes that Keras and PyTorch themselves use to store layers; they are ignored."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ def module_in(function: Any) -> Any:
 
 
 def contents_of(function: Any) -> Iterator[Any]:
-    """Yield a function and the objects to which it refers, directly or indirectly, nearest first."""
+    """Yield a function and all objects that it refers to, directly or indirectly, nearest first."""
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)
@@ -191,7 +191,7 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the first model to which a function refers; empty without one.
+    """Return the tensors of the first model that a function refers to; empty without a model.
 
     The model may be the function itself, the object of a bound method, an attribute, or a variable of the function.
     """

@@ -28,7 +28,7 @@ from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
-"""The default number of seconds in which a port must answer one call, or a program must finish."""
+"""The default timeout in seconds for one call of a port, or for a program."""
 
 LONGEST_TIMEOUT = 1e6
 """The longest timeout, 11 days, because sockets wait for at most 2³¹ milliseconds."""

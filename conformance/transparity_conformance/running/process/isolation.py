@@ -35,7 +35,7 @@ from transparity_conformance.running.process.wire import (
 
 
 def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> contextlib.closing[IsolatedBuild]:
-    """Return a context of `isolated_build`, after which the process is stopped.
+    """Start a port as `isolated_build` does; return a context that stops the process at its end.
 
     With a `model_type`, the port is a loader of Hugging Face folders of that family.
     """

@@ -203,7 +203,7 @@ def isolated_of(build: Callable[..., Any]) -> Any:
 
 
 def ranks_of(build: Callable[..., Any]) -> int:
-    """Return the number of ranks on which a port runs."""
+    """Return the number of ranks of a port."""
     group = group_of(build)
     return 1 if group is None else group.ranks
 
@@ -254,10 +254,10 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 WAITS = 5.0
-"""After a rank fails, the others get as much time as it needed, plus this number of seconds."""
+"""The seconds that the other ranks get after one rank failed, in addition to the time that the failed rank took."""
 
 PATIENCE = 0.5
-"""The number of seconds without an answer after which the checker tests whether the processes still run."""
+"""The checker tests after this number of seconds without an answer whether the processes still run."""
 
 
 class SharedCall:

@@ -117,7 +117,7 @@ class RemotePort:
         raise NotImplementedError
 
     def sharding(self) -> Sharding:
-        """Return the number of ranks on which it runs, and its placements."""
+        """Return the number of ranks and the placements."""
         return ALONE
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
@@ -126,7 +126,7 @@ class RemotePort:
 
 
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
-    """Return the number of ranks on which a built port runs, and its placements."""
+    """Return the number of ranks of a built port, and its placements."""
     return forward.sharding() if isinstance(forward, RemotePort) else ALONE
 
 

@@ -38,7 +38,7 @@ LARGEST_IN_MEMORY = 2**26
 """The largest number of bytes of arrays that are kept in memory; larger answers are written to a file."""
 
 PATIENCE = 1.0
-"""The number of seconds without a byte after which the checker tests whether the port's process still runs."""
+"""The checker tests after this number of seconds without a byte whether the port's process still runs."""
 
 DEPTH = 8
 """The largest depth of nested containers in an answer; deeper containers stay in the port's process."""

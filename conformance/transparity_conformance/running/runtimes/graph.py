@@ -96,7 +96,7 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
 
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""The key of a node's metadata in which PyTorch's exporter stores the stack trace."""
+"""The key of the stack trace that PyTorch's exporter stores in a node's metadata."""
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 

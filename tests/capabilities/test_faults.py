@@ -311,10 +311,10 @@ FORMS: list[tuple[Capability, str, Build, str]] = [
         STEPS,
         "step",
         offering(lambda *_: {"step": lambda tokens, cache, source=None: (tokens, cache)}),
-        "expected (8, 1, 31) floats, one by one",
+        "expected floats (8, 1, 31), one by one",
     ),
     (TRAINING, "train", learning(other_of(1)), "it raised TypeError"),
-    (TRAINING, "train", learning(lambda *given: ([0.0], train(*given)[1])), "losses of the shape (1,), expected (3,)"),
+    (TRAINING, "train", learning(lambda *given: ([0.0], train(*given)[1])), "losses has the shape (1,); expected (3,)"),
     (TRAINING, "train", learning(lambda *given: (train(*given)[0], {})), "it raised TypeError: no decoder."),
 ]
 

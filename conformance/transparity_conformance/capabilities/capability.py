@@ -69,7 +69,7 @@ class BuiltPort:
     """A built port in this process."""
 
     build: Build
-    """The port's function, which builds it with other parameters."""
+    """The port's `build`, which can build it again with other parameters."""
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """The ports that were built with other parameters, by the configuration and the `id` of the parameters."""

@@ -51,7 +51,7 @@ NEIGHBOURS = 3
 """The reference's error is measured at this number of points, because it may be small by chance at a single point."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The number of points for scores so large that one key has almost all of the weight.
+"""The number of points for the probe `hot`, whose scores are so large that one key has almost all of the weight.
 
 A few numbers determine the error of such scores, so chance matters more. Over 144 such models (12 weights of each
 preset), the error of a right program is up to 4.5 × the error that is measured at three points. At 8, 16 and 32 points,

@@ -1,4 +1,4 @@
-"""Small configurations with every part of the families that no preset has; and text in which faults show.
+"""Small configurations that together contain every part of a family that no preset contains; and text inputs.
 
 A case has the parts of one family, such as Llama's rotary positions and grouped heads, or T5's relative bias and tied
 head. All sizes of a case differ, so that no two axes can be confused. `cases.json` has the fields of each case, or the

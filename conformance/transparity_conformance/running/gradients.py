@@ -211,7 +211,7 @@ class Lines:
     """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the rows or columns of a tensor with the same shape: (lines, numbers)."""
+        """Return the same rows or columns of another tensor with this shape, (lines, numbers)."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 

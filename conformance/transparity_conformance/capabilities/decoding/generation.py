@@ -84,7 +84,7 @@ def _as_tokens(value: Any) -> np.ndarray:
     tokens = as_numbers(value)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise TypeError(
-            f"tokens of the shape {tokens.shape} and dtype {tokens.dtype}, expected (batch, length) of integers"
+            f"the tokens have the shape {tokens.shape} and the dtype {tokens.dtype}; expected integers (batch, length)"
         )
     return tokens.astype(np.int64)
 
@@ -172,10 +172,12 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
     answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError("a result that is not a pair, expected (tokens, scores)")
+        raise TypeError("the result is not a pair; expected (tokens, scores)")
     scores = as_numbers(answer[1])
     if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
-        raise TypeError(f"scores of the shape {scores.shape} and dtype {scores.dtype}, expected (batch,) of floats")
+        raise TypeError(
+            f"the scores have the shape {scores.shape} and the dtype {scores.dtype}; expected floats (batch,)"
+        )
     return {f"{key}/tokens": _as_tokens(answer[0]), f"{key}/scores": scores}
 
 

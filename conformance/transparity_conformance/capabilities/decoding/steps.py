@@ -138,8 +138,8 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
             logits.append(as_numbers(answer))
             shape, dtype = (len(tokens), size, vocab), logits[-1].dtype
             if logits[-1].shape != shape or dtype.kind != "f":
-                given = f"logits of the shape {logits[-1].shape} and dtype {dtype}"
-                raise TypeError(f"{given}, expected {shape} floats, {request.name}")
+                given = f"the logits have the shape {logits[-1].shape} and the dtype {dtype}"
+                raise TypeError(f"{given}; expected floats {shape}, {request.name}")
         answers[name], begin = logits[0] if len(logits) == 1 else np.concatenate(logits), begin + size
     return answers
 
@@ -158,7 +158,7 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
     """Call a port's `step`, and return the logits and the cache; raise `TypeError` for any other result."""
     result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
+        raise TypeError(f"step returned {shown(result)}; expected the pair (logits, cache)")
     return result
 
 

@@ -60,7 +60,7 @@ def as_loss(value: Any) -> np.ndarray:
     """Convert a port's result to a single number; raise `TypeError` if it is anything else."""
     array = as_numbers(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
-        raise TypeError(f"a loss of the shape {array.shape} and dtype {array.dtype}, expected one number")
+        raise TypeError(f"the loss has the shape {array.shape} and the dtype {array.dtype}; expected one number")
     return array.reshape(()).astype(np.float64)
 
 

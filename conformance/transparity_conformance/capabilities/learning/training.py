@@ -172,7 +172,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     shapes = {name: value.shape for name, value in parameters.items()} | {"losses": (len(request.batches),)}
     for name, value in answers.items():
         if value.shape != (expected := shapes.get(name, value.shape)):
-            raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
+            raise TypeError(f"{name} has the shape {value.shape}; expected {expected}")
     return {f"{key}/{name}": value for name, value in answers.items()}
 
 

@@ -1,4 +1,4 @@
-"""Calls with many lengths, batches and widths, of which only the logits are compared.
+"""Calls with many lengths, batches and widths; only their logits are compared.
 
 The probes in `probes` find faults with all activations of a small model. These calls show how far the agreement
 extends: they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that dozens are

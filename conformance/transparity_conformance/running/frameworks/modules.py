@@ -139,7 +139,7 @@ def widened(module: Any) -> Callable[[], None]:
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors, from `copies` if they contain the tensor."""
+    """Return a function that restores a module's current tensors; a tensor in `copies` is restored from its copy."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()

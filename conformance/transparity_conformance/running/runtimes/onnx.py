@@ -228,7 +228,7 @@ class OnnxPair:
         if config.architecture != "encoder-decoder":
             raise LoadError(
                 f"{self.paths[ENCODER].parent} has an encoder and a decoder, but the checkpoint is a "
-                f"{config.architecture}; give the checkpoint of their export."
+                f"{config.architecture}; pass the checkpoint from which they were exported."
             )
         names = [each.name for each in self.sessions[ENCODER].get_inputs()]
         check_reads(self.paths[ENCODER], READS[FRAMES] if FRAMES in names else "token ids", config)

@@ -299,8 +299,8 @@ def changed(method: str, change: Callable[..., Any]) -> Build:
 FORMS: list[tuple[Capability, str, Build, str]] = [
     (LOSS, "loss", with_loss(other_of({"loss": 1.0})), ""),
     (GENERATION, "generate", changed("generate", other_of(None)), ""),
-    (GENERATION, "generate", changed("generate", lambda tokens: tokens.astype(float)), "of integers"),
-    (GENERATION, "generate", changed("generate", lambda tokens: tokens[0]), "expected (batch, length)"),
+    (GENERATION, "generate", changed("generate", lambda tokens: tokens.astype(float)), "expected integers"),
+    (GENERATION, "generate", changed("generate", lambda tokens: tokens[0]), "integers (batch, length)"),
     *(
         (BEAMS, "beam_search", changed("beam_search", change), "TypeError")
         for change in (lambda found: found[0], lambda found: (found[0], found[1][:, None]), other_of((1.0, 2.0)))

@@ -244,7 +244,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
     """Return the measurements of the factor and of the floor in one precision.
 
     The floor applies to activations at which the reference makes no error. In float16, the factor covers only 99 % of
-    the measurements. NumPy rounds every sum to float16, which no hardware does, so the variances in the rest underflow.
+    the measurements. In the rest, a variance underflows, because NumPy rounds every sum to float16.
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])

@@ -86,7 +86,7 @@ class Leaning(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options or sum(isinstance(each, Leaning) for each in inputs) != 1:
-            raise TypeError(f"{ufunc.__name__} of a perturbed parameter")
+            raise TypeError(f"a perturbed parameter does not support {ufunc.__name__}")
         if ufunc is np.matmul and inputs[1] is self and self.is_transposed:
             return self._product(np.asarray(inputs[0]))
         if ufunc is np.exp and self.ndim == 1:
@@ -99,7 +99,7 @@ class Leaning(NDArrayOperatorsMixin):
             left, right = (_over(vectors, np.ndim(other) - 1) for vectors in self.vectors)
             return other * self._leant(self.value, left[..., None] * right[..., None, :])
         if ufunc not in (np.add, np.multiply) or self.ndim != 1:
-            raise TypeError(f"{ufunc.__name__} of a perturbed parameter")
+            raise TypeError(f"a perturbed parameter does not support {ufunc.__name__}")
         (vector,) = self.vectors
         if np.ndim(other):
             return ufunc(other, self._leant(self.value, _over(vector, np.ndim(other))))
@@ -113,7 +113,7 @@ class Leaning(NDArrayOperatorsMixin):
             return np.zeros(self.shape, self.dtype)
         if function is np.broadcast_to and self.ndim == 1 and not named:
             return self._leant(np.broadcast_to(self.value, args[1]), _over(self.vectors[0], len(args[1])))
-        raise TypeError(f"{function.__name__} of a perturbed parameter")
+        raise TypeError(f"a perturbed parameter does not support {function.__name__}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError("a perturbed parameter cannot be converted to an array")

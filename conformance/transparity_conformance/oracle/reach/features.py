@@ -158,7 +158,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """Small models of a configuration with sizes beyond all thresholds, their logits, and the fields that they read."""
+    """A small configuration with sizes beyond all thresholds, its models and logits, and the fields that they read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

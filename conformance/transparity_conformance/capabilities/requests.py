@@ -313,7 +313,7 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
-    """Return the same two requests as `_ending` for a head without bias, by the choice of the end token.
+    """For a head without bias, return the same two requests as `_ending`, with other end tokens.
 
     In one request, the end token never occurs. In the other, rows end at as many different steps as possible.
     """

@@ -215,7 +215,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 
 
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
-    """Return the names of stored tensors that are equal to the ones that the reference computes."""
+    """Return the names of stored tensors whose numbers the reference computes itself."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
     tensors = load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}

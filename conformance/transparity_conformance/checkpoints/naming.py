@@ -23,7 +23,7 @@ class StoredTensor:
     """A tensor of a file that contains one or more parameters in another form, such as a transposed or fused matrix."""
 
     parts: tuple[Part, ...]
-    """The parameters in the tensor."""
+    """The parameters that the tensor contains, each with the function that computes it."""
     join: Join
     """Combines the parameters into the tensor; the inverse of the functions in `parts`."""
 
@@ -124,13 +124,13 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the first name of the tensor that contains a parameter; without one, return the parameter's own name."""
+    """Return the first name of the tensor that contains a parameter; if no tensor does, return the parameter's name."""
     found = _entry(parameter, table)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """Convert parameters to tensors, under the first name of each in the table, without a prefix.
+    """Convert parameters to tensors; each tensor has its first name in the table, without a prefix.
 
     This is the inverse of `parts_of`. A tensor has the dtype of its parameters. Parameters that are not in the table
     are left out.

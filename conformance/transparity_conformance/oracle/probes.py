@@ -78,7 +78,7 @@ class Probe:
 
     @property
     def room(self) -> Room:
-        """Return a function that creates the mapping for activations; it is on disk for a large model."""
+        """Return a function that creates the mapping for activations; for a large model, the mapping is on disk."""
         return OnDisk if self.is_large else dict
 
     @property
@@ -353,7 +353,7 @@ def probes(case: str) -> dict[str, Probe]:
 
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
-    """Return the probes of any configuration by name; a large one has fewer."""
+    """Return the probes of any configuration by name; a large configuration has fewer probes."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
     check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)

@@ -58,7 +58,7 @@ IN_SEQUENCE = 0
 """The index of the variant with sequential sums and the first formula."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
-"""The indices of variants that sum as the reference does, one for each formula."""
+"""The indices of the variants with the reference's order of sums, one for each formula."""
 
 PAIRWISE = 128
 """If there are at most this many keys, the order of sums makes little difference.

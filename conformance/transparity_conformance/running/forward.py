@@ -159,7 +159,10 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether a call omits its mask: it does for a third of the lengths, if the mask hides nothing."""
+    """Return whether a call is made without a mask, to test this too.
+
+    A third of the lengths are called without a mask, if it hides nothing and the model has None as its default.
+    """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
         return False

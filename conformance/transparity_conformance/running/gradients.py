@@ -197,7 +197,7 @@ class Located:
 
     names: tuple[str, ...]
     take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
-    """Computes the tensor from the parameters by name."""
+    """Computes the tensor; the argument maps names to parameters of the module."""
 
 
 @dataclass(frozen=True, eq=False)

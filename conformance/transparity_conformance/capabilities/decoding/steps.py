@@ -94,7 +94,7 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Return step sizes that end with two single tokens just beyond a threshold; without one, return random sizes.
+    """Return step sizes that end with two single tokens just beyond a threshold; without a threshold, random sizes.
 
     The first random size is longer than most windows.
     """

@@ -83,7 +83,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
-    """Return the special tokens for a vocabulary of `TOKENS` tokens; a larger token is replaced by a free one."""
+    """Return the special tokens for a vocabulary of `TOKENS` tokens; a larger token is replaced by an unused token."""
     given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
     used = sorted({token for token in given.values() if token is not None})
     free = [token for token in reversed(range(TOKENS)) if token not in used]

@@ -121,9 +121,9 @@ VIT = Family(
 )
 
 LEGACY_EOS = 2
-"""The `eos_token_id` of CLIP files before 2023.
+"""The `eos_token_id` of CLIP files before 2023; CLIP's tokenizer does not use this token.
 
-CLIP's tokenizer does not use this token. transformers then pools the position of the largest token id.
+For these files, transformers pools the position of the largest token id.
 """
 
 

@@ -84,7 +84,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return Qwen's windows; by default, the layers from `max_window_layers` on have one."""
+    """Return Qwen's windows; by default, only the layers from number `max_window_layers` have a window."""
     window = fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None
     first, count = as_whole(fields, "max_window_layers", 0, "a whole number"), as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]

@@ -240,7 +240,7 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
 
 @functools.cache
 def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
-    """Return the models of a preset: a long, a deep and a wide one, and one with a large vocabulary."""
+    """Return the models of a preset: a long one, a deep one, a wide one, and one with a large vocabulary."""
     config = preset(name)
     few: dict[str, Any] = {"max_length": SHORT + 3}
     wide = config.resized(num_heads=9, embed_dim=306, **few)

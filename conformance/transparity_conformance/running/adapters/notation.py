@@ -193,7 +193,7 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
 LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")
 
 Lines = dict[str, str]
-"""Lines by the name of the parameter."""
+"""Maps the name of a parameter to its line."""
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:

@@ -56,7 +56,7 @@ def isolated_build(
 
 
 def spec_of(build: Callable[..., Any] | str) -> str:
-    """Return the name under which another process can import a function; raise `PortError` without one."""
+    """Return the name under which another process can import a function; raise `PortError` if there is no such name."""
     if isinstance(build, str):
         return build
     name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""

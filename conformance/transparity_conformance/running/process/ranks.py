@@ -51,7 +51,7 @@ class ProcessGroup:
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
         self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True) if ranks > 1 else None
-        """The same code as a single rank, which is started and stopped with the others."""
+        """A single rank with the same code; it is started and stopped together with the others."""
 
     def stop(self) -> None:
         """Stop all processes."""

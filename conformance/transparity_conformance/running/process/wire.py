@@ -29,7 +29,7 @@ from transparity_conformance.listening.source import LONGEST_PATH
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")
-"""The number of bytes of JSON, and the number of bytes of arrays."""
+"""The header of an answer: the number of bytes of JSON, and the number of bytes of arrays."""
 
 LARGEST_TEXT = 2**26
 """The largest number of bytes of JSON in an answer."""

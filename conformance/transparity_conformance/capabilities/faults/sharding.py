@@ -27,7 +27,7 @@ Own = Callable[[np.ndarray, int], list[np.ndarray]]
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
-    "rows in turn": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
+    "interleaved rows": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
     "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
 }
 """Common ways to distribute the tokens of a batch over ranks."""
@@ -41,12 +41,12 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean over {ranks} ranks of each rank's mean, which weights its {name} equally: ranks "
-            f"have unequal numbers of targets{says}",
+            f"the loss is the mean of {ranks} means, one for the {name} of each rank, although ranks have different "
+            f"numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )
         for name, own in PARTS.items()
-        for empty, says in ((0.0, ""), (math.nan, ", and one without any has NaN"))
+        for empty, says in ((0.0, ""), (math.nan, ", and the mean of no targets is NaN"))
     ]
     widths = sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
     padded = [

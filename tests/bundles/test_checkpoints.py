@@ -216,7 +216,7 @@ def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, t
 
 MISTAKES = {
     "compare {bundle} {answers}": "contains no weights; pass the checkpoint to which it refers as --checkpoint",
-    "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected a file",
+    "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected one safetensors file",
     "compare {bundle} {answers} --checkpoint {checkpoint}": "has the unexpected tensor",
     "compare {plain} {answers} --checkpoint {checkpoint}": "contains its own weights; omit --checkpoint",
     "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",

@@ -328,7 +328,7 @@ ANSWERS: dict[str, Row] = {
     ),
     "cut": (header({"one/logits": {"dtype": "F32", "shape": [8, 1, 31], "data_offsets": [0, 992]}}, 900), UNREADABLE),
     "twice": (header(b'{"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"a":1}', 1), UNREADABLE),
-    "a folder": (lambda folder: (folder / ACTUAL).mkdir(), "is a folder; expected a file"),
+    "a folder": (lambda folder: (folder / ACTUAL).mkdir(), "is a folder; expected one safetensors file"),
     "nothing": (lambda folder: None, "There is no file"),
     **{f"{name} {value.shape} {value.dtype}": (writes(name, value), says) for name, value, says in STRANGE},
 }

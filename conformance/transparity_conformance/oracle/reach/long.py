@@ -159,7 +159,7 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
     for length in lengths:
         if not 1 <= length <= config.max_length:
             raise ConfigError(
-                f"The length {length:,} was given for a model with max_length {config.max_length:,}; expected 1 to "
+                f"The length {length:,} was given for a model whose max_length is {config.max_length:,}; expected 1 to "
                 f"{config.max_length:,}."
             )
         check_fits(f"A prompt of {length:,} tokens", _needed(config, length), ConfigError)

@@ -225,9 +225,9 @@ def test_a_fault_of_each_kind_is_named() -> None:
 def test_every_edit_has_one_place_in_the_reference() -> None:
     faults = [how for name, row in FAULTS.items() if name != "sharding" for how in row]
     assert all(isinstance(how.simulate, Edited) and how.simulate.edits and how.simulate.run for how in faults)
-    with pytest.raises(ValueError, match="have 0 places with 'cross entropy'; expected one"):
+    with pytest.raises(ValueError, match="contain 'cross entropy' 0 times; expected once"):
         edited((("cross entropy", ""),), "training.loss.cross_entropy")
-    with pytest.raises(ValueError, match="have 2 places with"):
+    with pytest.raises(ValueError, match="2 times; expected once"):
         edited((("config.filling_id", ""),), "decoding.generation.generate")
 
 

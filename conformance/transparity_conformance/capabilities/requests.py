@@ -38,7 +38,7 @@ COMPETING = 0.7
 Then some continuations end, and compete with others that do not end.
 """
 
-# In both, each option and the order of the options change results: `top_k` often keeps more tokens than `top_p`.
+# In both, each option matters, and so does their order, because `top_k` often keeps more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
 # A lower temperature, and a `top_p` alone, which keep other sets of tokens than `SAMPLINGS`.

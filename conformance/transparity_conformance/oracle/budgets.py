@@ -51,7 +51,7 @@ NEIGHBOURS = 3
 """The reference's error is measured at this number of points, because it may be small by chance at a single point."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The number of points for the probe `hot`, whose scores are so large that one key has almost all of the weight.
+"""The number of points at which rounding is measured for the probe `hot`, in which one key has most of the weight.
 
 A few numbers determine the error of such scores, so chance matters more. Over 144 such models (12 weights of each
 preset), the error of a right program is up to 4.5 × the error that is measured at three points. At 8, 16 and 32 points,
@@ -59,7 +59,7 @@ it is 4.3 ×, 2.3 × and 1.7 ×.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
-"""The number of points for a model with a recurrence.
+"""The number of points at which rounding is measured for a model with a recurrence.
 
 The output of the state may be near zero for a token, and a norm then enlarges its error. Over 40 such models, the error
 of a right program is up to 3.4 × the error that is measured at three points. At 1, 8 and 16 points, it is 4.7 ×, 1.2 ×
@@ -67,7 +67,10 @@ and 1.0 ×.
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for drawn configurations, which have few features, so that chance matters more."""
+"""The number of points at which rounding is measured for a drawn configuration.
+
+A drawn configuration has few features, so chance matters more.
+"""
 
 POSITIONS_OF_DRAWN = 64
 """The error is measured over at least this number of positions; a shorter sequence is measured at more points."""

@@ -58,7 +58,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
     for old, new in edits:
         places = [each for each, text in texts.items() for _ in range(text.count(old))]
         if len(places) != 1:
-            raise ValueError(f"{', '.join(texts)} have {len(places)} places with {shown(old)}; expected one.")
+            raise ValueError(f"{', '.join(texts)} contain {shown(old)} {len(places)} times; expected once.")
         texts[places[0]] = texts[places[0]].replace(old, new)
     copies = {each: ModuleType(each) for each in texts}
 

@@ -102,8 +102,8 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
     few = config.router_groups * max(2, config.experts_per_token)
     if own != dense + routed or not config.shared_expert_dim or config.shared_expert_dim % width:
         raise CheckpointError(
-            f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)}, with shared_expert_dim "
-            f"{config.shared_expert_dim}; expected the dense layers first, and a multiple of {width}."
+            f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)} with shared_expert_dim "
+            f"{config.shared_expert_dim}; expected dense layers first, and a shared_expert_dim divisible by {width}."
         )
     return {
         "n_routed_experts": routed[0].num_experts if routed else few,

@@ -173,7 +173,7 @@ def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path
     checked = check(path, "--checkpoint", hub("llama"))
     assert checked.exit_code == 2
     assert (
-        f"{path} takes images, but the checkpoint's model takes token ids; expected a graph exported" in checked.errors
+        f"{path} reads images, but the checkpoint's model takes token ids; expected a graph exported" in checked.errors
     )
 
 

@@ -103,9 +103,7 @@ def dependent(
     Activations without such a value are left out.
 
     Args:
-        config: The configuration.
-        parameters: The parameters in float64.
-        inputs: The inputs of the forward pass.
+        config, parameters, inputs: The model and the inputs of the forward pass, in float64.
         expected: The activations of the forward pass.
         budget: Returns the tolerance of an activation in the port's precision.
         exact: Returns the tolerance of an activation in float64.

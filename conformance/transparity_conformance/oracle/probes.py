@@ -384,7 +384,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration with only square weights, and with the sizes that some ports fix.
+    """Return configurations of other sizes: one with only square weights, and variants for ports that fix a ratio.
 
     Some ports derive the width of the feed-forward from the width of the model, or fix the width of a head.
     """

@@ -40,7 +40,7 @@ VOCABULARY = 2**16 + 3
 """A vocabulary of more tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""The largest product of parameters and tokens in one call, about 0.2 s; a longer call uses a narrower model."""
+"""The largest number of parameters × tokens in one call, which takes about 0.2 s; longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
 """The number of calls of a model that are made even if the time limit is exceeded."""

@@ -57,9 +57,9 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
     [
         ({QUERY: "?"}, "leaves decoder.layers.{i}.self_attention.query.weight undetermined: replace"),
         ({QUERY: "transformer.h.{i}.attn.c_attn.weight"}, "has 1728 numbers; expected 576"),
-        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "has numbers that another line has too"),
+        ({QUERY: "transformer.h.{i}.attn.c_attn.weight[N*H:2*N*H]"}, "selects numbers that another line also selects"),
         ({QUERY: "transformer.h.{i}.gone"}, "names 'transformer.h.0.gone', which is not a tensor of the port"),
-        ({QUERY: ""}, "is not 0 in this model; choose a configuration without it"),
+        ({QUERY: ""}, "is not 0 in this model; name its tensor, or"),
         ({"decoder.layers.{i}.nothing": "x"}, "'decoder.layers.{i}.nothing', which is not a parameter of this model"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_made_says_what_to_write() -> None:
         made_by(needs_sizes, GPT2)
     with pytest.raises(PortError, match="takes 2 arguments; expected none, or the configuration"):
         made_by(lambda one, other: one, GPT2)
-    with pytest.raises(PortError, match="in which no tensor was found"):
+    with pytest.raises(PortError, match="which contains no tensor"):
         made_by(lambda: len, GPT2)
 
 

@@ -163,13 +163,13 @@ def test_a_bundle_may_be_written_again(folder: Path) -> None:
 
 
 def test_probes_of_other_models_do_not_fit(tmp_path: Path, refused: Refused) -> None:
-    with refused(BundleError, "The probe 'tiny' has its own model"):
+    with refused(BundleError, "The probe 'tiny' has another model"):
         export_bundle(preset("translation").resized(), tmp_path, probes("translation"))
     with refused(BundleError, "A bundle needs at least one probe"):
         export_bundle(SMALL, tmp_path, {})
     with refused(BundleError, "A bundle needs vocabularies of at least 3 tokens"):
         export_bundle(dataclasses.replace(SMALL, source_vocab_size=2), tmp_path)
-    with refused(BundleError, "The bundle is said to be of 'walkthrough', but"):
+    with refused(BundleError, "The bundle is named 'walkthrough', but"):
         export_bundle(SMALL, tmp_path, name="walkthrough")
     with refused(ConfigError, "There is no preset 'gpt'"):
         export_bundle(SMALL, tmp_path, name="gpt")

@@ -215,10 +215,10 @@ def test_how_a_checkpoint_is_cut_into_files_makes_no_difference(written: Path, t
 
 
 MISTAKES = {
-    "compare {bundle} {answers}": "has no weights; give the checkpoint that it names by --checkpoint",
-    "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected a file",
-    "compare {bundle} {answers} --checkpoint {checkpoint}": "which does not belong there",
-    "compare {plain} {answers} --checkpoint {checkpoint}": "has weights of its own; leave out --checkpoint",
+    "compare {bundle} {answers}": "contains no weights; pass the checkpoint to which it refers as --checkpoint",
+    "compare {bundle} {bundle} --checkpoint {checkpoint}": "is a folder; expected one safetensors file",
+    "compare {bundle} {answers} --checkpoint {checkpoint}": "has the unexpected tensor",
+    "compare {plain} {answers} --checkpoint {checkpoint}": "contains its own weights; omit --checkpoint",
     "compare {damaged} {answers} --checkpoint {checkpoint}": "inputs.safetensors was changed",
     "compare {bundle} {answers} --checkpoint {other}": "the numbers of 'model.layers.1.mlp.up_proj.weight' differ",
     "export --checkpoint {checkpoint} {checkpoint}": "has other files in it",

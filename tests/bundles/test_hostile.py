@@ -165,7 +165,7 @@ def pipe(folder: Path) -> None:
 
 
 NONE = [b"[" * 200_000, b'{"a":' * 200_000, b"9" * 10_000, b"\xff", b'{"a": NaN}', b'{"a": 1, "a": 1}', b"null", b"{}"]
-OFF, TYPE = "differs from the reference", "is not right at "
+OFF, TYPE = "differs from the reference", "is not valid at "
 PROBE = {"for": "", "inputs": {"source": [8, 1], "target": [8, 1]}, "taps": {}}
 
 FILES: dict[str, Row] = {
@@ -174,11 +174,11 @@ FILES: dict[str, Row] = {
     **{f"{name} is {text[:20]!r}": (file(name, text), "") for text in NONE for name in (MANIFEST, "config.json")},
     "a pipe": (pipe, "is not a file"),
     "several": (lambda folder: sign(folder, {"format": 4, "bundles": {"a": "b"}, "sha256": {}}), "has several bundles"),
-    "expected": (one("expected", "one/logits", lambda x: x * (1 + 1e-9)), f"{OFF}: one/logits is off by"),
-    "expected NaN": (one("expected", "one/logits", lambda x: x * np.nan), f"{OFF}: one/logits is off by nan"),
+    "expected": (one("expected", "one/logits", lambda x: x * (1 + 1e-9)), f"{OFF}: one/logits has the error"),
+    "expected NaN": (one("expected", "one/logits", lambda x: x * np.nan), f"{OFF}: one/logits has the error nan"),
     "parameters": (one("parameters", "head.bias", lambda x: x + 1), OFF),
     "inputs": (one("inputs", "one/target", lambda x: x ^ 1), OFF),
-    "another system": (config(attention_scale="head_dim"), "is said to be of 'translation', but its configuration"),
+    "another system": (config(attention_scale="head_dim"), "is named 'translation', but its configuration"),
     "a system": (both(config(attention_scale="head_dim"), put("name", "config")), OFF),
     "overflow": (
         tensors("parameters.safetensors", lambda all_: {name: all_[name] * 0 + 1e38 for name in all_}),
@@ -215,21 +215,21 @@ PLACES: list[tuple[str, Any, str]] = [
     ("name", "gpt", "There is no preset 'gpt'"),
     ("dtype", "int8", f"{TYPE}dtype: invalid enum value 'int8'"),
     ("extra", 1, "unknown field 'extra'"),
-    ("sha256", {}, "it has the sha256 of ['manifest.json']"),
+    ("sha256", {}, "it lists the sha256 of ['manifest.json']"),
     ("sha256", 5, f"{TYPE}sha256: "),
-    ("sha256 more", "", "it has the sha256 of"),
+    ("sha256 more", "", "it lists the sha256 of"),
     ("checkpoint", 5, f"{TYPE}checkpoint: "),
     ("probes", {}, f"{TYPE}probes: "),
     ("probes", dict.fromkeys(map("p{}".format, range(17)), PROBE), f"{TYPE}probes: "),
     ("probes", {"../x": PROBE}, f"{TYPE}key in probes: "),
-    ("probes", {"one": {"for": "", "inputs": {}, "taps": {}}}, "does not belong there"),
-    ("probes one inputs", {}, "does not belong there"),
+    ("probes", {"one": {"for": "", "inputs": {}, "taps": {}}}, "unexpected tensor"),
+    ("probes one inputs", {}, "unexpected tensor"),
     ("probes one inputs target", [7, 1], "has the shape [8, 1]; expected [7, 1]"),
     ("probes one inputs target", [8, -1], f"{TYPE}probes[...].inputs[...][1]: "),
     ("probes one inputs target", [8, 1.0], f"{TYPE}probes[...].inputs[...][1]: "),
     ("probes one inputs target", [8, True], f"{TYPE}probes[...].inputs[...][1]: "),
-    ("probes one taps", {}, "the probe one does not follow from the configuration"),
-    ("probes one taps logits", [8, 1, 30], "the probe one does not follow from the configuration"),
+    ("probes one taps", {}, "the probe one does not fit the configuration"),
+    ("probes one taps logits", [8, 1, 30], "the probe one does not fit the configuration"),
     ("probes one for", "\x1b[2J", f"{TYPE}probes[...].for: "),
     *(("probes one budgets logits", value, f"{TYPE}probes[...].budgets[...]: ") for value in (-1, True, "1", None)),
     ("probes one budgets logits", 1e400, ""),
@@ -240,7 +240,7 @@ PLACES: list[tuple[str, Any, str]] = [
 
 MANIFESTS: dict[str, Row] = {f"{place} = {str(value)[:40]}": (put(place, value), says) for place, value, says in PLACES}
 
-ANOTHER = "does not follow from the configuration and probes"
+ANOTHER = "does not fit the configuration and the probes"
 
 SECTIONED: dict[str, Row] = {
     f"{place} = {value}": (put(f"capabilities {place}", value), says)
@@ -299,21 +299,21 @@ HEADERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 STRANGE: list[tuple[str, np.ndarray, str]] = [
-    ("one/logit", np.zeros((8, 1, 31)), "'one/logit', which does not belong there; the nearest name is"),
+    ("one/logit", np.zeros((8, 1, 31)), "the unexpected tensor 'one/logit'; the nearest name is"),
     ("one/logits", np.zeros((8, 31)), "has the shape [8, 31]; expected [8, 1, 31]."),
     ("one/logits", np.zeros((8, 31, 1)), "has the shape [8, 31, 1]; expected [8, 1, 31]."),
     ("one/logits", np.zeros((8, 1, 31), np.int32), f"has the dtype 'I32'; {FLOATS}"),
     ("mixed/loss", np.zeros(1), "has the shape [1]; expected []."),
     ("mixed/loss", np.array(1), f"has the dtype 'I64'; {FLOATS}"),
     ("mixed/gradient.head.weight", np.zeros((6, 31)), "has the shape [6, 31]; expected [31, 6]."),
-    ("mixed/gradient.head.wait", np.zeros(3), "does not belong there; the nearest name is"),
-    ("one/gradient.head.bias", np.zeros(31), "does not belong there; the nearest name is"),
-    ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "does not belong there; the nearest name is"),
+    ("mixed/gradient.head.wait", np.zeros(3), "; the nearest name is"),
+    ("one/gradient.head.bias", np.zeros(31), "; the nearest name is"),
+    ("mixed/step.one_by_one.7", np.zeros((8, 1, 31)), "; the nearest name is"),
     ("mixed/step.in_uneven_chunks.0", np.zeros((8, 1, 31)), "has the shape [8, 1, 31]; expected [8, 2, 31]."),
     ("generate.0/tokens", np.zeros((4, 15), np.float32), "has the dtype 'F32'; expected I32 or I64."),
     ("generate.0/tokens", np.zeros((4, 16), np.int32), "has the shape [4, 16]; expected [4, 15]."),
     ("beam_search.0/scores", np.zeros(8, np.int32), f"has the dtype 'I32'; {FLOATS}"),
-    ("train.0/head.wait", np.zeros(3), "does not belong there; the nearest name is"),
+    ("train.0/head.wait", np.zeros(3), "; the nearest name is"),
 ]
 
 ANSWERS: dict[str, Row] = {
@@ -328,7 +328,7 @@ ANSWERS: dict[str, Row] = {
     ),
     "cut": (header({"one/logits": {"dtype": "F32", "shape": [8, 1, 31], "data_offsets": [0, 992]}}, 900), UNREADABLE),
     "twice": (header(b'{"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"a":1}', 1), UNREADABLE),
-    "a folder": (lambda folder: (folder / ACTUAL).mkdir(), "is a folder; expected a file"),
+    "a folder": (lambda folder: (folder / ACTUAL).mkdir(), "is a folder; expected one safetensors file"),
     "nothing": (lambda folder: None, "There is no file"),
     **{f"{name} {value.shape} {value.dtype}": (writes(name, value), says) for name, value, says in STRANGE},
 }

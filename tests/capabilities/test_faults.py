@@ -225,9 +225,9 @@ def test_a_fault_of_each_kind_is_named() -> None:
 def test_every_edit_has_one_place_in_the_reference() -> None:
     faults = [how for name, row in FAULTS.items() if name != "sharding" for how in row]
     assert all(isinstance(how.simulate, Edited) and how.simulate.edits and how.simulate.run for how in faults)
-    with pytest.raises(ValueError, match="have 0 places with 'cross entropy'; expected one"):
+    with pytest.raises(ValueError, match="contain 'cross entropy' 0 times; expected once"):
         edited((("cross entropy", ""),), "training.loss.cross_entropy")
-    with pytest.raises(ValueError, match="have 2 places with"):
+    with pytest.raises(ValueError, match="2 times; expected once"):
         edited((("config.filling_id", ""),), "decoding.generation.generate")
 
 
@@ -299,8 +299,8 @@ def changed(method: str, change: Callable[..., Any]) -> Build:
 FORMS: list[tuple[Capability, str, Build, str]] = [
     (LOSS, "loss", with_loss(other_of({"loss": 1.0})), ""),
     (GENERATION, "generate", changed("generate", other_of(None)), ""),
-    (GENERATION, "generate", changed("generate", lambda tokens: tokens.astype(float)), "of integers"),
-    (GENERATION, "generate", changed("generate", lambda tokens: tokens[0]), "expected (batch, length)"),
+    (GENERATION, "generate", changed("generate", lambda tokens: tokens.astype(float)), "expected integers"),
+    (GENERATION, "generate", changed("generate", lambda tokens: tokens[0]), "integers (batch, length)"),
     *(
         (BEAMS, "beam_search", changed("beam_search", change), "TypeError")
         for change in (lambda found: found[0], lambda found: (found[0], found[1][:, None]), other_of((1.0, 2.0)))
@@ -311,10 +311,10 @@ FORMS: list[tuple[Capability, str, Build, str]] = [
         STEPS,
         "step",
         offering(lambda *_: {"step": lambda tokens, cache, source=None: (tokens, cache)}),
-        "expected (8, 1, 31) floats, one by one",
+        "expected floats (8, 1, 31), one by one",
     ),
     (TRAINING, "train", learning(other_of(1)), "it raised TypeError"),
-    (TRAINING, "train", learning(lambda *given: ([0.0], train(*given)[1])), "losses of the shape (1,), expected (3,)"),
+    (TRAINING, "train", learning(lambda *given: ([0.0], train(*given)[1])), "losses has the shape (1,); expected (3,)"),
     (TRAINING, "train", learning(lambda *given: (train(*given)[0], {})), "it raised TypeError: no decoder."),
 ]
 

@@ -240,7 +240,7 @@ COMMAND = f"{sys.executable} -m transparity_conformance"
         (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),
         (f"PYTHONIOENCODING=ascii {COMMAND} presets", 0, ""),
         (f"{COMMAND} check a.py:b --family olmo3", 2, "the nearest family is olmoe. Families: bart, bert"),
-        (f"{COMMAND} check a.py:b --family llama --set layers=6", 2, "expected name=value with a field"),
+        (f"{COMMAND} check a.py:b --family llama --set layers=6", 2, "expected name=value, where name is a field"),
         (f"{COMMAND} check a.py:b --preset notes-lm --set layers=6", 2, "name it by --family"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_missing_output_is_refused(checked: Callable[..., Report], refused: Re
         checked("")
     with pytest.raises(BundleError, match=r"ended well, but wrote no actual\.safetensors"):
         checked("")
-    with pytest.raises(BundleError, match="is a folder; expected a file"):
+    with pytest.raises(BundleError, match="is a folder; expected one safetensors file"):
         checked("actual.mkdir()")
 
 

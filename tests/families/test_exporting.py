@@ -155,7 +155,7 @@ def test_the_axes_of_an_example_differ() -> None:
         ("gpt2", {"positions": "rotary"}, "The family gpt2 cannot express"),
         ("mistral", full_attention_every(2), "The family mistral cannot express sliding_window"),
         ("qwen2", {"output_bias": True}, "The family qwen2 cannot express"),
-        ("gemma", {"activation": "gelu"}, "The family gemma cannot express activation 'gelu' (it has 'gelu-tanh')"),
+        ("gemma", {"activation": "gelu"}, "The family gemma cannot express activation 'gelu' (imported as"),
         ("bert", {"dropout": 0.1}, "The family bert cannot express dropout 0.1"),
         ("t5", {"gated": True, "activation": "gelu"}, "The family t5 cannot express activation 'gelu'"),
     ],
@@ -172,7 +172,7 @@ def test_numbers_that_float32_does_not_hold_are_refused(tmp_path: Path, refused:
     config = example_config("llama")
     parameters = probe_parameters(config)
     parameters["head.weight"] = parameters["head.weight"].astype(np.float64) + 1e-12
-    with refused(CheckpointError, "The parameter head.weight is not the same after llama was written and read"):
+    with refused(CheckpointError, "The parameter head.weight changed when the llama folder was written and read"):
         export_checkpoint("llama", config, parameters, tmp_path)
 
 

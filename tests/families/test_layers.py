@@ -91,12 +91,12 @@ def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path
     ("family", "layers", "message"),
     [
         ("llama", [2], "has no layer 2; its layers are 0 to 1."),
-        ("modernbert", None, "no embedding table can produce a layer's input: check it as a whole."),
-        ("mpnet", None, "has one bias of distances for all layers: check it as a whole."),
-        ("clip_text_model", None, "and pieces have other tokens: check it as a whole."),
-        ("whisper", None, "check it as a whole."),
-        ("vit", None, "no embedding table can produce a layer's input: check it as a whole."),
-        ("t5", None, "is an encoder-decoder; expected one stack: check it as a whole."),
+        ("modernbert", None, "no embedding table can produce a layer's input: check the whole model instead."),
+        ("mpnet", None, "shares one relative bias between all layers: check the whole model instead."),
+        ("clip_text_model", None, "and the model of a layer has other tokens: check the whole model instead."),
+        ("whisper", None, "check the whole model instead."),
+        ("vit", None, "no embedding table can produce a layer's input: check the whole model instead."),
+        ("t5", None, "is an encoder-decoder; expected a model with one stack: check the whole model instead."),
     ],
 )
 def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, message: str, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_experts_in_mxfp4_are_those_of_transformers(
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, {}, "quantization_config is "),
         ({}, {"_scales": lambda x: x[..., :1]}, "expected .experts, out, in"),
         ({}, {"_blocks": lambda x: x.float()}, "has the dtype F32; expected U8"),
-        ({}, {"_blocks": lambda x: x[:, :8], "_scales": lambda x: x[:, :8]}, "which gives decoder.layers.0.feed_for"),
+        ({}, {"_blocks": lambda x: x[:, :8], "_scales": lambda x: x[:, :8]}, "so decoder.layers.0.feed_for"),
     ],
 )
 def test_bytes_that_are_not_mxfp4_are_refused_by_name(

@@ -59,7 +59,7 @@ def projected(model: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 def test_a_tower_computes_what_transformers_computes(section: str, pair: Path, model: Any) -> None:
     tower = import_checkpoint(pair / section)
     assert tower.model_type == SECTIONS[section] and tower.config.num_classes == 7
-    assert not any("not used" in remark or "not honoured" in remark for remark in tower.remarks)
+    assert not any("not used" in remark or "are ignored" in remark for remark in tower.remarks)
     inputs = tokens_of(tower.config, 11)
     oracle = forward_oracle(tower.config, tower.parameters, inputs)
     said = {"float32": projected(model, inputs)}

@@ -21,7 +21,7 @@ FILE = Path(__file__).with_name("small_gpt.py")
     ("name", "says"),
     [
         ("needs", "needs takes 1 argument; expected none"),
-        ("no_module", "made 3, in which no tensor was found. Expected a module of torch.nn"),
+        ("no_module", "returned 3, which contains no tensor; expected a torch, flax, Equinox"),
         ("Bag", "No operation is a softmax over the tokens"),
         ("missing", "has no 'missing'"),
     ],

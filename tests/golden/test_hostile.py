@@ -95,11 +95,11 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
     [
         (["{}:nothing"], "{} has no 'nothing'; expected a function nothing(config, parameters) there."),
         (["{}:number"], "'number' of {} is 5; expected a function number(config, parameters)."),
-        (["{}"], "The port is '{}'; expected file.py:NAME or package.module:NAME, as my.py:load."),
+        (["{}"], "The port is '{}'; expected file.py:NAME or package.module:NAME, such as my.py:load."),
         (["{}:"], "The port is '{}:'; expected"),
         (["{}x.py:build"], "There is no file {}x.py; expected a Python file"),
-        (["no.such:build"], "There is no module 'no.such' in this folder, and none is installed."),
-        (["json.no:build"], "There is no module 'json.no' in this folder, and none is installed."),
+        (["no.such:build"], "There is no module 'no.such' in this folder, and no installed package has this name."),
+        (["json.no:build"], "There is no module 'json.no' in this folder, and no installed package has this name."),
         (["..:build"], ".. cannot be imported: "),
         ([], "check takes either a PORT or --command; give one of the two."),
         ([REFERENCE, "--command", "true"], "check takes either a PORT or --command; give one of the two."),
@@ -169,7 +169,7 @@ def test_a_configuration_in_place_of_a_checkpoint_is_named_and_vice_versa(tmp_pa
     message = refused(invoke("check", REFERENCE, "--config", tmp_path / "config.json"))
     assert "a hub's config.json is imported with its checkpoint" in message
     (tmp_path / "config.json").write_text(preset("notes-lm").to_json())
-    assert "in our format; check it by --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
+    assert "already imported; pass it as --config" in refused(invoke("check", REFERENCE, "--checkpoint", tmp_path))
 
 
 def test_a_port_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:

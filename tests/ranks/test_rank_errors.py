@@ -62,7 +62,7 @@ def test_a_rank_that_hangs_is_named_and_nothing_of_it_is_left() -> None:
         pids = {process.process.pid for process in (*group.processes, *alone)}
         with pytest.raises(PortProcessError) as raised:
             check(build, "notes-lm")
-    said = "Rank 2 of 3 gave no answer to forward within 3 s (ranks 0 and 1 answered) and all were stopped."
+    said = "Rank 2 of 3 gave no answer to forward within 3 s (ranks 0 and 1 answered); all were stopped: raise"
     assert str(raised.value).startswith(said)
     assert children_of(pids) == []
 
@@ -82,7 +82,7 @@ def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatc
     [
         ("raises", "raised on rank 2 of 3: ValueError: no peace on this rank"),
         ("narrow", "Ranks 0 and 2 return logits of the shapes"),
-        ("padded", "logits is 39 wide on 3 ranks, and 31 are expected: if the rest is padding"),
+        ("padded", "logits has 39 entries on axis -1 of 3 ranks; expected 31: if the rest is padding"),
         ("nonsense", "The placement of 'logits' is 'somewhere'; expected replicated"),
         ("by_rank", "Ranks 0 and 1 declare different placements"),
     ],

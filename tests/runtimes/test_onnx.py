@@ -173,7 +173,7 @@ def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path
     checked = check(path, "--checkpoint", hub("llama"))
     assert checked.exit_code == 2
     assert (
-        f"{path} takes images, but the checkpoint's model takes token ids; expected a graph exported" in checked.errors
+        f"{path} reads images, but the checkpoint's model takes token ids; expected a graph exported" in checked.errors
     )
 
 
@@ -187,4 +187,4 @@ def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Che
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
     checked = check(path, "--checkpoint", hub("llama"))
     assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{path} takes 'pixels'; expected token ids named input_ids")
+    assert checked.last_line.startswith(f"{path} takes 'pixels'; expected input_ids, optionally with")

@@ -127,7 +127,7 @@ def test_a_graph_of_audio_is_no_model_of_texts(graphs: str, hub: Hub, check: Che
     checked = check(MADE[graphs](hub("whisper"), tmp_path / graphs), "--checkpoint", hub("t5"))
     assert checked.exit_code == 2
     said = " ".join(checked.errors.split())
-    assert "takes frames of audio, but the checkpoint's model takes token ids; expected" in said
+    assert "reads frames of audio, but the checkpoint's model takes token ids; expected" in said
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Capabilities of a model besides its forward pass: loss, gradients, generation, beams, cached steps and training."""
+"""Capabilities of a port besides its forward pass: loss, gradients, generation, beam search, steps and training."""

@@ -1,4 +1,4 @@
-"""Capabilities of a port besides its forward pass: the types of the table."""
+"""The types that describe how each capability of a port is requested and judged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 Probes = Mapping[str, Probe]
-"""Probes of one model; the first one is used where one is enough."""
+"""Probes of one model, by name; a capability that needs only one probe uses the first."""
 
 Requests = Mapping[str, Any]
-"""Requests by the prefix of their tensors' names; each request has a `name` for messages."""
+"""Requests, by the prefix of the names of their tensors; each request has a `name` for messages."""
 
 Answers = Mapping[str, np.ndarray]
-"""A port's answers as tensors, by their names in a bundle."""
+"""The results of a port as tensors, by their names in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -38,10 +38,10 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function in its argument at `position`, and so for that argument's lifetime.
+    """Cache the results of a function in its argument at `position`, so that they are freed together with the argument.
 
-    A global cache would keep every model alive. The results must not refer to the argument: such cycles wait for the
-    garbage collector, which ignores the memory of arrays.
+    A global cache would keep every model alive. The results must not refer to the argument: only the garbage collector
+    frees such a cycle, and it does not count the memory of arrays.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -61,28 +61,27 @@ def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def first_of(probes: Probes) -> tuple[str, Probe]:
-    """Return the name of the first probe, and the probe."""
     return next(iter(probes.items()))
 
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A port in this process."""
+    """A built port in this process."""
 
     build: Build
-    """Builds another port with other parameters."""
+    """The port's `build`, which can build it again with other parameters."""
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
-    """Parameters and the ports built with them, by configuration and identity of the parameters."""
+    """The ports that were built with other parameters, by the configuration and the `id` of the parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports called at other sizes, by the identity of their parameters."""
+    """The ports that were called at other sizes, by the `id` of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Return the port built with a copy of other parameters; repeated requests return the same object."""
+        """Return the port, built with a copy of other parameters; a repeated call returns the same object."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
-        key = config, id(parameters)  # one model may have several end tokens
-        if key not in self.built:  # the parameters are kept, so that no others can have their identity
+        key = config, id(parameters)  # configurations of one model may differ in the end token
+        if key not in self.built:  # parameters are kept, so that their `id` stays unique
             copies = {name: value.copy() for name, value in parameters.items()}
             self.built[key] = parameters, self.build(config, copies)
         return self.built[key][-1]
@@ -90,21 +89,21 @@ class BuiltPort:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A port's forward pass, the basis for judging capabilities."""
+    """The forward pass of a port, which is needed to judge its other capabilities."""
 
     probes: Probes
     logits: Answers
-    """The logits of each probe."""
+    """The logits of each probe, by the probe's name."""
     dtype: str
     sharding: Sharding = ALONE
-    """The ranks of the port."""
+    """The ranks on which the port runs."""
     reached: Sequence[ReachProbe] = ()
-    """The calls at other sizes that agree."""
+    """The calls at other sizes; only calls that agree with the reference are included."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The error of an answer, its budget, its place, and ties within rounding."""
+    """The error of a result, its tolerance, its place, and the choices that rounding may change."""
 
     error: float
     budget: float
@@ -113,7 +112,7 @@ class Judged:
 
     @property
     def share(self) -> float:
-        """Return the error relative to its budget."""
+        """Return the error divided by the tolerance."""
         return share(self.error, self.budget)
 
 
@@ -125,12 +124,14 @@ def result(
     probe: str = "",
     notes: tuple[str, ...] = (),
 ) -> CapabilityResult:
-    """Return the result of one claim, represented by its worst answer.
+    """Return the result of one claim.
 
     Args:
-        claim, worst: The claim, and the error with the largest share of its budget.
-        explain: Called if the error is too large; returns all equally good causes, the likeliest first.
-        probe, notes: The probe with the error; notes for the report.
+        claim: The name of the claim.
+        worst: The error with the largest share of its tolerance.
+        explain: Returns the possible causes, the most likely first. It is called if the error is too large.
+        probe: The name of the probe with the error.
+        notes: Notes for the report.
     """
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
@@ -143,7 +144,7 @@ def result(
 
 
 def cause_of(fault: SimulatedFault, error: float, left: float = 0.0) -> Cause:
-    """Return the cause of an error; the fault leaves `left`."""
+    """Return a fault as the cause of an error; `left` is the error that remains if the port has this fault."""
     return Cause(fault.id, fault.says, None, left, 1 - left / error)
 
 
@@ -153,27 +154,27 @@ def _never(*_: Any) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to use a capability; each is one claim of the report."""
+    """One form of a capability, such as sampling in `generate`; each form is one claim of the report."""
 
     claim: str
     requests: Callable[[Probes], Requests]
     faults: Sequence[SimulatedFault] = ()
-    """Faults that could explain a wrong answer, the likeliest first."""
+    """The faults that may explain a wrong result, the most likely first."""
     keywords: tuple[str, ...] = ()
-    """Keywords that the port's method must accept."""
+    """The keyword arguments that the port's method must accept."""
     requires: str = ""
-    """The claim that must agree before this one is compared."""
+    """The claim that must agree before this claim is compared."""
     why_not: Callable[[Probe, str], str] = _never
-    """Returns the reason why a probe and dtype exclude the comparison; empty if they do not."""
+    """Returns the reason why the claim is not compared for a probe and dtype; empty if it is compared."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
-    """Returns whether the request of this name can be judged, given the port's forward pass."""
+    """Returns whether a request, given by its key, can be judged with the port's forward pass."""
     here: Callable[[ForwardPass], Requests] | None = None
-    """Returns the requests to a port that is not a program with a bundle; None: the same as any port's."""
+    """Returns the requests to a port in this process; None if they are the same as for a bundle."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
-    """Returns requests that no bundle has: other batches, lengths and orders of calls, across thresholds."""
+    """Returns requests that no bundle contains: other batches, lengths and call orders, and calls across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """Return all requests that can be judged, for a port without a limit on calls."""
+        """Return all requests to a port in this process that can be judged."""
         first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
@@ -181,53 +182,53 @@ class Way:
 
 @dataclass(frozen=True)
 class Capability:
-    """One row of the table: its requests, the form of an answer, and the judgement."""
+    """One capability of a port: its requests, the format of its results, and how they are judged."""
 
     name: str
-    """The section of a bundle, and the option of the command line."""
+    """The name of the section in a bundle, and of the option in the command line."""
     attribute: str
-    """The attribute of a port that offers it."""
+    """The name of the port's method."""
     signature: str
     purpose: str
     """The description in the manifest of a bundle."""
     ways: tuple[Way, ...]
     ask: Callable[[BuiltPort, Way, str, Any], Answers]
-    """Asks a port in this process; any exception is possible."""
+    """Calls a port in this process; it may raise any exception."""
     shapes: Callable[[str, Any], Shapes]
-    """Returns the tensors that a port may write for a request."""
+    """Returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """Like `Way.why_not`, for all ways."""
+    """Returns the reason why no claim is compared for a probe and dtype; empty if a claim may be compared."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
-    """The reason why it is not compared in another dtype."""
+    """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""
     if_forward_diverges: str = ""
-    """The reason why it is not compared if the forward pass diverges; empty if it is compared."""
+    """The reason why the capability is not compared if the forward pass diverges; empty if it is compared."""
     needs: tuple[str, ...] = ()
-    """Other sections that a bundle must have too."""
+    """The other sections that a bundle with this section needs."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
-    """Returns the request in the manifest, as JSON."""
+    """Returns the entry of a request in the manifest, as JSON."""
     file: str = ""
-    """The file of a bundle with the tensors of requests."""
+    """The name of the file in a bundle with the tensors of requests."""
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
-    """Returns the tensors of a request: integers, and floats that are exact in float32."""
+    """Returns the tensors of a request: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """Returns the request read from a bundle, with the values that another machine may draw differently."""
+    """Returns a request with the values from a bundle, because rounding on another machine may change them."""
     free_fields: tuple[str, ...] = ()
-    """Fields of the description that `received` takes from the bundle."""
+    """The fields of a request's manifest entry whose values come from the bundle."""
     stays: int | None = None
-    """The item of the method's result that stays in the port's process and is passed back to it."""
+    """The index of the item in the method's result that stays in the port's process, such as a cache."""
     missing_is_wrong: bool = False
-    """Whether a request is judged even if some of its tensors are missing."""
+    """Whether a request with missing tensors is judged as wrong."""
     is_long: bool = False
-    """Whether requests grow with `max_length`."""
+    """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """Returns the rows and tokens of a request for the reach of a claim; None: no reach is reported."""
+    """Returns the number of rows and of tokens in a request; None if the report does not list them."""
     is_discrete: bool = False
-    """Whether an answer is right or wrong as a whole, so that a fault may show in only some rows."""
+    """Whether each row is either right or wrong, so that a fault may show in only some rows."""
 
     def reach(self, requests: Requests) -> str:
-        """Return the reach of a claim: the tokens and, for discrete answers, the rate of wrong rows at 95 %."""
+        """Return a phrase with the number of tokens and, if `is_discrete`, a 95 % bound on the rate of wrong rows."""
         if self.sizes is None or not requests:
             return ""
         found = [self.sizes(request) for request in requests.values()]
@@ -239,7 +240,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (at most one in {1 / rate:.0f} differs, 95 %)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return the reason why nothing is compared, whatever the port does; empty if something is."""
+        """Return the reason why nothing can be compared for any port; empty if something can be compared."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

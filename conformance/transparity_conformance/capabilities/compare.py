@@ -1,6 +1,6 @@
-"""Compare the capabilities of a port in this process with the reference's.
+"""Compare the capabilities of a port in this process with the reference.
 
-The port may raise any exception. Its answers are judged elsewhere, as arrays.
+The port may raise any exception. Its results are judged as arrays by the functions in each `Capability`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 def compare_capabilities(
     port: BuiltPort, forward: ForwardPass, *, is_right: bool, left_out: Mapping[str, str]
 ) -> CapabilityResult:
-    """Compare every capability of a port, except those `left_out` for a reason.
+    """Compare every capability of a port, except those in `left_out`, which maps a name to the reason.
 
-    `is_right` tells whether the forward pass agrees.
+    `is_right` tells whether the forward pass agrees with the reference.
     """
     offered = offered_by(port.forward)
     missing = [row for row in CAPABILITIES.values() if row not in offered and row.name not in left_out]
@@ -43,13 +43,13 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, *, is_right: bool = True
 ) -> CapabilityResult:
-    """Compare one capability in every way that the port supports."""
+    """Compare all claims of one capability."""
     reason = row.reason(first_of(forward.probes)[1], forward.dtype)
     if reason := reason or ("" if is_right else row.if_forward_diverges):
         return not_compared(f"{row.attribute}: {reason}")
     config = first_of(forward.probes)[1].config
     far = row.is_long and config.max_length > LONGEST
-    too_far = f"{row.attribute}: what comes beyond a max_length of {config.max_length:,}; it would take too long"
+    too_far = f"{row.attribute}: calls beyond a max_length of {config.max_length:,} would take too long"
     found = not_compared(*[too_far] * far)
     for way in row.ways:
         verdicts = {claim.id: claim.verdict for claim in found.claims}
@@ -59,7 +59,7 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """Return the reason why one way is not compared, whatever the port accepts; empty if it is."""
+    """Return the reason why a claim is not compared, whichever arguments the port accepts; empty if it is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "this depends on greedy generation, which is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
@@ -70,7 +70,7 @@ def _not_taken(forward: Any, row: Capability, way: Way) -> str:
         signature = signature_of(call_port(getattr, forward, row.attribute))
     except PortCallError:
         signature = None
-    if signature is None:  # only a call can tell
+    if signature is None:  # only a call shows which arguments it accepts
         return ""
     taken = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -95,7 +95,7 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
 
 
 def failed(claim: str, key: str, error: PortError) -> CapabilityResult:
-    """Return the result of a capability that the port offers but whose call fails."""
+    """Return the result of a capability whose call raised an exception."""
     cause = Cause("raises", f"it raised {error}", None, 0.0, 1.0)
     result = ClaimResult(claim, "diverges", math.inf, 0.0, key)
     return CapabilityResult((result,), (Divergence(claim, math.inf, 0.0, (cause,), probe=key),))

@@ -1,11 +1,12 @@
-"""Calls of a port: all of them use `call_port`.
+"""Calls of a port's code, all of which use `call_port`.
 
-A port may raise anything, end the process, or change global state. Its exceptions become sentences. State that the
-checker depends on is restored: NumPy's error state, warning filters, standard streams and the handler of Ctrl-C. Other
-state is left to the port, which may need it: environment, folder, random state, a framework's default dtype.
+A port may raise any exception, end the process, or change global state. Exceptions are converted to sentences. The
+state on which the checker depends is restored: NumPy's error state, warning filters, standard streams, and the handler
+of Ctrl-C. All other state is left to the port, which may need it: environment variables, working directory, random
+state, and a framework's default dtype.
 
-An exit of the process, a closed file descriptor or a patched function cannot be undone here. These stay in the process
-that `running.process.isolation` gives a port.
+An exit of the process, a closed file descriptor or a patched function cannot be undone. `running.process.isolation`
+therefore runs a port in its own process.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from transparity_conformance.listening.source import home
 
 
 class PortError(TransparityError):
-    """The port failed, or returned an invalid answer."""
+    """Error for a port that fails or returns an invalid result."""
 
 
 class PortProcessError(PortError):
-    """The process of the port ended, or did not answer in time."""
+    """Error for a port whose process ends or does not answer in time."""
 
 
 class PortCallError(PortError):
-    """The port raised an exception, which the message describes in one clause."""
+    """Error for a port that raises an exception, which the message describes in one clause."""
 
 
 class ChangedInPlaceError(Exception):
-    """The port changed its input tokens in place."""
+    """Exception for a port that changes its input tokens in place."""
 
 
 def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a port's function and return its result.
+    """Call a function of the port, and return its result.
 
-    Raises `PortCallError` for any exception, including exits and panics, and `PortProcessError` if its own process
-    ended. Raises `KeyboardInterrupt` only for the user's Ctrl-C, even if the port swallows it.
+    Raises `PortCallError` for any exception of the port, including exits and panics, and `PortProcessError` if the
+    port's own process ended. Raises `KeyboardInterrupt` only if the user pressed Ctrl-C, even if the port caught it.
     """
     with _interrupts() as interrupts:
         try:
@@ -64,7 +65,7 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a port's function; None without one, as for compiled functions."""
+    """Return the signature of a port's function; None if it has none, as some compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
@@ -73,7 +74,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_method(port: Any, name: str) -> bool:
-    """Return whether a port offers the method `name`; a failing look-up counts as an offer that fails."""
+    """Return whether a port has the method `name`; True also if reading the attribute raises an exception."""
     try:
         return callable(call_port(getattr, port, name, None))
     except PortCallError:
@@ -81,7 +82,7 @@ def has_method(port: Any, name: str) -> bool:
 
 
 def describe_raised(error: BaseException) -> str:
-    """Describe an exception in one clause, with the innermost line of the port, or of an installed package."""
+    """Describe an exception in one clause, with the innermost line of the port's code or of an installed package."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if home(frame.filename) is not None]
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
@@ -101,21 +102,21 @@ EXTRAS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""The extra of this project that installs a framework."""
+"""The optional dependency of this project that installs each framework."""
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra of this project."""
+    """Return the command that installs an optional dependency of this project."""
     return f'python -m pip install "transparity[{extra}]"'
 
 
 def _is_column(file: str) -> bool:
-    """Return whether a file is one of ours, run from a checkout and called by the port."""
+    """Return whether a file belongs to one of the three columns, in a checkout of this project."""
     return any(part.startswith("transparity_") for part in PurePath(file).parts)
 
 
 def _shown_file(file: str) -> str:
-    """Return a path relative to the current folder; elsewhere the name, with its folder in installed packages."""
+    """Return a path relative to the working directory, or else the file's name; for a package, with its folder."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
@@ -123,7 +124,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ChangedInPlaceError` if a call changes an integer array among its arguments."""
+    """Raise `ChangedInPlaceError` if the code in the context changes an integer array among these arguments."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
@@ -132,9 +133,7 @@ def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]
     yield
     for name, value in arrays.items():
         if value.tobytes() != before[name]:
-            raise ChangedInPlaceError(
-                f"it changed {name} in place, which belongs to the caller; copy it before writing"
-            )
+            raise ChangedInPlaceError(f"it changed {name} in place; copy the array before writing to it")
 
 
 @contextlib.contextmanager
@@ -142,7 +141,7 @@ def _shared_state_kept() -> Iterator[None]:
     streams = sys.stdin, sys.stdout, sys.stderr
     with np.errstate(), warnings.catch_warnings():
         try:
-            sys.stdout = sys.stderr  # output of a port is not part of the report
+            sys.stdout = sys.stderr  # the report must not contain the port's output
             yield
         finally:
             sys.stdin, sys.stdout, sys.stderr = streams
@@ -150,9 +149,9 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list of Ctrl-C exceptions; any other `KeyboardInterrupt` was raised by the port.
+    """Yield a list that receives the exceptions of Ctrl-C; the port raised any other `KeyboardInterrupt`.
 
-    Python delivers Ctrl-C to the main thread, and only if that has a handler.
+    Python delivers Ctrl-C only to the main thread, and only if it has a handler.
     """
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Requests for generation: weights, prompts, lengths, and the choice of each token."""
+"""Requests for generation: the weights, the prompts, and how each next token is chosen."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""Rows of long prompts: a fault in one row of three is missed once in 25 (0.67⁸)."""
+"""The number of rows of long prompts; a fault in one of three rows is missed once in 25 times (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""Tokens of a long prompt that no threshold requires."""
+"""The number of tokens of a long prompt, if no threshold requires another number."""
 
 SEARCHED = 6
 """The number of new tokens in beam search."""
 
 BEAMS = 4
 COMPETING = 0.7
-"""The end token's advantage in beam search, in standard deviations of the logits.
+"""The end token's logit is raised by this number of standard deviations of the logits in beam search.
 
-With it, some continuations end and compete with others that do not.
+Then some continuations end, and compete with others that do not end.
 """
 
-# In each of these, every option and their order matter: `top_k` often leaves more tokens than `top_p`.
+# In both, each option matters, and so does their order, because `top_k` often keeps more tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# Colder, with more tokens than any of `SAMPLINGS`, and with only one option.
+# A lower temperature, and a `top_p` alone, which keep other sets of tokens than `SAMPLINGS`.
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
-"""float32 numbers that select the first and the last token that may be drawn."""
+"""Random numbers that select the first and the last of the tokens that can be sampled."""
 
-# Large enough to show whether ended continuations are divided as the others are.
+# Large enough to show whether the scores of ended continuations are divided by the same penalty.
 PENALTIES = (2.0, 4.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt to continue, the model that continues it, and the choice of each token."""
+    """A request to continue prompts: the model, the prompts, and how each token is chosen."""
 
     name: str
     config: TransformerConfig
@@ -74,23 +74,25 @@ class Request:
 
     @property
     def begins(self) -> np.ndarray:
-        """Return the position (batch,) of the first new token of each row."""
+        """Return the position (batch,) of the first new token in each row."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the source, if the model reads one, and of the arguments named `keywords`."""
+        """Return copies of the arguments `keywords`, and of the source if the model reads one."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """Return the logits (batch, steps, vocab) of each new token, given the previous `tokens`.
+    """Return the logits (batch, steps, vocab) that choose each new token, given the earlier `tokens`.
 
-    One forward pass suffices if no token depends on later ones.
+    If no position depends on later tokens, one forward pass computes them all.
     """
     config, end = request.config, int(request.begins.max()) + steps - 1
-    sees_itself = config.pad_id is None or (tokens[:, 0] != config.pad_id).all()  # else a row may see only padding
+    sees_itself = (
+        config.pad_id is None or (tokens[:, 0] != config.pad_id).all()
+    )  # otherwise, a row may see only padding
     if config.prefixes_agree and sees_itself and end <= config.max_length:
         inputs: dict[str, Any] = {config.input_names[-1]: tokens[:, :end]}
         inputs |= {} if request.source is None else {"source": request.source}
@@ -103,7 +105,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """Return a request to the probe's model, with a row of its source for each prompt; none is only padding."""
+    """Return a request to the probe's model; each prompt gets a row of the probe's source that is not only padding."""
     source = probe.inputs["source"] if probe.config.has_encoder else None
     if source is not None:
         pad = probe.config.pad_id
@@ -120,26 +122,26 @@ def _prompt(config: TransformerConfig, seed: int, rows: int, length: int) -> np.
 
 
 def _single(request: Request, name: str) -> Request:
-    """Return the request with only its first prompt, and the source of the second."""
+    """Return the request with only the first prompt, and with the second row of the source."""
     source = None if request.source is None else request.source[1:2]
     return replace(request, name=name, prompt=request.prompt[:1], source=source)
 
 
 class Asked(NamedTuple):
-    """The requests of one way to generate."""
+    """The requests of one claim about generation."""
 
     first: tuple[Request, ...]
     further: tuple[Request, ...] = ()
-    """Requests that no bundle has: other batches, lengths and options."""
+    """Requests that no bundle contains: other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """Returns the request that crosses the threshold of a call; None without one."""
+    """Returns a request that crosses the same threshold as a call at other sizes; None if the claim has none."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue beyond `max_length`, if that is not too far, and until rows reach the end token one by one.
+    """Continue prompts beyond `max_length`, if that is not too far, and until every row reaches the end token.
 
-    Further requests to the probe's own model have long prompts: a single row, one new token, an end token in a prompt.
+    Further requests use the probe's own model and long prompts: a single row, one new token, an end token in a prompt.
     """
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
@@ -155,7 +157,7 @@ def greedy_requests(probe: Probe) -> Asked:
 def _across(probe: ReachProbe) -> Request:
     """Continue prompts that end just before a threshold, so that the third new token exceeds it.
 
-    For a call that is only long, the prompts have its first tokens.
+    If a call crosses no threshold, the prompts have `LONG_PROMPT` tokens at most.
     """
     length, crossed = probe.lengths[-1], thresholds(probe.config).values()
     longest = LONGEST if length - 1 in crossed else LONG_PROMPT
@@ -164,7 +166,7 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return the request without an end token, and one whose rows reach the end token one by one."""
+    """Return a request with rows that never end, and a request with rows that end at different steps."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)
@@ -177,7 +179,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
 
 @kept_in(0)
 def given_requests(probe: Probe) -> Asked:
-    """Continue by the probe's own model, to at most as many positions as the probe has."""
+    """Continue prompts with the probe's own model, to at most as many positions as the probe has."""
     config = probe.config
     width = min(probe.inputs[config.input_names[-1]].size // MANY, config.max_length)
     prompt = _prompt(config, 5, MANY, max(1, width - PROMPT))
@@ -186,7 +188,7 @@ def given_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def given_beam_requests(probe: Probe) -> Asked:
-    """Search with beams by the probe's own model."""
+    """Search for beams with the probe's own model."""
     (greedy,) = given_requests(probe).first
     name, steps = "beams with the given parameters", min(SEARCHED, greedy.steps)
     return Asked((replace(greedy, name=name, steps=steps, beams=BEAMS),))
@@ -194,12 +196,12 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Draw from the whole vocabulary, in the shapes of greedy generation, for which programs may be compiled.
+    """Sample from the whole vocabulary, with the same shapes as greedy generation; a port may be compiled for them.
 
     A further request uses the smallest and the largest random numbers.
     """
     beyond = greedy_requests(probe).first[0]
-    # float32 numbers, so that every port draws by the same ones.
+    # Numbers that float32 represents exactly, so that they are the same for every port.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
     drawn = replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms)
     extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
@@ -208,9 +210,9 @@ def drawing_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> Asked:
-    """Draw with all options together, at a low and at a high temperature.
+    """Sample with all options together, at a low and at a high temperature.
 
-    Further requests use one option, or a top-k of most of the vocabulary.
+    Further requests use a single option, or a `top_k` of most of the vocabulary.
     """
     (drawn,) = drawing_requests(probe).first
     further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
@@ -222,7 +224,7 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths beyond `max_length`, and prompts from one token to many."""
+    """Continue prompts of different lengths: beyond `max_length`, and with prompts of one to many tokens."""
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -233,16 +235,16 @@ def ragged_requests(probe: Probe) -> Asked:
 
 
 def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
-    """Return the request with prompts cut to these lengths."""
+    """Return the request with prompts that are cut to these lengths."""
     cut = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, request.config.filling_id)
     return replace(request, name=name, prompt=cut, lengths=lengths)
 
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Search with beams, some of which end if there is an end token.
+    """Search for beams; if there is an end token, some of them end.
 
-    Further requests search a single row, and with a single beam.
+    Further requests search in a single row, and with a single beam.
     """
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
@@ -259,7 +261,7 @@ def beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> Asked:
-    """Search with scores divided by a power of their lengths."""
+    """Search for beams with scores that are divided by a power of their length."""
     (request,) = beam_requests(probe).first
     return Asked(
         tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
@@ -267,7 +269,7 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _undecided(probe: Probe) -> Arrays:
-    """Return parameters with which all tokens are equally likely on average, so that none repeats."""
+    """Return parameters that make all tokens equally likely on average, so that no token repeats all the time."""
     if probe.config.tied_head:
         return _turned_away(probe)
     if "head.bias" not in probe.parameters:
@@ -277,7 +279,7 @@ def _undecided(probe: Probe) -> Arrays:
 
 
 def _blind_to_the_usual(probe: Probe) -> np.ndarray:
-    """Return the weight of a head without a bias, with the mean of its input projected out."""
+    """Return the weight of a head without bias, made orthogonal to the mean of the head's input."""
     mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
     weight = probe.parameters["head.weight"]
     blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
@@ -285,9 +287,9 @@ def _blind_to_the_usual(probe: Probe) -> np.ndarray:
 
 
 def _turned_away(probe: Probe) -> Arrays:
-    """Keep a tied head from repeating the last token: half of the last norm's features change sign.
+    """Return parameters of a model with a tied head that do not make it repeat its last token.
 
-    A bias makes all tokens equally likely.
+    Half of the features of the last norm change their sign. If the head has a bias, it makes all tokens equally likely.
     """
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
@@ -303,7 +305,7 @@ def _turned_away(probe: Probe) -> Arrays:
 
 
 def _likeliest(probe: Probe) -> int:
-    """Return the most frequent token that is not a special token."""
+    """Return the token with the largest average logit, except special tokens."""
     usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).copy()
     special = [token for token in (probe.config.pad_id, probe.config.bos_id) if token is not None]
     usual[special] = -np.inf
@@ -311,9 +313,9 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
-    """Choose other end tokens where no bias can change them.
+    """For a head without bias, return the same two requests as `_ending`, with other end tokens.
 
-    One never occurs; the other occurs in the most different rows and steps.
+    In one request, the end token never occurs. In the other, rows end at as many different steps as possible.
     """
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
@@ -330,21 +332,21 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
 
 
 def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
-    """Return the step at which the token first occurs, for each row that has it."""
+    """Return, for each row that contains a token, the first step with this token."""
     return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
 
 
 def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
-    """Return the parameters with `push` added to the logit of `token`."""
+    """Return the parameters with `push` added to the bias of a token in the head."""
     bias = parameters["head.bias"].copy()
     bias[token] += push
     return parameters | {"head.bias": bias}
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose the bias of the end token with which rows end at the most different steps.
+    """Choose the bias of the end token that makes rows end at as many different steps as possible.
 
-    Until a row ends, its tokens do not depend on the bias.
+    The tokens of a row before its end do not depend on this bias.
     """
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
@@ -353,7 +355,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Return whether all rows end in time, the number of different end steps, and the first end step."""
+        """Return whether all rows end in time, the number of different last steps, and the earliest last step."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

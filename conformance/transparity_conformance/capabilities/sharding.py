@@ -1,4 +1,4 @@
-"""The placement of a port's values on several ranks: declared by the port, verified, and undone.
+"""The placements of a port's values on several ranks: the port declares them, and the checker verifies and joins them.
 
 A port on several ranks may have an attribute `placements`, a dict from names of taps, parameters or methods to
 placements. `*` in a name matches any part. A placement is one of:
@@ -8,8 +8,9 @@ placements. `*` in a name matches any part. A placement is one of:
 | `sharded:-1` | the values are concatenated along the last axis |
 | `rank:-1` | only the last rank has the value |
 
-With `padded:-1`, entries at the end of that axis are padding. A dict also gives the entries of each rank along the
-axis: `{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. Entries on several ranks are replicas; −1 is padding.
+After any of these, `padded:-1` means that the last axis ends with padding. A placement may also be a dict, such as
+`{"sharded": 1, "indices": [[0, 2], [1, 3]]}`. It lists the entries of each rank along the axis. An entry on several
+ranks is replicated, and the index −1 is padding.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.comparison import gap
 
 PADDING = -1
-"""The index of a padding entry."""
+"""The index that marks an entry as padding."""
 
 WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, and padded:AXIS after it"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The part of a value that each rank has."""
+    """The placement of one value on several ranks."""
 
     kind: str = "replicated"
-    """`replicated`, `partial`, `sharded` or `rank`."""
+    """One of `replicated`, `partial`, `sharded` and `rank`."""
     number: int = 0
-    """The axis of shards, or the only rank that has the value."""
+    """The axis of the shards, or the only rank that has the value."""
     padded: int | None = None
-    """The axis with padding at its end."""
+    """The axis that ends with padding; None without padding."""
     indices: tuple[tuple[int, ...], ...] | None = None
-    """The entries of each rank along the axis of shards; None: consecutive ones."""
+    """The indices of each rank's entries along the axis of the shards; None if they are consecutive."""
 
     def __str__(self) -> str:
         words = self.kind if self.kind in ("replicated", "partial") else f"{self.kind}:{self.number}"
@@ -54,23 +55,23 @@ REPLICATED = Placement()
 
 @dataclass(frozen=True)
 class Joined:
-    """The whole value, and the largest difference between its replicas."""
+    """The joined value, and the largest difference between its replicas."""
 
     value: np.ndarray
     gap: float = 0.0
     rank: int = 0
-    """The rank whose replica differs most from the first one."""
+    """The rank whose replica differs most from the replica of rank 0."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The ranks of a port, and its declared placements."""
+    """The number of ranks of a port, and the placements that it declares."""
 
     ranks: int = 1
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the first matching placement of a tap, a parameter, or the result of a method."""
+        """Return the first placement that matches the name of a tap, a parameter, or a method."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, REPLICATED)
 
@@ -83,7 +84,7 @@ ALONE = Sharding()
 
 
 def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
-    """Return the placements that a port declares; raise `PortError` if they are invalid."""
+    """Return the placements that a port declares; raise `PortError` if they are not valid."""
     if not isinstance(declared, Mapping):
         raise PortError(f"placements is {shown(declared)}; expected a dict of names and placements.")
     return {str(name): _read(str(name), value, ranks) for name, value in declared.items()}
@@ -104,16 +105,16 @@ def _read(name: str, value: Any, ranks: int) -> Placement:
     if not given or not is_plain or not is_known or (rows is not None and kind != "sharded"):
         raise PortError(f"The placement of {shown(name)} is {shown(value)}; {WORDS}.")
     if indices is not None and len(indices) != ranks:
-        raise PortError(f"The placement of {shown(name)} has indices of {len(indices)} ranks; there are {ranks}.")
+        raise PortError(f"The placement of {shown(name)} has indices of {len(indices)} ranks; expected {ranks}.")
     if kind == "rank":
         if not -ranks <= number < ranks:
-            raise PortError(f"The placement of {shown(name)} is on rank {number}; there are {ranks}.")
+            raise PortError(f"The placement of {shown(name)} is on rank {number}, but there are only {ranks} ranks.")
         number %= ranks
     return Placement(kind, number, padded, indices)
 
 
 def _words(value: Any) -> dict[str, Any]:
-    """Return a placement in words as a dict."""
+    """Return a placement as a dict."""
     if isinstance(value, str):
         words = [word.partition(":") for word in value.split()]
         return {word: number if colon else None for word, colon, number in words}
@@ -121,28 +122,28 @@ def _words(value: Any) -> dict[str, Any]:
 
 
 def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, shape: Any = None) -> Joined:
-    """Combine the values of all ranks.
+    """Join the values of all ranks.
 
     Args:
-        name: The tap or parameter, for messages.
-        values: The values by rank; None where a rank has none.
-        placement: The declared placement.
-        shape: The expected shape, if known; only declared padding is removed.
+        name: The name of the tap or parameter, for messages.
+        values: The values by rank; None for a rank that returned no value.
+        placement: The placement that the port declares.
+        shape: The expected shape, if known; declared padding is removed to fit this shape.
 
-    Raises `PortError` for values that are not placed as declared.
+    Raises `PortError` if the values contradict the declared placement.
     """
     if placement.kind == "rank":
         found = values[placement.number]
         if found is None:
-            raise PortError(f"{name} is declared to be on rank {placement.number}, which returned none.")
+            raise PortError(f"{name} is declared to be on rank {placement.number}, but this rank returned no value.")
         joined = Joined(found)
     else:
         whole = [value for value in values if value is not None]
         if len(whole) < len(values):
             absent = ", ".join(str(rank) for rank, value in enumerate(values) if value is None)
             raise PortError(
-                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare who has it, "
-                f"as placements = {{{name!r}: 'rank:-1'}}."
+                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare where it is, "
+                f"such as placements = {{{name!r}: 'rank:-1'}}."
             )
         _check_shapes(name, whole, placement)
         joined = JOINS[placement.kind](name, whole, placement)
@@ -152,18 +153,18 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
 
 
 def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement) -> None:
-    """Raise `PortError` if the values of two ranks are inconsistent."""
+    """Raise `PortError` if the shapes on two ranks contradict the placement."""
     axis, first = placement.number if placement.kind == "sharded" else None, values[0]
     if axis is not None and not -first.ndim <= axis < first.ndim:
-        raise PortError(f"{name} is declared sharded:{axis}, and has {first.ndim} axes.")
+        raise PortError(f"{name} is declared sharded:{axis}, but has only {first.ndim} axes.")
     for rank, value in enumerate(values):
         ours, theirs = list(first.shape), list(value.shape)
         if axis is not None and len(ours) == len(theirs):
             ours[axis] = theirs[axis] = 0
         if ours != theirs:
             raise PortError(
-                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, and it is "
-                f"{placement}; expected shapes that fit, or another placement."
+                f"Ranks 0 and {rank} return {name} of the shapes {first.shape} and {value.shape}, which contradict "
+                f"{placement}; correct the shapes or the placement."
             )
 
 
@@ -189,13 +190,13 @@ JOINS = {"replicated": _replicas, "partial": _sum, "sharded": _shards}
 def _by_index(
     name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
 ) -> Joined:
-    """Put every entry at its index, and compare entries that several ranks have."""
+    """Join the shards by their indices, and compare entries that several ranks have."""
     entries: dict[int, np.ndarray] = {}
     worst, farthest = 0.0, 0
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
         moved = np.moveaxis(value, placement.number, 0)
         if len(moved) != len(places):
-            raise PortError(f"Rank {rank} returns {len(moved)} entries of {name}, and declares {len(places)} indices.")
+            raise PortError(f"Rank {rank} returns {len(moved)} entries of {name}, but declares {len(places)} indices.")
         for index, entry in zip(places, moved, strict=True):
             if index == PADDING:
                 continue
@@ -209,18 +210,20 @@ def _by_index(
 
 
 def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) -> np.ndarray:
-    """Return the value without declared padding."""
+    """Return the value without the declared padding."""
     axis = placement.padded
     if axis is None or shape is None or len(shape) != value.ndim or not -value.ndim <= axis < value.ndim:
         return value
     wide, narrow = value.shape[axis], shape[axis]
     if wide < narrow:
-        raise PortError(f"{name} is declared padded:{axis}, and has {wide} entries there, fewer than {narrow}.")
+        raise PortError(
+            f"{name} is declared padded:{axis}, but has {wide} entries on this axis; expected at least {narrow}."
+        )
     return np.take(value, range(narrow), axis=axis)
 
 
 def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any, ranks: int) -> None:
-    """Raise `PortError` for a value whose size contradicts its declared placement."""
+    """Raise `PortError` if the size of a joined value shows that a placement is missing."""
     if shape is None or len(shape) != value.ndim or value.shape == tuple(shape):
         return
     off = [axis for axis in range(value.ndim) if value.shape[axis] != shape[axis]]
@@ -230,18 +233,18 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
     said = "-1" if axis == value.ndim - 1 else str(axis)
     if placement.kind == "replicated" and has < expects <= has * ranks:
         raise PortError(
-            f"{name} of the shape {value.shape} was returned on each of {ranks} ranks; expected {tuple(shape)}: if "
-            f"each has a shard of it, declare placements = {{{name!r}: 'sharded:{said}'}}."
+            f"{name} of the shape {value.shape} was returned on all {ranks} ranks; expected {tuple(shape)}: if "
+            f"each rank has a shard, declare placements = {{{name!r}: 'sharded:{said}'}}."
         )
     if has > expects:
         raise PortError(
-            f"{name} is {has} wide on {ranks} ranks, and {expects} are expected: if the "
+            f"{name} has {has} entries on axis {said} of {ranks} ranks; expected {expects}: if the "
             f"rest is padding, declare placements = {{{name!r}: '{placement} padded:{said}'}}."
         )
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return the part of a whole value for each rank; a replicated value is whole on every rank."""
+    """Return the part of a joined value that each rank has; a replicated value is whole on every rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

@@ -1,7 +1,7 @@
-"""The capabilities of a port besides its forward pass, one row each.
+"""The table of all capabilities of a port besides its forward pass.
 
-The check of a port in this process, bundles, the command line and the documentation read this table. The name of a row
-is a section of a bundle and an option of the command line.
+Checks in this process, bundles, the command line and the documentation use this table. The name of a capability is the
+name of a section in a bundle and of an option in the command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transparity_conformance.capabilities.port_calls import has_method
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
-"""Capabilities compared with given parameters, because they need no parameters of their own."""
+"""The capabilities that can be compared with given parameters, such as a checkpoint's."""
 
 FAULTS = {
     "beams": BEAM_FAULTS,
@@ -43,11 +43,11 @@ FAULTS = {
     "sampling": SAMPLING_FAULTS,
     "sharding": OF_TWO_RANKS,
 }
-"""The known faults by subject; sharding faults assume two ranks."""
+"""The known faults by subject; the faults of sharding assume two ranks."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 
 
 def offered_by(forward: object) -> list[Capability]:
-    """Return the capabilities of a port."""
+    """Return the capabilities that a port has."""
     return [row for row in CAPABILITIES.values() if has_method(forward, row.attribute)]

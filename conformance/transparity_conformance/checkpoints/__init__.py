@@ -1,6 +1,7 @@
-"""Checkpoints of published families: Hugging Face folder → configuration and parameters, and back.
+"""Checkpoints of published model families: convert a Hugging Face folder to a configuration and parameters, and back.
 
-`files` reads JSON and bytes safely, and `reading` finds a folder's config and tensors. `rows` has the kinds of fields,
-`naming` maps tensor names, and `codecs` combines both into a family. `families` has all families, and `importing`
-imports a folder. `exporting` writes a folder by the same tables, and `examples` has a small model of each family.
+`files` reads JSON and bytes safely. `reading` reads config.json and the tensors of a folder. `tables` describes the
+fields of config.json, and `naming` describes the names of tensors. `families` combines both for every family.
+`importing` converts a folder to a configuration and parameters, and `exporting` does the reverse. `examples` has a
+small model of each family.
 """

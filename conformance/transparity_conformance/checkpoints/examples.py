@@ -15,15 +15,15 @@ from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.values import Fields
 
 EXAMPLES: dict[str, Fields] = {model_type: family.example for model_type, family in FAMILIES.items()}
-"""The fields of each `model_type`; missing ones have the defaults of transformers."""
+"""The config.json fields of a small model, by `model_type`; omitted fields have the defaults of transformers."""
 
 
 def example_config(model_type: str, changes: Sequence[str] = (), head: str | None = None) -> TransformerConfig:
-    """Return the small model of a family; raise `CheckpointError` for an unknown family.
+    """Return the configuration of a family's small model; raise `CheckpointError` for an unknown family.
 
     Args:
-        model_type: The family.
-        changes: Other values of fields in config.json, as `name=value` with JSON for the value.
+        model_type: The `model_type` of the family.
+        changes: Fields of config.json to change, as `name=value`, where the value is JSON.
         head: The output of an encoder or a classifier.
     """
     family = family_called(model_type)
@@ -36,13 +36,12 @@ def example_config(model_type: str, changes: Sequence[str] = (), head: str | Non
 
 
 def _changed(text: str, model_type: str, family: Family) -> tuple[str, Any]:
-    """Return the field and the value of `name=value`."""
     name, equals, value = text.partition("=")
     known = {**family.defaults, **family.example, **family.write(example_config(model_type))}
     if not equals or name not in known:
         near = difflib.get_close_matches(name, known, 1)
         raise UsageError(
-            f"--set was given {shown(text)}; expected name=value with a field that config.json of {model_type} has"
+            f"--set was given {shown(text)}; expected name=value, where name is a field of {model_type}"
             f"{f', such as {near[0]}' if near else ''}."
         )
     try:

@@ -1,4 +1,4 @@
-"""Write a Hugging Face folder of a family, by the tables for importing, and edit it for the audit of a loader."""
+"""Write models as Hugging Face folders, with the tables that `importing` uses; edit such folders to test loaders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from transparity_conformance.checkpoints.tables.values import Fields
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a Hugging Face folder in float32, import it again to verify it, and return the import.
+    """Write a model as a Hugging Face folder in float32, import the folder again to verify it, and return the import.
 
     Args:
         model_type: The family, one of `families.FAMILIES`.
@@ -35,8 +35,8 @@ def export_checkpoint(
         parameters: The parameters of `config`, exactly representable in float32.
         folder: A new or empty folder.
 
-    Raises `CheckpointError`, with the fields, if the family cannot express the configuration, and if the folder is not
-    empty or not writable. Raises `ParameterError` if the parameters do not fit `config`.
+    Raises `CheckpointError` if the family cannot express the configuration; the message lists the fields. Raises it
+    also if the folder is not empty or not writable. Raises `ParameterError` if the parameters do not fit `config`.
     """
     family, folder = family_called(model_type), Path(folder)
     check_parameters(config, parameters)
@@ -55,7 +55,7 @@ def export_checkpoint(
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of config.json for a configuration of the family."""
+    """Return the fields of config.json for a configuration that the family can express."""
     return {
         "model_type": model_type,
         "architectures": [family.model],
@@ -67,7 +67,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 
 
 def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """Return the special tokens; tokens with a default in the family come first."""
+    """Return the fields of the special tokens; the tokens with a default in the family come first."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
     found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {name: found[name] for name in (*family.defaults, *found) if name in found}
@@ -78,7 +78,7 @@ def tensors_in(
 ) -> dict[str, np.ndarray]:
     """Return the float32 tensors of model.safetensors by transformers' names.
 
-    Without `with_computed`, tensors that contain no parameter are left out.
+    If `with_computed` is false, tensors that contain no parameter are left out.
     """
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
@@ -90,13 +90,13 @@ def tensors_in(
     if with_computed:
         made = {name: compute(config).astype(np.float32) for name, compute in family.computed.items()}
         others = made | others
-    # A model with a head adds a prefix to the other names.
+    # If the model has a head, the names of all other tensors have a prefix.
     prefix = next(iter(family.prefixes), "") if config.head in ("logits", "classes") else ""
     return {f"{prefix}{name}": value for name, value in others.items()} | heads
 
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """Return the content of config.json for a configuration; None if the family cannot express it."""
+    """Return the content of config.json for a configuration; None if the family cannot express the configuration."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
@@ -106,14 +106,18 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Return the configuration that `fields` describe, with the tensors of `config`."""
+    """Convert `fields` to a configuration, for a checkpoint with the tensors of `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a test of whether a port accepts a configuration: a loader's family must express it."""
+    """Return a function that decides whether a port accepts a configuration.
+
+    A loader accepts a configuration if its family can express it. Any other port has no `model_type` and accepts every
+    configuration.
+    """
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)
@@ -135,30 +139,30 @@ def _imported(model_type: str, folder: Path) -> Checkpoint:
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless the written folder has the same configuration and the same bits."""
+    """Raise `CheckpointError` unless the import has the same configuration and bitwise equal parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
-        fields = listed([f"{name} {shown(asked[name])} (it has {shown(found[name])})" for name in names])
+        fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])
         raise CheckpointError(
             f"The family {model_type} cannot express {fields}; expected a configuration of that family."
         )
     for name, value in parameters.items():
         if not have_equal_numbers(value, again.parameters[name]):
             raise CheckpointError(
-                f"The parameter {name} is not the same after {model_type} was written and read; expected numbers that "
-                "float32 holds."
+                f"The parameter {name} changed when the {model_type} folder was written and read; expected numbers "
+                "that float32 represents exactly."
             )
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration with None replaced by the implied numbers, to compare models."""
+    """Return the fields of a configuration, with the implied number in place of None, to compare configurations."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads
 
 
 def _by_layer(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that may differ by layer: one value, or the value of each layer."""
+    """Return the fields that may differ by layer; each has one value, or a list with the value of every layer."""
     layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
     for name in PER_LAYER:
@@ -169,20 +173,20 @@ def _by_layer(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of a folder."""
+    """A change to a folder that `export_checkpoint` wrote."""
 
     fields: Mapping[str, Any] | None = None
-    """The content of config.json; None: unchanged."""
+    """The new content of config.json; None leaves the file unchanged."""
     without: str | None = None
-    """The tensor left out of model.safetensors."""
+    """The name of a tensor to remove from model.safetensors."""
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Tensors added to model.safetensors."""
+    """Tensors to add to model.safetensors."""
     seed: int = 0
     """The seed of Python, NumPy and PyTorch while the folder is loaded."""
 
 
 def edit_folder(folder: Path, edit: Edit) -> None:
-    """Change a folder that `export_checkpoint` wrote."""
+    """Apply an edit to a folder that `export_checkpoint` wrote."""
     if edit.fields is not None:
         (folder / CONFIG).write_text(json.dumps(dict(edit.fields), indent=2) + "\n", encoding="utf-8")
     if edit.without is not None or edit.beside:

@@ -1,4 +1,4 @@
-"""Files from untrusted sources: sizes are checked before anything is read, and JSON is parsed strictly."""
+"""Reading of untrusted files: sizes are checked first, and JSON is parsed strictly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """A bundle, or an output that a port wrote, is not valid."""
+    """Error for a bundle, or for the output that a port wrote for a bundle, that is not valid."""
 
 
 def file_size(path: Path) -> int:
@@ -24,7 +24,7 @@ def file_size(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a file of at most `most` bytes."""
+    """Return the content of a file; raise `BundleError` for a file of more than `most` bytes."""
     size = file_size(path)
     if size > most:
         raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
@@ -36,7 +36,10 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse strict JSON without repeated fields; `constant` converts NaN, Infinity and −Infinity."""
+    """Parse strict JSON; raise `BundleError` for a repeated field.
+
+    `constant` converts NaN, Infinity and −Infinity; without it, they raise `BundleError`.
+    """
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant
@@ -46,5 +49,5 @@ def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = 
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Raise `ValueError` for NaN, Infinity or −Infinity, which JSON lacks."""
-    raise ValueError(f"{name} is no number")
+    """Raise `ValueError` for NaN, Infinity or −Infinity, which are not valid JSON."""
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,6 +1,7 @@
-"""Identify the tensors of a checkpoint by dtype, shape, and sha256 of their bytes.
+"""Identification of a checkpoint's tensors by dtype, shape and the sha256 of their bytes.
 
-The division into files does not matter. Bytes are read in pieces, so no tensor is kept in memory.
+It does not matter how the tensors are divided into files. Bytes are read in pieces, so that large tensors fit into
+memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from transparity_conformance.checkpoints.files import parse_json
 from transparity_conformance.checkpoints.reading import CheckpointError
 
 PIECE = 2**24
-"""The number of bytes read at once."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -33,15 +33,15 @@ class TensorBytes:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Return the number of bytes."""
         return self.end - self.begin
 
 
 def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
-    """Return every tensor of a checkpoint, in the order of their files.
+    """Return the header entries of all tensors, in the order of their files.
 
     Args:
-        where: The file of each tensor; each was already opened as a safetensors file.
+        where: The file of each tensor; each file was already opened as a safetensors file.
     """
     found: dict[str, TensorBytes] = {}
     for path in dict.fromkeys(where.values()):
@@ -59,7 +59,7 @@ def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
 
 
 def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield the name and sha256 of each tensor, file by file; raise `CheckpointError` for an unreadable file."""
+    """Yield the name and sha256 of each tensor, file by file; raise `CheckpointError` if a file cannot be read."""
     files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))
     for number, path in enumerate(files):
         progress(f"hashing {path.name}", number, len(files))
@@ -77,7 +77,7 @@ def _digest(file: BinaryIO, path: Path, size: int) -> str:
     while size:
         piece = file.read(min(PIECE, size))
         if not piece:
-            raise CheckpointError(f"{path} ends early; expected {size} bytes more: copy it again.")
+            raise CheckpointError(f"{path} is truncated; expected {size} more bytes: copy the file again.")
         found.update(piece)
         size -= len(piece)
     return found.hexdigest()

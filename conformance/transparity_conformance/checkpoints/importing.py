@@ -1,4 +1,4 @@
-"""Import a checkpoint: its configuration, its parameters, and remarks on ignored parts."""
+"""Import a checkpoint: convert its configuration and parameters, and list the parts that are ignored."""
 
 from __future__ import annotations
 
@@ -37,19 +37,21 @@ from transparity_conformance.checkpoints.tables.values import Fields
 PARAMETERS = "parameters.safetensors"
 
 AS_THEY_ARE = (np.asarray, np.transpose)
-"""Conversions after which matrices can stay in their files."""
+"""Conversions that need no copy of a matrix, so that the matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names in a remark; real checkpoints have fewer."""
+"""The largest number of names that one remark lists; published checkpoints need fewer."""
 
 
 class InFolder(dict[str, Any]):
-    """All parameters of a checkpoint, and its folder; a changed copy is a plain dictionary.
+    """All parameters of a checkpoint, together with its folder; a copy with changes is a plain dictionary instead.
 
     Args:
+        parameters: The parameters by name.
+        folder: The folder that contains them.
         is_ours: Whether `export_checkpoint` wrote the folder.
-        stored_as: The format of matrices with scales; empty without scales.
-        no_gradients: The reason why gradients are not compared; empty if they are.
+        stored_as: The format of matrices that have scales; empty if none have scales.
+        no_gradients: The reason why gradients are not compared; empty if they are compared.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader receives the folder itself instead of a float32 copy.
+        """Return whether a loader receives the folder itself instead of a copy in float32.
 
-        It does if the folder is such a copy, has scales, or is too large to copy. The result is cached.
+        This is so if the folder is already such a copy, if its matrices have scales, or if a copy does not fit into
+        memory.
         """
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
@@ -77,24 +80,23 @@ class InFolder(dict[str, Any]):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An imported checkpoint."""
-
     model_type: str
     config: TransformerConfig
     parameters: dict[str, Any]
-    """Arrays; matrices of a large model stay in their files."""
+    """The parameters as arrays; the matrices of a large model stay in their files."""
     remarks: tuple[str, ...]
-    """Ignored or changed fields and tensors, one line for each kind."""
+    """The fields and tensors that were ignored or changed; each line describes one group of them."""
 
 
 def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint:
     """Import a checkpoint.
 
     Args:
-        folder: A Hugging Face folder with config.json and safetensors; for CLIP, with the section of one tower added:
-            `clip/text_config`, `clip/vision_config`.
-        head: The output of an encoder, `hidden`, `pooled` or, with a masked-language head, `logits`. The default is
-            `classes` for a sequence classifier, else `pooled` with a pooler, else `logits` with a head.
+        folder: A Hugging Face folder with config.json and safetensors. For one tower of CLIP, append the name of its
+            section: `clip/text_config` or `clip/vision_config`.
+        head: The output of an encoder: `hidden`, `pooled`, `classes`, or `logits` of a masked-language head. By
+            default, it is `classes` for a sequence classifier, else `pooled` with a pooler, else `logits` with such a
+            head.
 
     Raises `TransparityError` if a file is missing or unreadable, or if no configuration describes the model.
     """
@@ -115,7 +117,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint whose configuration is read, and whose parameters can be read."""
+    """A checkpoint whose configuration was read; its parameters are read on request."""
 
     folder: Path
     family: Family
@@ -125,17 +127,17 @@ class Opened:
     where: Mapping[str, Path]
     """The file of each tensor."""
     quantised: Fields | None = None
-    """The `quantization_config` of matrices with scales."""
+    """The `quantization_config`, if matrices are stored with scales."""
 
     @property
     def model_type(self) -> str:
-        """The family's name."""
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Read the parameters `names`; return them with the names of their tensors.
+        """Read the parameters `names`; return them, and the names of the tensors that contain them.
 
-        Raises `CheckpointError` for a tensor that is missing, has another shape or dtype, or differs from its copy.
+        Raises `CheckpointError` if a tensor is missing, has a wrong shape or dtype, or differs from another tensor that
+        should have equal numbers.
         """
         folder, family, where = self.folder, self.family, self.files
         shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in names}
@@ -145,8 +147,8 @@ class Opened:
             if ours not in sources:
                 name = called(ours, family.table(self.config))
                 raise CheckpointError(
-                    f"{folder} has no tensor {name!r}; expected it, for the parameter {ours} of the "
-                    f"shape {shape}: a file is missing, or the model lacks that part."
+                    f"{folder} has no tensor {name!r}; expected it for {ours} of the shape {shape}: a file is "
+                    "missing, or the model has no such layer."
                 )
         is_large = sum(map(math.prod, shapes.values())) >= LARGE
         in_place = [name for name, found in parts.items() if is_large and all(each in AS_THEY_ARE for _, each in found)]
@@ -157,8 +159,8 @@ class Opened:
                 value = _converted(where[name], name, tensors[name], convert, ours, shapes[ours])
                 if ours in parameters and not have_equal_numbers(parameters[ours], value):
                     raise CheckpointError(
-                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected equal "
-                        f"numbers, because {CONFIG} ties them as {ours}: correct the field that ties them, or the file."
+                        f"{sources[ours]!r} and {name!r} of {folder} differ; expected equal numbers, because {CONFIG} "
+                        f"ties both to {ours}: correct the field that ties them, or the weights."
                     )
                 parameters.setdefault(ours, value)
         held = {scale for name in parts if (scale := scale_of(name, where)) is not None}
@@ -167,13 +169,13 @@ class Opened:
 
     @functools.cached_property
     def files(self) -> Mapping[str, Path]:
-        """Return the file of each tensor; experts in MXFP4 count as one tensor of numbers."""
+        """Return the file of each tensor; MXFP4 experts count as one tensor, although the file has two."""
         return unpacked_files(self.where) if self.stored_as == "MXFP4" else self.where
 
     def tensors(
         self, names: Collection[str], in_place: Collection[str] = (), *, experts_in_place: bool = False
     ) -> dict[str, Any]:
-        """Load the tensors `names` of `files`, as `load_tensors` does."""
+        """Load the tensors `names`, as `reading.load_tensors` does; MXFP4 experts are converted."""
         packed = [name for name in names if name not in self.where]
         plain = [name for name in names if name in self.where]
         experts = load_experts(self.where, packed, in_place=experts_in_place)
@@ -181,19 +183,19 @@ class Opened:
 
     @property
     def stored_as(self) -> str:
-        """Return the format of matrices with scales; empty without scales."""
+        """Return the format of the matrices that have scales; empty if none have scales."""
         return "" if self.quantised is None else STORED_AS[str(self.quantised["quant_method"])]
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Return the numbers of rows and columns that share a scale."""
+        """Return the number of rows and of columns of the block that shares one scale; None without blocks."""
         block = (self.quantised or {}).get("weight_block_size")
         is_pair = isinstance(block, list) and len(block) == 2 and all(is_whole(size, 1) for size in block)
-        return (block[0], block[1]) if is_pair else None  # type: ignore[index] # then it is a list
+        return (block[0], block[1]) if is_pair else None  # type: ignore[index] # a pair is a list
 
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
-    """Read the configuration and the tensor locations of a checkpoint; see `import_checkpoint`."""
+    """Read the configuration of a checkpoint and locate its tensors; see `import_checkpoint` for the arguments."""
     path = Path(folder)
     folder, fields = read_tower(path)
     given, quantised = _without_scales(fields)
@@ -213,7 +215,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 
 
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
-    """Return the tensors, without a prefix, whose numbers equal the ones that we compute."""
+    """Return the names of stored tensors whose numbers the reference computes itself."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
     tensors = load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
@@ -221,11 +223,11 @@ def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Pat
 
 
 STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
-"""The format of matrices with scales, by `quant_method`."""
+"""The format of matrices with scales, by the `quant_method` in config.json."""
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without a supported quantisation with scales, and that quantisation."""
+    """Separate a supported `quantization_config` from the other fields; return the other fields first."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -249,10 +251,10 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
 
 
 def family_of(folder: Path, given: Fields) -> Family:
-    """Return the family of the `model_type` in config.json."""
+    """Return the family that the `model_type` of config.json names."""
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
-        raise CheckpointError(f"{folder / CONFIG} is an imported configuration in our format; check it by --config.")
+        raise CheckpointError(f"{folder / CONFIG} is a configuration that was already imported; pass it as --config.")
     if str(kind) in TOWERS:
         towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
         raise CheckpointError(f"{folder / CONFIG} has two towers; expected one of them: {towers}.")
@@ -262,7 +264,7 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 
 def family_called(model_type: str) -> Family:
-    """Return the family of a `model_type`; raise `CheckpointError` for an unknown one."""
+    """Return the family with a `model_type`; raise `CheckpointError` if no family has it."""
     if model_type in TOWERS:
         towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers; expected one of them: {towers}.")
@@ -272,11 +274,13 @@ def family_called(model_type: str) -> Family:
 
 
 def _unknown(says: str, name: Any) -> CheckpointError:
-    """Return the error for an unknown family, with the nearest name and alternatives."""
+    """Return the error for an unknown family, which suggests the nearest name and other commands."""
     near = difflib.get_close_matches(str(name), FAMILIES, 1)
     error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
     error.add_note(f"Families: {', '.join(FAMILIES)}.")
-    error.add_note("`fit PORT` finds a configuration without one, and --against compares with any implementation.")
+    error.add_note(
+        "Without a family, `fit PORT` finds a configuration, and --against compares with any implementation."
+    )
     return error
 
 
@@ -285,16 +289,18 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
     found = family.read(given, names)
     if head is not None:
         if "head" not in found:
-            raise CheckpointError(f"a head is asked for ({head}); expected none: the output of this model is logits.")
+            raise CheckpointError(
+                f"the head {head} was requested; expected no head, because this model always returns logits."
+            )
         if head == "logits" and "head_transform" not in found:
             raise CheckpointError(
-                "a head is asked for (logits), but there is no masked-language head tied to the embedding and, in "
-                "RoBERTa, with GELU."
+                "the head logits was requested, but the checkpoint has no masked-language head that is tied to the "
+                "embedding and, in RoBERTa, uses GELU."
             )
         if head == "classes" and found["head"] != "classes":
             ends = family.classifier.task if family.classifier else Classifier.task
             raise CheckpointError(
-                f"a head is asked for (classes); expected a class that ends with {ends} in architectures."
+                f"the head classes was requested; expected architectures to name a class that ends with {ends}."
             )
         found["head"] = head
     if found.get("head") in ("hidden", "pooled"):  # without the masked-language head
@@ -303,7 +309,10 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the special tokens in the vocabulary; an encoder-decoder starts with `decoder_start_token_id`."""
+    """Return the special tokens, with None for a token outside the vocabulary.
+
+    The first token of an encoder-decoder is `decoder_start_token_id`.
+    """
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
@@ -319,7 +328,7 @@ def _first(token: Any) -> Any:
 def parameters_from(
     family: Family, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return the parameters in their order, from all tensors of a hub model."""
+    """Compute the parameters from the tensors of a Hugging Face model, and return them in the reference's order."""
     shapes = parameter_shapes(config)
     parts = parts_in(family, config, tensors, shapes).items()
     made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}
@@ -327,7 +336,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors without which a folder with these fields and names cannot be imported."""
+    """Return the tensors that a folder with these fields and names needs: without any of them, the import fails."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     parts: dict[TransformerConfig, dict[str, list[Part]]] = {}
     found = set()
@@ -347,14 +356,14 @@ def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[s
 
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
-    """Return a parameter of the expected `shape`, converted from its tensor."""
+    """Convert a tensor to a parameter; raise `CheckpointError` unless it has the expected `shape`."""
     in_file = tensor.T if convert is np.transpose else tensor
     value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
         theirs, given = shown(tensor.shape, 30), shown(value.shape, 30)
         raise CheckpointError(
-            f"{name!r} of {path} has the shape {theirs}, which gives {ours} {given}; by {CONFIG} expected {shape}: one "
-            "of them belongs to another model."
+            f"{name!r} of {path} has the shape {theirs}, so {ours} would have {given}; {CONFIG} requires {shape}: one "
+            "of the two files belongs to another model."
         )
     return value if isinstance(value, Mapped) else np.ascontiguousarray(value)
 
@@ -362,7 +371,7 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """Return the parts of each tensor that are parameters of the model with `shapes`."""
+    """Return, for each tensor, the parameters that it contains, among the parameters in `shapes`."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()
@@ -372,7 +381,7 @@ def parts_in(
 
 
 def _owner(config: TransformerConfig, name: str) -> str:
-    """Return the parameter that stores `name`, which differs for tied heads and shared embeddings."""
+    """Return the name of the parameter that is stored for `name`: a tied head is stored as a token embedding."""
     if name == "head.weight" and config.has_tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:
@@ -383,7 +392,7 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the ignored or changed fields and tensors, one line for each kind."""
+    """Return the remarks of an import: each line lists the fields or tensors of one group."""
     understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
     ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
@@ -393,21 +402,19 @@ def _remarks(
     buffers = [name for name in where if is_any_of(name, family.no_parameters, family.prefixes)]
     known = {*used, *buffers, *(name for name in where if without_prefix(name, family.prefixes) in family.computed)}
     lines: dict[str, list[str]] = {
-        "fields that are not honoured": [f"{name} ({as_json(given[name])})" for name in ignored],
+        "fields that are ignored": [f"{name} ({as_json(given[name])})" for name in ignored],
         "fields that no forward pass depends on": [name for name in given if name in unneeded],
-        "fields that are missing, taken as transformers does": [
-            f"{name} {as_json(defaults[name])}" for name in defaults
-        ],
+        "missing fields, with the defaults of transformers": [f"{name} {as_json(defaults[name])}" for name in defaults],
         "tensors that are not used": [name for name in where if name not in known],
-        "tensors that are computed here": buffers,
+        "tensors that the reference computes": buffers,
         "head": [config.head] * (config.head != "logits"),
     }
     return tuple(f"{kind}: {listed(names, MOST_NAMED)}" for kind, names in lines.items() if names)
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """Return the fields of special tokens that differ from the configuration's."""
+    """Return the fields of special tokens whose value the configuration does not have."""
     ids = (config.pad_id, config.bos_id, config.eos_id, None)
-    # An encoder-decoder starts with decoder_start_token_id.
+    # An encoder-decoder does not use bos_token_id.
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None
     return [name for name in TOKENS if name in given and given[name] not in ids and name != unused]

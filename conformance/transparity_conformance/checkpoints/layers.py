@@ -1,7 +1,8 @@
-"""A checkpoint one layer at a time: one-layer models whose tokens are the previous activations.
+"""Checks of a checkpoint one layer at a time: each layer becomes a model of its own.
 
-The embedding table of such a model contains the reference's activations, so token t selects one of them. An untied head
-is the identity. Any loader of the family can read the model, and one layer fits into memory.
+The embedding table of this model contains the layer's inputs, which the reference computed; token t selects row t. An
+untied head is the identity, so that the model returns the layer's output. A loader of the family can read each model,
+and one layer at a time fits into memory.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 
 ROWS, LENGTH = 4, 64
-"""The rows of tokens from which activations are computed, and the positions in each."""
+"""The number of rows and of positions in the random tokens that produce the inputs of the layers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a checkpoint as a separate model."""
+    """A part of a checkpoint, as a model of its own."""
 
     name: str
     config: TransformerConfig
@@ -41,13 +42,15 @@ class Piece:
 
 
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
-    """Yield the embedding with the head, in vocabulary blocks as large as a layer, and then each layer.
+    """Yield the parts of a checkpoint as models: the embedding with the head, and then each layer.
+
+    The embedding and the head are divided into blocks of the vocabulary, each as large as a layer.
 
     Args:
-        opened: A checkpoint of one stack: a decoder, or an encoder that returns hidden states.
-        layers: The layers, from 0; None: all layers.
+        opened: A checkpoint with one stack: a decoder, or an encoder that returns hidden states.
+        layers: The numbers of the layers, from 0; None means all layers.
 
-    Raises `CheckpointError` if no one-layer model exists (`_check_has_pieces`), and for unknown layers.
+    Raises `CheckpointError` for an unknown layer, or if a layer of this checkpoint cannot become a model.
     """
     config = opened.config
     _check_has_pieces(opened)
@@ -58,7 +61,7 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
     outside, _ = opened.read([name for name in parameter_shapes(config) if ".layers." not in name])
     front = _embedded(config, outside)
     yield from _ends(config, outside)
-    del outside  # as large as several layers
+    del outside  # they need as much memory as several layers
     for layer in range(max(wanted, default=-1) + 1):
         piece = _layer(opened, layer, front)
         if layer in wanted:
@@ -67,29 +70,35 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 
 
 def _check_has_pieces(opened: Opened) -> None:
-    """Raise `CheckpointError` if no one-layer model can be built."""
+    """Raise `CheckpointError` if a layer of this checkpoint cannot become a model of its own."""
     config = opened.config
     if config.architecture == "encoder-decoder":
-        raise CheckpointError(f"{opened.folder} is an encoder-decoder; expected one stack: check it as a whole.")
+        raise CheckpointError(
+            f"{opened.folder} is an encoder-decoder; expected a model with one stack: check the whole model instead."
+        )
     if config.reads_pixels:
         raise CheckpointError(
-            f"{opened.folder} reads images, and no embedding table can produce a layer's input: check it as a whole."
+            f"{opened.folder} reads images, and no embedding table can produce a layer's input: check the whole model "
+            "instead."
         )
     if config.has_relative_bias:
-        raise CheckpointError(f"{opened.folder} has one bias of distances for all layers: check it as a whole.")
+        raise CheckpointError(
+            f"{opened.folder} shares one relative bias between all layers: check the whole model instead."
+        )
     if config.embedding_norm and config.norm_position == "pre":
         raise CheckpointError(
-            f"{opened.folder} normalises its embeddings but not its layers' outputs, so no embedding table can "
-            "produce a layer's input: check it as a whole."
+            f"{opened.folder} normalizes its embeddings but not its layers' outputs, so no embedding table can "
+            "produce a layer's input: check the whole model instead."
         )
     if config.is_pooled and config.pooling in ("eos", "largest"):
         raise CheckpointError(
-            f"{opened.folder} pools the position of a token, and pieces have other tokens: check it as a whole."
+            f"{opened.folder} pools the position of a token, and the model of a layer has other tokens: check the "
+            "whole model instead."
         )
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint; an encoder without a `head` returns all hidden states."""
+    """Open a checkpoint for `pieces`; an encoder without a `head`, or with `logits`, returns its hidden states."""
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
@@ -97,9 +106,9 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a piece as a temporary folder of its family; yield its parameters with `no_gradients`.
+    """Write a piece to a temporary folder in the format of its family; yield its parameters.
 
-    Raises `CheckpointError` if the family cannot express it, or if the folder cannot be written.
+    Raises `CheckpointError` if the family cannot express the piece, or if the folder cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
@@ -113,7 +122,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return the configuration with other numbers of layers and tokens; missing special tokens become None."""
+    """Return the configuration with other numbers of layers and tokens; drop special tokens outside the vocabulary."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
@@ -123,7 +132,7 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield the embedding, the final norm and the head, without layers, one block of tokens at a time.
+    """Yield models with the embedding, the final norm and the head, but without layers; each has a block of the tokens.
 
     Args:
         outside: The parameters outside the layers.
@@ -152,18 +161,18 @@ def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class _Front:
-    """The input of a layer."""
+    """The inputs of a layer."""
 
     x: np.ndarray
-    """The activations, (rows · length, embed_dim), before the embedding norm if there is one."""
+    """The inputs (rows · length, embed_dim); if there is an embedding norm, its result is the layer's input."""
     norm: Arrays
-    """The parameters of the embedding norm; empty without one."""
+    """The parameters of the embedding norm; empty without an embedding norm."""
     tokens: np.ndarray
-    """The row of `x` at each position: (rows, length)."""
+    """The row of `x` at each position, (rows, length)."""
 
 
 def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
-    """Return the embeddings of random tokens, computed from the parameters outside the layers."""
+    """Embed random tokens with the parameters outside the layers; return the inputs of layer 0."""
     stack = _stack(config)
     shape = ROWS, min(LENGTH, config.max_length)
     drawn = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
@@ -179,20 +188,20 @@ def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
 
 
 def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
-    """Return all activations of the reference, in float32 and without padding."""
+    """Run the reference without padding, and return all activations."""
     found: Arrays = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found
 
 
 def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
-    """Return a layer whose embedding table contains its inputs."""
+    """Return a layer as a model, whose embedding table contains the inputs of the layer."""
     config, stack = opened.config, _stack(opened.config)
     own = f"{stack}.layers.{layer}."
     read, _ = opened.read([name for name in parameter_shapes(config) if name.startswith(own)])
     given = {f"{stack}.layers.0.{name.removeprefix(own)}": value for name, value in read.items()}
     given |= {f"{stack}.embedding_norm.{name}": value for name, value in front.norm.items()}
-    vocabulary = max(config.embed_dim + 8, len(front.x))  # so that the shape of logits is unique
+    vocabulary = max(config.embed_dim + 8, len(front.x))  # so that no activation has the shape of the logits
     rows = np.arange(vocabulary) % len(front.x)
     given[f"{stack}.token_embedding.weight"] = (front.x[rows] / config.token_scale).astype(np.float32)
     given["head.weight"] = np.eye(vocabulary, config.embed_dim, dtype=np.float32)
@@ -203,18 +212,18 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
 
 
 def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a parameter without effect: a norm's gain of one, or a zero bias."""
+    """Return a parameter that changes nothing: ones for a norm's gain, or zeros for a bias."""
     is_gain = name.endswith("norm.weight") and config.norm_gain == "weight"
     return np.full(shape, float(is_gain), np.float32)
 
 
 def _behind(piece: Piece, front: _Front) -> _Front:
-    """Return the input of the next layer."""
+    """Run the model of a layer, and return the inputs of the next layer."""
     config, stack = piece.config, _stack(piece.config)
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:
         return dataclasses.replace(front, x=x)
-    # After post-norm, the stream is a norm's result: that norm recomputes it from its normalised input.
+    # A post-norm layer returns a norm's result: the next model's embedding norm recomputes it.
     scope = f"{stack}.layers.0.feed_forward_norm."
     norm = {name.removeprefix(scope): value for name, value in piece.parameters.items() if name.startswith(scope)}
     return dataclasses.replace(front, x=(x - norm["bias"]) / norm["weight"], norm=norm)

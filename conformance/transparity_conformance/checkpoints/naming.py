@@ -1,4 +1,4 @@
-"""Names of hub tensors, and the parameters that they contain."""
+"""Tables of tensor names in Hugging Face files, and of the parameters that each tensor contains."""
 
 from __future__ import annotations
 
@@ -13,45 +13,46 @@ import numpy as np
 Convert = Callable[[np.ndarray], np.ndarray]
 
 Part = tuple[str, Convert]
-"""A parameter, and the function that computes it from a tensor."""
+"""The name of a parameter, and the function that computes the parameter from a tensor."""
 
 Join = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that is stored in another form than ours."""
+    """A tensor of a file that contains one or more parameters in another form, such as a transposed or fused matrix."""
 
     parts: tuple[Part, ...]
-    """Its parameters, each with its conversion."""
+    """The parameters that the tensor contains, each with the function that computes it."""
     join: Join
-    """Combines the parameters into the tensor; the inverse of all conversions."""
+    """Combines the parameters into the tensor; the inverse of the functions in `parts`."""
 
 
 Table = Mapping[str, str | StoredTensor]
-"""Hub names, with `{i}` for a layer and `{e}` for an expert, mapped to our parameter or to parts of a tensor.
+"""Maps tensor names to a parameter, or to the parameters in a `StoredTensor`.
 
-Two names of one parameter must have equal numbers; the first name is written.
+`{i}` stands for the number of a layer and `{e}` for an expert. If two names map to one parameter, both tensors must
+have equal numbers, and files are written with the first name.
 """
 
 
 def transposed(name: str) -> StoredTensor:
-    """Return a matrix that is stored as (in, out)."""
+    """Return a table entry for a matrix that is stored as (in, out)."""
     return StoredTensor(((name, np.transpose),), lambda parts: np.transpose(parts[0]))
 
 
 def flat(name: str) -> StoredTensor:
-    """Return a vector that is stored as a matrix of one row."""
+    """Return a table entry for a vector that is stored as a matrix of one row."""
     return StoredTensor(((name, np.ravel),), lambda parts: parts[0][np.newaxis])
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return parameters with these numbers of rows, stacked in one tensor."""
+    """Return a table entry for parameters with these numbers of rows, stacked along the first axis."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return parameters side by side in each group of heads, with these numbers of rows."""
+    """Return a table entry for parameters that are interleaved by head groups, with these numbers of rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
     parts = tuple((name, functools.partial(_of_groups, groups, slice(*cut))) for name, cut in cuts)
@@ -68,34 +69,40 @@ def _joined(groups: int, parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:
-    """Return the names of `weight` and `bias` of linear maps and norms, in the scopes `theirs` and `ours`."""
+    """Return table entries for the `weight` and `bias` of linear layers and norms.
+
+    Args:
+        pairs: The name of each module in the file, and its name in the reference.
+        theirs: A prefix of the names in the file.
+        ours: A prefix of the names in the reference.
+    """
     return weights(pairs, theirs, ours, ("weight", "bias"))
 
 
 def weights(
     pairs: Mapping[str, str], theirs: str = "", ours: str = "", leaves: Sequence[str] = ("weight",)
 ) -> dict[str, str | StoredTensor]:
-    """Return the names of the `weight` of linear maps or norms without a bias."""
+    """Return table entries for the `weight` of linear layers and norms without a bias; see `linears`."""
     there, here = (f"{scope}." if scope else "" for scope in (theirs, ours))
     return {f"{there}{name}.{leaf}": f"{here}{own}.{leaf}" for name, own in pairs.items() for leaf in leaves}
 
 
 def projections(query: str, key: str, value: str, output: str) -> dict[str, str]:
-    """Return the projection names of an attention layer."""
+    """Return pairs for `linears`: the four projections of an attention layer."""
     return {query: "query", key: "key", value: "value", output: "output"}
 
 
 GATED = {f"{role}_proj": role for role in ("gate", "up", "down")}
-"""The names of the projections of a gated feed-forward."""
+"""Pairs for `linears`: the projections of a gated feed-forward, as most files name them."""
 
 
 def without(table: Table, *parts: str) -> dict[str, str | StoredTensor]:
-    """Return the table without tensors whose names contain one of the `parts`."""
+    """Return the table without the tensors whose name contains one of the `parts`."""
     return {theirs: ours for theirs, ours in table.items() if not any(part in theirs for part in parts)}
 
 
 def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dict[str, tuple[Part, ...]]:
-    """Return the parts of each hub name that is in the table."""
+    """Return the parameters that each tensor contains, for the tensors that are in the table."""
     patterns = [(_pattern(theirs), _as_parts(ours)) for theirs, ours in table.items()]
     found = {}
     for name in names:
@@ -107,25 +114,26 @@ def parts_of(names: Iterable[str], table: Table, prefixes: Sequence[str]) -> dic
 
 
 def without_prefix(name: str, prefixes: Sequence[str]) -> str:
-    """Return the hub's name without a prefix, as in the table."""
+    """Return a tensor's name without the prefix of a model with a head."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
 
 
 def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> bool:
-    """Return whether the hub's `name` matches one of the `patterns`."""
+    """Return whether a tensor's name matches one of the `patterns`."""
     return any(_pattern(pattern).fullmatch(without_prefix(name, prefixes)) for pattern in patterns)
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the hub's first name of one of our parameters."""
+    """Return the first name of the tensor that contains a parameter; if no tensor does, return the parameter's name."""
     found = _entry(parameter, table)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """Return the hub tensors that contain `parameters`, under their first name, without a prefix.
+    """Convert parameters to tensors; each tensor has its first name in the table, without a prefix.
 
-    This is the inverse of `parts_of`. A tensor has the dtype of its parameters. Parameters without a name are left out.
+    This is the inverse of `parts_of`. A tensor has the dtype of its parameters. Parameters that are not in the table
+    are left out.
     """
     entries = {ours: found for ours in parameters if (found := _entry(ours, table)) is not None}
     tensors = {}
@@ -141,7 +149,7 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
 
 
 def _entry(parameter: str, table: Table) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-    """Return the first table name of our parameter and its numbers; None if it has no name."""
+    """Return the table entry that contains a parameter, and the numbers of its layer and expert; None without one."""
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
             if match := _pattern(name).fullmatch(parameter):
@@ -159,7 +167,6 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def _numbered(name: str, numbers: Mapping[str, str]) -> str:
-    """Return a name of the table with the numbers of a layer and an expert."""
     for key, number in numbers.items():
         name = name.replace(f"{{{key}}}", number)
     return name

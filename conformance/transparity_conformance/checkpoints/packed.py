@@ -1,4 +1,4 @@
-"""Experts in MXFP4: bytes of numbers and scales, read as one tensor of all experts."""
+"""Experts in MXFP4, which files store as two tensors of bytes, read as one tensor with all experts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from transparity.text import reason, shown
 from transparity_conformance.checkpoints.reading import UNREADABLE, CheckpointError
 
 BLOCKS, SCALES = "_blocks", "_scales"
-"""The suffixes of the tensors of bytes."""
+"""The suffixes of both tensors: numbers of 4 bits, and one exponent for each block of them."""
 
 
 def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the file of every tensor, with one entry for each pair of numbers and scales."""
+    """Return the file of every tensor; the two tensors of MXFP4 experts become one entry."""
     names = [name.removesuffix(BLOCKS) for name in where if name.endswith(BLOCKS)]
     whole = {name: where[name + BLOCKS] for name in names if name + SCALES in where}
     bytes_of = {name + ending for name in whole for ending in (BLOCKS, SCALES)}
@@ -30,16 +30,16 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """The matrices of all experts in MXFP4, (experts, in, out), readable by NumPy as an array.
+    """The MXFP4 matrices of all experts, (experts, in, out), which NumPy reads as an array.
 
-    An expert, or a stride of its features, can stay in the file.
+    The matrix of one expert, or every n-th of its output features, can stay in the file.
     """
 
     name: str
     blocks: Stored
-    """The numbers: bytes, (experts, out, in / 32, 16)."""
+    """The numbers as bytes, (experts, out, in / 32, 16)."""
     scales: Stored
-    """The exponents: bytes, (experts, out, in / 32)."""
+    """The exponents as bytes, (experts, out, in / 32)."""
     shape: tuple[int, int, int]
 
     @property
@@ -61,7 +61,7 @@ class PackedExperts:
 
 
 def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
-    """Load the tensors `names` as float32, or leave them in their files.
+    """Load the tensors `names` as float32, or leave them in their files if `in_place`.
 
     Raises `CheckpointError` for a dtype or shape that MXFP4 does not have.
     """
@@ -74,8 +74,8 @@ def _opened(where: Mapping[str, Path], name: str) -> PackedExperts:
     if len(blocks) != 4 or blocks[-1] != BLOCK // 2 or scales != blocks[:3]:
         raise CheckpointError(
             f"{shown(name + BLOCKS)} and {shown(name + SCALES)} of {where[name + BLOCKS]} have the shapes "
-            f"{shown(blocks)} and {shown(scales)}; expected (experts, out, in / {BLOCK}, {BLOCK // 2}) and the same "
-            "without the last."
+            f"{shown(blocks)} and {shown(scales)}; expected (experts, out, in / {BLOCK}, {BLOCK // 2}), and the same "
+            "shape without the last axis."
         )
     places = [
         Stored(where[name + ending], first_byte(where[name + ending], name + ending)) for ending in (BLOCKS, SCALES)

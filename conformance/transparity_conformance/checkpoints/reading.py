@@ -1,4 +1,4 @@
-"""Read a Hugging Face folder: config.json, and tensors in one or, with an index, several safetensors files."""
+"""Reading of a Hugging Face folder: config.json, and the tensors in one safetensors file or in several."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
-"""The errors of a file whose header is wrong."""
+"""The exceptions that an invalid header causes."""
 
 DTYPES = ("F32", "F16", "BF16")
-"""The dtypes that float32 represents exactly."""
+"""The dtypes whose values float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
-"""The suffixes of a matrix's scales."""
+"""The possible suffixes of the tensor with a matrix's scales."""
 
 
 TOWERS = {
@@ -39,26 +39,26 @@ TOWERS = {
         "vision_config": {"model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"]},
     }
 }
-"""The sections of config.json for models with several stacks, with the class and `model_type` of each."""
+"""The sections of config.json for models with two towers, and the class and `model_type` of each tower."""
 
 
 class CheckpointError(TransparityError):
-    """A checkpoint cannot be read, or its system has no configuration."""
+    """Error for a checkpoint that cannot be read, or whose model no configuration describes."""
 
 
 def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder and the fields of a checkpoint, or of one tower for a path such as `clip/text_config`."""
+    """Return the folder and the config.json fields of a checkpoint, or of one tower: `clip/text_config`."""
     folder, section = path.parent, path.name
     if is_folder(path) or section not in {name for sections in TOWERS.values() for name in sections}:
         return path, read_fields(path)
     given = read_fields(folder)
     towers = TOWERS.get(str(given.get("model_type")), {})
-    older = given.get(f"{section}_dict")  # takes precedence over the section
+    older = given.get(f"{section}_dict")  # transformers prefers this older section
     own = given.get(section) if older is None else older
     if section not in towers or not isinstance(own, dict):
         raise CheckpointError(
-            f"{folder / CONFIG} has no {section} of one of the families {', '.join(TOWERS)}; expected it, for a tower "
-            f"is asked for by {path}."
+            f"{folder / CONFIG} has no {section} of one of the families {', '.join(TOWERS)}; expected this section, "
+            f"because {path} names a tower."
         )
     return folder, own | {"projection_dim": given.get("projection_dim", 512)} | towers[section]
 
@@ -66,7 +66,7 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
 def read_fields(folder: Path) -> dict[str, Any]:
     """Return the fields of config.json.
 
-    Raises `CheckpointError` if it is missing, and `BundleError` if it is not JSON.
+    Raises `CheckpointError` if the file is missing, and `BundleError` if it is not JSON.
     """
     if not is_folder(folder):
         if folder.suffix in PICKLES and is_file(folder):
@@ -82,12 +82,12 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def _infinite(name: str) -> dict[str, str]:
-    """Convert an infinite number, which transformers 4 writes by name, to the form of transformers 5."""
+    """Convert an infinite number to the form of transformers 5; raise an error for NaN."""
     return refuse_constant(name) if name == "NaN" else {"__float__": name}
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor; raise `CheckpointError` if none can be read."""
+    """Return the file of every tensor; raise `CheckpointError` if a file cannot be read."""
     where: dict[str, Path] = {}
     for path in _files(folder):
         check_header(path, CheckpointError)
@@ -99,7 +99,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         for name in names:
             if name in where:
                 raise CheckpointError(
-                    f"{shown(name)} is in {where[name].name} and in {path.name}; expected it in one of them."
+                    f"{shown(name)} is in {where[name].name} and in {path.name}; expected each tensor in one file."
                 )
             where[name] = path
     return where
@@ -111,10 +111,10 @@ def load_tensors(
     in_place: Collection[str] = (),
     block: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray | Mapped]:
-    """Load the `wanted` tensors as float32, without loss for half precision.
+    """Load the `wanted` tensors as float32, which is exact for float16 and bfloat16.
 
-    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales: one for all, one for each
-    row, or one for each `block` of rows and columns.
+    Matrices whose names are in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has one
+    scale, one for each row, or one for each `block` of rows and columns.
 
     Raises `CheckpointError` for another dtype, and for tensors that do not fit into memory.
     """
@@ -137,7 +137,7 @@ def load_tensors(
 
 
 def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None) -> Float8 | None:
-    """Return a float8 matrix with its scales; None for another dtype."""
+    """Return a float8 matrix with its scales; None if the dtype is not float8."""
     dtype, shape = found.get_dtype(), tuple(found.get_shape())
     if dtype not in FLOAT8:
         return None
@@ -153,28 +153,27 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
         if scale.shape == (-(-shape[0] // high), -(-shape[1] // wide)):
             return Float8(where[name], first_byte(where[name], name), shape, FLOAT8[dtype], scale, (high, wide))
     raise CheckpointError(
-        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}. Expected: one scale for "
-        f"{shown(name)}, for each of its {shape[0]} rows, or for each block of weight_block_size in {CONFIG}."
+        f"{shown(scaled)} of {where[scaled]} has the shape {shown(scale.shape)}; expected one scale for "
+        f"{shown(name)}, for each of its {shape[0]} rows, or for each weight_block_size block."
     )
 
 
 def scale_of(name: str, where: Collection[str]) -> str | None:
-    """Return the name of the scales of a tensor; None without scales."""
+    """Return the name of the tensor with the scales of a matrix; None without scales."""
     return next((name + suffix for suffix in SCALES if name + suffix in where), None)
 
 
 def _shape(found: Any, name: str, path: Path) -> list[int]:
-    """Return the shape of a tensor in a file; raise `CheckpointError` for an unsupported dtype."""
     if (dtype := found.get_dtype()) not in (*DTYPES, *FLOAT8):
         raise CheckpointError(
             f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join((*DTYPES, *FLOAT8))}: save the "
-            "model unquantised."
+            "model without quantization."
         )
     return list(found.get_shape())
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the safetensors files: the files in the index, or the only file."""
+    """Return the safetensors files that the index names; without an index, the only file."""
     index = folder / INDEX
     if is_file(index):
         return _indexed(index)
@@ -196,14 +195,14 @@ def _indexed(index: Path) -> list[Path]:
     content = parse_json(index, read_bytes(index, LARGEST_JSON))
     weights = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
-        raise CheckpointError(f"{index} has no weight_map; expected the file of each tensor there.")
+        raise CheckpointError(f"{index} has no valid weight_map; expected an object with the file of each tensor.")
     files = []
     for name in sorted(set(weights.values())):
         if Path(name).name != name:
-            raise CheckpointError(f"{index} names the file {shown(name)}; expected one beside it.")
+            raise CheckpointError(f"{index} names the file {shown(name)}; expected a file in the same folder.")
         if not is_file(index.parent / name):
             raise CheckpointError(
-                f"{index.parent} has no {safe(name, VALUE)}, which {INDEX} names; expected every file it names."
+                f"{index.parent} has no {safe(name, VALUE)}, which {INDEX} names; expected all files in the index."
             )
         files.append(index.parent / name)
     return files

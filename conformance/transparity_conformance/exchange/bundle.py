@@ -1,7 +1,7 @@
 """A bundle: a check as a folder of files, for a port in any language and on any machine.
 
 `manifest.json` describes the other files. A port reads `config.json`, the parameters and `inputs.safetensors`, and
-writes one file of answers. Each capability with inputs of its own has a file.
+writes its results to one file. A capability that needs further inputs has its own file.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""The feed-forward width at which systems are compared."""
+"""A common feed-forward width; configurations are resized to it before they are compared."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One configuration, one set of parameters, and the probes that share them."""
+    """One configuration, one set of parameters, and the probes that use both."""
 
     name: str
-    """The preset, `config`, or the family of a checkpoint."""
+    """The name of a preset, `config` for any other configuration, or the family of a checkpoint."""
     dtype: str
     config: TransformerConfig
     probes: dict[str, Probe]
     capabilities: Mapping[str, Section] = field(default_factory=dict)
-    """The sections by name."""
+    """The section of each capability."""
     has_weights: bool = True
-    """Whether the bundle contains the parameters; otherwise it refers to the tensors of a checkpoint."""
+    """Whether the bundle contains the parameters; if not, it refers to the tensors of a checkpoint."""
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the capabilities for which a port may write tensors besides its activations."""
+        """Return the names of the capabilities that have a section in the bundle."""
         return tuple(self.capabilities)
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every `{probe}/{tap}`."""
+        """Return the shape of every activation, with `{probe}/{tap}` as its name."""
         return {
             f"{name}/{tap}": shape for name, probe in self.probes.items() for tap, shape in _tap_shapes(probe).items()
         }
 
     @functools.cached_property
     def asked(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor of the sections."""
+        """Return the shape of every tensor that a port may write for a capability."""
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """Return the inputs of a probe as stored; with a checkpoint, the tokenizer's mask is added."""
+        """Return the inputs of a probe as they are stored; for a checkpoint, a mask is added as a tokenizer does."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
-        """Return the manifest entry of a probe, without budgets."""
+        """Return the manifest entry of a probe, without tolerances."""
         inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
         return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(_tap_shapes(probe)))
 
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
-    """Return the probes of `config` that share its ordinary parameters."""
+    """Return the probes that use the ordinary parameters of `config`."""
     vocabularies = [config.stack_vocab_size(config.input_stack(read)) for read in config.token_inputs]
     if min(vocabularies, default=SMALLEST_VOCABULARY) < SMALLEST_VOCABULARY:
         raise BundleError(f"A bundle needs vocabularies of at least {SMALLEST_VOCABULARY} tokens, so that rows differ.")
@@ -95,9 +95,9 @@ def _tap_shapes(probe: Probe) -> dict[str, tuple[int, ...]]:
 
 
 def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
-    """Return the shapes with one name for the taps of all layers: `decoder.layers.{i}.output`, with `i` from 0.
+    """Return the shapes with one name for all layers: `decoder.layers.{i}.output`, where `i` starts at 0.
 
-    Raises `AssertionError` if layers differ, which no configuration allows.
+    Raises `AssertionError` if the shapes of layers differ, which no configuration allows.
     """
     found: StoredShapes = {}
     for name, shape in shapes.items():
@@ -107,11 +107,13 @@ def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
 
 
 def check_name(name: str, config: TransformerConfig) -> None:
-    """Raise `BundleError` if a preset is named but the configuration is another system; its size is ignored."""
+    """Raise `BundleError` if the configuration differs from the preset `name` in more than its sizes."""
     if name != "config" and preset(name).resized(feed_forward_dim=WIDTH) != config.resized(feed_forward_dim=WIDTH):
-        raise BundleError(f"The bundle is said to be of {name!r}, but its configuration is of another system.")
+        raise BundleError(
+            f"The bundle is named {name!r}, but its configuration differs from this preset; use the name 'config'."
+        )
 
 
 def check_dtype(dtype: str) -> None:
     if dtype not in RULES:
-        raise BundleError(f"The dtype is {shown(dtype)}; it should be one of {', '.join(RULES)}.")
+        raise BundleError(f"The dtype is {shown(dtype)}; expected one of {', '.join(RULES)}.")

@@ -1,4 +1,4 @@
-"""Judge the answers that a port wrote for a bundle: its activations, and its answers to the sections."""
+"""Judge the results that a port wrote for a bundle: its activations, and its tensors for the capabilities."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from transparity_conformance.report.report import Report, Verdict
 TOO_LITTLE = "too little of the forward pass was compared"
 
 NO_TOKEN = -1
-"""Fills the columns after the last token, because tensors are rectangular."""
+"""The token that fills the columns after the end of a row, because tensors are rectangular."""
 
 
 def compare(
     folder: Path, actual: Path, checkpoint: Path | None, progress: Progress, *, logits_only: bool = False
 ) -> Iterator[Report]:
-    """Yield a report on the answers to a bundle, or on the answers to each of several bundles.
+    """Judge the results for a bundle, or for each of several bundles; yield one report per bundle.
 
     Args:
-        folder: The bundle, or the folder of several bundles.
-        actual: The file of answers; for several bundles, a folder with one file per bundle, named after it.
-        checkpoint: The checkpoint that the bundle refers to; None: the checkpoint inside it, or the bundle's own
-            weights.
-        progress, logits_only: As for `judge`.
+        folder: The bundle, or the folder with several bundles.
+        actual: The file of results. For several bundles, a folder with one file per bundle, named after the bundle.
+        checkpoint: The checkpoint to which the bundle refers. If None, the checkpoint inside the bundle or the bundle's
+            own weights are used.
+        progress, logits_only: The same as for `judge`.
 
-    Raises `TransparityError` for an invalid bundle, answer or checkpoint.
+    Raises `TransparityError` if a bundle, a file of results or the checkpoint is invalid.
     """
     manifest = read_manifest(folder) if is_file(folder / MANIFEST) else None
     if not isinstance(manifest, Several):
@@ -54,9 +54,9 @@ def compare(
         yield judge_bundle(bundle, answers, port=str(actual), progress=progress, logits_only=logits_only)
         return
     if checkpoint is not None:
-        raise BundleError(f"{folder} has several bundles, each with a checkpoint in it; leave out --checkpoint.")
+        raise BundleError(f"{folder} has several bundles, each with its own checkpoint; omit --checkpoint.")
     if not is_folder(actual):
-        raise BundleError(f"{actual} is no folder; expected one with a file for each bundle in {folder}.")
+        raise BundleError(f"{actual} is not a folder; expected a folder with a file for each bundle in {folder}.")
     for inside, name in manifest.bundles.items():
         file = actual / f"{inside}.safetensors"
         if is_file(file):
@@ -77,9 +77,9 @@ def judge_bundle(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Judge the answers that a port wrote for a bundle; if the port was `stopped`, missing tensors are no fault.
+    """Judge the results that a port wrote for a bundle; if the port was `stopped`, missing tensors are no fault.
 
-    Without weights, answers may have any taps, and missing ones are listed. With weights, they need logits.
+    If the bundle has weights, each probe needs logits. Otherwise, the report lists missing activations.
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
@@ -102,7 +102,7 @@ def judge_bundle(
         report = covered(report, bundle.config, [probes[key] for key in taps])
         if not bundle.has_weights:
             lines = (*not_brought(bundle, outputs), *unseen_tokens(bundle.config, probes.values()))
-            capabilities = f"{', '.join(CAPABILITIES)}: with a checkpoint's weights a bundle has only its forward pass"
+            capabilities = f"{', '.join(CAPABILITIES)}: a bundle for a checkpoint contains only the forward pass"
             return dataclasses.replace(report, not_compared=(*report.not_compared, *lines, capabilities))
         return with_capabilities(report, _judge_sections(bundle, outputs, taps, report.verdict, stopped=stopped))
 
@@ -125,7 +125,7 @@ def _without_answers(bundle: Bundle, probe: str, tensors: Mapping[str, np.ndarra
 
 
 def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
-    """Yield the taps that are missing for each probe, as lines; probes with the same missing taps share a line."""
+    """Yield the missing activations of each probe, as lines; probes with the same missing activations share a line."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for key in bundle.probes:
         taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
@@ -135,7 +135,7 @@ def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
 
 
 def in_ranges(names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each range of layers with the same taps, and a line for all other names."""
+    """Yield a line for each range of layers with the same activations, and a line for all other names."""
     by_layer: dict[tuple[str, int], list[str]] = {}
     rest = []
     for name in names:
@@ -168,12 +168,14 @@ def _judge_section(
         found += _judge_way(row, way, requests, answers, forward, stopped=stopped)
     for claim in found.claims:
         if claim.verdict == "agrees" and not math.isfinite(claim.budget):
-            raise BundleError(f"The section {row.name} asks for numbers that are too large: {claim.id} has no budget.")
+            raise BundleError(
+                f"The section {row.name} has numbers that are too large: the tolerance of {claim.id} is not finite."
+            )
     return found
 
 
 def _why_none(section: Section, verdict: Verdict) -> str:
-    """Return the reason why the whole section is not compared; empty if some of it is."""
+    """Return the reason why no part of a section is compared; empty if a part is compared."""
     of_all = set(section.reasons.values())
     if len(of_all) == 1 and (reason := of_all.pop()):
         return reason
@@ -197,7 +199,7 @@ def _judge_way(
 
 
 def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
-    """Return tokens without the unused columns at the end; other values are unchanged."""
+    """Return the tokens without the unused columns at the end; any other value is returned unchanged."""
     if not name.endswith("/tokens"):
         return value
     used = np.flatnonzero((value != NO_TOKEN).any(axis=0))

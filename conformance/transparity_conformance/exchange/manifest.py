@@ -1,7 +1,7 @@
 """The manifest of a bundle, `manifest.json`, which describes all other files.
 
-A bundle contains its weights in `parameters.safetensors`, or refers to the tensors of a checkpoint by sha256. A
-manifest with `bundles` lists several bundles in neighbouring folders.
+A bundle contains its weights in `parameters.safetensors`, or refers to the tensors of a checkpoint by their sha256. A
+manifest with `bundles` describes a folder of several bundles.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from transparity_conformance.oracle.budgets import RULES
 FORMAT = 4
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
-"""The folder of weights inside the bundle of a layer."""
+"""The folder with the weights, in the bundle of a layer."""
 
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
-"""The files of a bundle with weights, without its sections."""
+"""The files of a bundle with weights, except the files of capabilities."""
 
 FILES_WITHOUT_WEIGHTS = ("config.json", "inputs.safetensors")
 SECTIONS = tuple(CAPABILITIES)
@@ -45,21 +45,21 @@ StoredShapes = dict[str, list[Size]]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A manifest object that refuses unknown fields."""
+    """An object of the manifest; unknown fields are rejected."""
 
 
 class ProbeFields(Strict):
-    """One set of inputs and the taps that a port may return; `{i}` in a name is a layer's index, from 0."""
+    """A probe: its inputs, and the activations that a port may write; `{i}` in a name stands for a layer, from 0."""
 
     purpose: Text = msgspec.field(name="for")
     inputs: StoredShapes
     taps: StoredShapes
     budgets: dict[str, Annotated[float, Meta(ge=0, le=sys.float_info.max)]] = {}
-    """The budget of each tap; only in bundles with weights."""
+    """The tolerance of each activation; only in bundles with weights."""
 
 
 class SectionFields(Strict):
-    """The requests of a capability, the tensors in its file, and the tensors that a port may write."""
+    """A capability: its requests, the tensors in its file, and the tensors that a port may write."""
 
     purpose: Text = msgspec.field(name="for")
     requests: dict[str, dict[str, Any]]
@@ -68,7 +68,7 @@ class SectionFields(Strict):
 
 
 class TensorFields(Strict):
-    """A tensor of a checkpoint; the sha256 covers its bytes."""
+    """A tensor of a checkpoint; the sha256 is the hash of its bytes."""
 
     shape: list[Size]
     dtype: str
@@ -76,7 +76,7 @@ class TensorFields(Strict):
 
 
 class CheckpointFields(Strict):
-    """A checkpoint without its numbers."""
+    """A checkpoint, described without its numbers."""
 
     model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
     head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None
@@ -96,12 +96,12 @@ class Manifest(Strict):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the files of the bundle, except the manifest."""
+        """Return the names of the bundle's files, except the manifest."""
         return FILES_WITHOUT_WEIGHTS if self.checkpoint else files_of(self.capabilities)
 
 
 class Several(Strict):
-    """The manifest of several bundles: a name for each folder."""
+    """The manifest of several bundles, which maps each folder to the name of its bundle."""
 
     bundles: dict[Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\]+$")], Text]
     format: Literal[4] = 4
@@ -110,7 +110,7 @@ class Several(Strict):
 
 
 def files_of(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the files of a bundle with weights and these sections."""
+    """Return the names of the files of a bundle with weights and with these capabilities."""
     return (*FILES, *(CAPABILITIES[name].file for name in sections if CAPABILITIES[name].file))
 
 
@@ -120,14 +120,14 @@ def digest(path: Path) -> str:
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:
-    """Return the sha256 of a manifest as plain JSON, computed without that digest."""
+    """Return the sha256 of a manifest, computed without the entry for this hash."""
     files = {name: said for name, said in manifest["sha256"].items() if name != MANIFEST}
     text = json.dumps({**manifest, "sha256": files}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest | Several:
-    """Return the manifest in a folder; raise `BundleError` if it is invalid or a digest does not match."""
+    """Read the manifest in a folder; raise `BundleError` if it is invalid or if a hash does not match."""
     path = folder / MANIFEST
     raw = parse_json(path, read_bytes(path, LARGEST_JSON))
     if not isinstance(raw, dict) or "format" not in raw:
@@ -141,15 +141,19 @@ def read_manifest(folder: Path) -> Manifest | Several:
     except RecursionError:
         raise BundleError(f"{path} is not the manifest of a bundle.") from None
     if set(manifest.sha256) != {MANIFEST, *manifest.files}:
-        raise BundleError(f"{path} is not right: it has the sha256 of {shown([*manifest.sha256])}; export it again.")
+        raise BundleError(
+            f"{path} is not valid: it lists the sha256 of {shown([*manifest.sha256])}; export the bundle again."
+        )
     if manifest.sha256[MANIFEST] != own:
-        raise BundleError(f"{path} was changed: its sha256 is not the one that it lists for itself; export it again.")
+        raise BundleError(
+            f"{path} was changed: its sha256 differs from the one that it lists; export the bundle again."
+        )
     _check_digests(folder, manifest)
     return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
-    """Write a manifest with the sha256 of the other files and of itself."""
+    """Write a manifest with the sha256 of each other file and of the manifest itself."""
     manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
     fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
     fields["sha256"] = fields.pop("sha256", {})
@@ -158,18 +162,18 @@ def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
 
 
 def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
-    """Return the first error in a manifest as one sentence."""
+    """Return the first error in a manifest as an exception with one sentence."""
     what, _, where = str(error).partition(" - at ")
     place = where.replace("`", "").replace("$.", "").replace("$", "the whole")
     what = re.sub("`", "'", what[:1].lower() + what[1:])
     at = f" at {place}" if place else ""
-    return BundleError(f"{path} is not right{at}: {safe(what, SENTENCE)}; export the bundle again.")
+    return BundleError(f"{path} is not valid{at}: {safe(what, SENTENCE)}; export the bundle again.")
 
 
 def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
-    """Raise `BundleError` for a file whose sha256 is not the manifest's.
+    """Raise `BundleError` if the sha256 of a file differs from the manifest's.
 
-    A file in the wrong format is refused before it is hashed: it could be a pipe, or of any size.
+    A file in the wrong format is rejected before it is hashed, because it could be a pipe or a file of any size.
     """
     for name in manifest.files:
         path = folder / name
@@ -179,4 +183,6 @@ def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
         except OSError as error:
             raise BundleError(f"{path} cannot be read: {reason(error)}.") from None
         if manifest.sha256[name] != found:
-            raise BundleError(f"{path} was changed: its sha256 is not the one in {MANIFEST}.")
+            raise BundleError(
+                f"{path} was changed: its sha256 differs from the one in {MANIFEST}; export the bundle again."
+            )

@@ -1,6 +1,7 @@
-"""Read bundles and answers from untrusted sources.
+"""Reading of bundles and results from untrusted sources.
 
-Sizes are compared with the configuration and the files before anything is loaded. Expected values are recomputed.
+Sizes are compared with the configuration and with the files before anything is loaded. Expected values are computed
+again.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
-    """Return the bundle in `folder`; raise `TransparityError`, as one sentence, if it is invalid.
+    """Read the bundle in `folder`; raise `TransparityError` if it is invalid.
 
     Args:
         folder: The bundle.
-        checkpoint: The checkpoint that it refers to; None: the checkpoint inside it, or the bundle's own weights.
-        progress: Called for files as they are hashed.
+        checkpoint: The checkpoint to which the bundle refers. If None, the checkpoint inside the bundle or the bundle's
+            own weights are used.
+        progress: Called for each file that is hashed.
     """
     folder = Path(folder)
     if not is_folder(folder):
@@ -63,7 +65,7 @@ def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Pr
 
 
 def read_config(path: Path) -> TransformerConfig:
-    """Return the configuration in a file; raise `BundleError` or `ConfigError`."""
+    """Read the configuration in a file; raise `BundleError` or `ConfigError` if it is invalid."""
     try:
         return TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
     except UnicodeDecodeError:
@@ -71,15 +73,15 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
-    """Read the tensors that a port wrote; for a bundle without weights, they are loaded lazily.
+    """Read the tensors that a port wrote; for a bundle that refers to a checkpoint, they are loaded on request.
 
-    With `cut`, for a port that was stopped, the file may be truncated; only complete tensors are read.
+    If `cut` is true, the port was stopped, and the file may be truncated; only complete tensors are read.
 
     Raises `BundleError` for an unknown name, a wrong shape or a wrong dtype.
     """
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
-        raise BundleError(f"{path} is a folder; expected a file: one safetensors file, with the answers to all probes.")
+        raise BundleError(f"{path} is a folder; expected one safetensors file with the results for all probes.")
     tokens = {name for name in bundle.asked if name.endswith("/tokens")}
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         copy = Path(folder, "actual.safetensors")
@@ -101,20 +103,22 @@ def _parameters(
 ) -> Arrays:
     if manifest.checkpoint is None:
         if checkpoint is not None:
-            raise BundleError(f"{folder} has weights of its own; leave out --checkpoint.")
+            raise BundleError(f"{folder} contains its own weights; omit --checkpoint.")
         check_name(manifest.name, config)
         shapes = parameter_shapes(config)
         stored = dict(read_tensors(folder / "parameters.safetensors", shapes, ["F32"]))
         check_parameters(config, stored)
-        return {name: stored[name] for name in shapes}  # a file may be in another order
+        return {name: stored[name] for name in shapes}  # a file may have another order
     within = folder / CHECKPOINT
     if checkpoint is None and not is_folder(within):
-        raise BundleError(f"{folder} has no weights; give the checkpoint that it names by --checkpoint FOLDER.")
+        raise BundleError(
+            f"{folder} contains no weights; pass the checkpoint to which it refers as --checkpoint FOLDER."
+        )
     return import_described(checkpoint or within, manifest.checkpoint, config, progress).parameters
 
 
 def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
-    """Return the bundle with its probes; raise `BundleError` if inputs or taps do not follow from the configuration."""
+    """Return the bundle with its probes; raise `BundleError` if inputs or activations do not fit the configuration."""
     path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
     forms = {name: input_form(config, name) for name in read}
     shapes = {
@@ -127,7 +131,7 @@ def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, pa
         for name, form in forms.items():
             if not form.has_shape(config, shape := said.inputs.get(name, [0])):
                 raise BundleError(
-                    f"{path} is not right: {name} of {key} has the shape {shown(shape)}; export it again."
+                    f"{path} is not valid: {name} of {key} has the shape {shown(shape)}; export the bundle again."
                 )
         tokens = check_inputs(config, {name: inputs[f"{key}/{name}"] for name in read})
         probe = Probe(manifest.name, key, said.purpose, config, parameters, tokens)
@@ -135,7 +139,7 @@ def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, pa
             np.array_equal(inputs[f"{key}/{name}"], value) for name, value in bundle.inputs(probe).items()
         ):
             raise BundleError(
-                f"{path} is not right: the probe {key} does not follow from the configuration; export it again."
+                f"{path} is not valid: the probe {key} does not fit the configuration; export the bundle again."
             )
         bundle.probes[key] = probe
     return bundle
@@ -153,7 +157,7 @@ def _read_section(folder: Path, name: str, described: SectionFields, bundle: Bun
 
 
 def _check_expected(folder: Path, bundle: Bundle) -> None:
-    """Compare a bundle's expected values with the reference's, within the reference's own budgets."""
+    """Compare a bundle's expected values with the reference's, within the reference's own tolerances."""
     path = folder / "expected.safetensors"
     expected = dict(read_tensors(path, bundle.shapes, ["F64"]))
     for name, probe in bundle.probes.items():
@@ -168,6 +172,6 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
         for tap, error in errors.items():
             if not error <= strict[tap]:
                 raise BundleError(
-                    f"{path} differs from the reference: {name}/{tap} is off by {error:.3g}, "
-                    f"and rounding explains {strict[tap]:.3g}."
+                    f"{path} differs from the reference: {name}/{tap} has the error {error:.3g}, "
+                    f"but rounding explains at most {strict[tap]:.3g}."
                 )

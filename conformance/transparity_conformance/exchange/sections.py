@@ -1,4 +1,4 @@
-"""The optional sections of a bundle: requests of a capability, and the tensors that a port writes for them.
+"""Sections of a bundle: the requests of one capability, and the tensors that a port writes for them.
 
 `SectionFields` describes a section in the manifest.
 """
@@ -29,25 +29,25 @@ class Section:
     row: Capability
     probe: Probe
     requests: Mapping[str, Requests]
-    """The requests of each claim; a way that is not compared has none."""
+    """The requests of each claim that is compared."""
     reasons: Mapping[str, str]
-    """For each claim, the reason why it is not compared; empty if it is compared."""
+    """The reason why a claim is not compared; empty if it is compared."""
 
     @property
     def all_requests(self) -> dict[str, Any]:
-        """Return the requests of all ways by name."""
+        """Return the requests of all claims by name."""
         return {key: request for requests in self.requests.values() for key, request in requests.items()}
 
     @property
     def purpose(self) -> str:
-        """Return the purpose of the section and the claims that are not compared."""
+        """Return the description of the section, with the claims that are not compared."""
         reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
         if reasons and not self.all_requests:
             return "; ".join(reasons)
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """Return the tensors of all requests, named as in the file of the section."""
+        """Return the tensors of all requests, by their names in the file of the section."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -72,34 +72,37 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections and the sections that they need, each once; raise `BundleError` for an unknown one."""
+    """Return the names of the sections, and of the sections that they need, without repetition.
+
+    Raises `BundleError` for an unknown name.
+    """
     for name in sections:
         if name not in CAPABILITIES:
-            raise BundleError(f"There is no section {name!r} of a bundle; the sections are {', '.join(CAPABILITIES)}.")
+            raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
     needed = {need for name in sections for need in CAPABILITIES[name].needs}
     return tuple(name for name in CAPABILITIES if name in sections or name in needed)
 
 
 def section_of(name: str, probes: Probes, dtype: str) -> Section:
-    """Return a section of a bundle with these probes."""
+    """Return the section of a capability, for a bundle with these probes."""
     row, (_, probe) = CAPABILITIES[name], first_of(probes)
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:
-        of_all = of_all or f"beyond a max_length of {probe.config.max_length}, it would take too long"
+        of_all = of_all or f"it would take too long for a max_length of {probe.config.max_length}"
     reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in row.ways}
     requests = {way.claim: way.requests(probes) for way in row.ways if not reasons[way.claim]}
     return Section(row, probe, requests, reasons)
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Raise `BundleError` if a section differs from the one that we compute; its purpose may be worded freely."""
+    """Raise `BundleError` if a section differs from the one that the checker computes; its `purpose` may differ."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
-        raise BundleError(f"{path} is not right: the section {name} does not follow from the configuration and probes.")
+        raise BundleError(f"{path} is not valid: the section {name} does not fit the configuration and the probes.")
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """Return a description without its free fields, as JSON, which distinguishes 1, 1.0 and true."""
+    """Return a description, without the fields that may differ, as JSON; JSON distinguishes 1, 1.0 and true."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
@@ -109,14 +112,14 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the requests of a bundle, after `check_section`.
+    """Return the section with the requests of a bundle, which must have passed `check_section`.
 
-    Integers and random numbers must equal the probes'. Parameters are read from the file, because rounding may differ
-    between machines.
+    Integers and random numbers must be equal to the ones that the checker computes. Parameters are read from the file,
+    because their rounding may differ between machines.
     """
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
-            raise BundleError(f"{path} is not right: {name} does not follow from the configuration and probes.")
+            raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")
 
     def request_of(key: str, request: Any) -> Any:
         begins = f"{key}/"

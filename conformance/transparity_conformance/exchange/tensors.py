@@ -1,4 +1,4 @@
-"""Read untrusted safetensors files; names, shapes and dtypes are checked before data is read."""
+"""Reading of untrusted safetensors files; names, shapes and dtypes are checked before any data is read."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The bytes of a header allowed for metadata, and for each expected tensor in addition to its name."""
+"""The bytes that a header may have for metadata, and for each expected tensor in addition to its name."""
 
 
 def largest_header(expected: Shapes) -> int:
-    """Return the largest allowed header, in bytes, of a file with the `expected` tensors."""
+    """Return the largest number of bytes that the header of a file with the `expected` tensors may have."""
     return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """A tensor in a file's header; the safetensors library checks its dtype and shape."""
+    """The entry of a tensor in a file's header; the safetensors library checks its dtype and shape."""
 
     data_offsets: tuple[int, int] = (0, 0)
     dtype: Any = None
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _entries(path: Path, most: int) -> dict[str, _Entry]:
-    """Return the entries of a header of at most `most` bytes; raise `BundleError` if an entry has unknown fields."""
+    """Read the entries of a header of at most `most` bytes; raise `BundleError` if an entry has unknown fields."""
     check_header(path, BundleError, most)
     try:
         with path.open("rb") as file:
@@ -56,7 +56,10 @@ def _entries(path: Path, most: int) -> dict[str, _Entry]:
 
 
 def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
-    """Open a file with the safetensors library, which checks its header against its size; raise `BundleError`."""
+    """Open a file with the safetensors library, which compares the header with the file's size.
+
+    Raises `BundleError` if the file cannot be read.
+    """
     _entries(path, most)
     try:
         return safe_open(path, framework="numpy")
@@ -67,14 +70,14 @@ def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
 def read_tensors(
     path: Path, expected: Shapes, dtypes: Collection[str], *, optional: bool = False, integers: Collection[str] = ()
 ) -> Lazy:
-    """Return the tensors of a file, loaded lazily; half precisions become float32 without loss.
+    """Return the tensors of a file, which are loaded on request; float16 and bfloat16 become float32.
 
     Args:
         path: The file.
         expected: The shapes by name; no other tensor may be present.
         dtypes: The allowed dtypes.
         optional: Whether tensors may be missing.
-        integers: The tensors whose dtype must be in `INTEGERS` instead.
+        integers: The names of tensors whose dtype must be one of `INTEGERS` instead.
     """
     file = opened(path, largest_header(expected))
     found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -82,7 +85,7 @@ def read_tensors(
         _check(path, name, tensor, expected, INTEGERS if name in integers else dtypes)
     for name in () if optional else expected:
         if name not in found:
-            raise BundleError(f"{path} has no tensor {name!r}; it should have the shape {list(expected[name])}.")
+            raise BundleError(f"{path} has no tensor {name!r}; expected it with the shape {list(expected[name])}.")
 
     def read(name: str) -> np.ndarray:
         value: np.ndarray = file.get_tensor(name)
@@ -95,7 +98,7 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
     if name not in expected:
         close = difflib.get_close_matches(name[:200], expected, 1)
         hint = f"; the nearest name is {close[0]!r}" if close else ""
-        raise BundleError(f"{path} has a tensor {shown(name)}, which does not belong there{hint}.")
+        raise BundleError(f"{path} has the unexpected tensor {shown(name)}{hint}.")
     if (dtype := tensor.get_dtype()) not in dtypes:
         raise BundleError(f"{name!r} of {path} has the dtype {shown(dtype)}; expected {' or '.join(dtypes)}.")
     if tuple(shape := tensor.get_shape()) != tuple(expected[name]):
@@ -105,7 +108,8 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
 def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
     """Copy a file that may be truncated, fill missing data with zeros, and return the names of complete tensors.
 
-    Raises `BundleError` for a file or header larger than the `expected` tensors in float64, or an unreadable header.
+    Raises `BundleError` if the file or its header is larger than the `expected` tensors in float64 require, or if the
+    header cannot be read.
     """
     most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
     entries = _entries(path, largest_header(expected))
@@ -114,7 +118,7 @@ def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
     ends = {name: begin + entry.data_offsets[1] for name, entry in entries.items()}
     end = max(ends.values(), default=begin)
     if end > most:
-        raise _unreadable(path, f"its header describes {shown(end)} bytes, and at most {most} are expected")
+        raise _unreadable(path, f"its header describes {shown(end)} bytes; expected at most {most}")
     copy.write_bytes(data.ljust(end, b"\0"))
     return [name for name, end in ends.items() if end <= len(data)]
 

@@ -26,7 +26,7 @@ def described_tensors(tensors: Mapping[str, TensorBytes], progress: Progress) ->
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import the checkpoint that a bundle describes; raise `BundleError` with the first difference if it is another."""
+    """Import a checkpoint; raise `BundleError` with the first difference if a bundle describes another checkpoint."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:
@@ -49,6 +49,4 @@ def import_described(
 
 
 def _other(folder: Path, what: str) -> BundleError:
-    return BundleError(
-        f"{folder} is not the checkpoint that the bundle was written for: {what}; give the folder that was exported."
-    )
+    return BundleError(f"{folder} is not the checkpoint of this bundle: {what}; pass the folder that was exported.")

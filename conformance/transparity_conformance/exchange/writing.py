@@ -1,4 +1,4 @@
-"""Write a bundle, with its weights or with the names of a checkpoint's tensors."""
+"""Writing of bundles, with their weights or with references to a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -46,16 +46,18 @@ def export_bundle(
     dtype: str = "float32",
     sections: Collection[str] = (),
 ) -> Bundle:
-    """Write a bundle with its weights; raise `BundleError` if the folder contains other files."""
+    """Write a bundle that contains its weights; raise `BundleError` if the folder contains other files."""
     check_name(name, config)
     check_dtype(dtype)
     chosen = dict(bundle_probes(name, config) if probes is None else probes)
     if not chosen:
-        raise BundleError("A bundle needs at least one probe.")
+        raise BundleError("A bundle needs at least one probe; none was given.")
     first = next(iter(chosen.values())).parameters
     for key, probe in chosen.items():
         if probe.config != config or probe.parameters is not first:
-            raise BundleError(f"The probe {key!r} has its own model; a bundle has one model for all of its probes.")
+            raise BundleError(
+                f"The probe {key!r} has another model than the first probe; expected one model for all probes."
+            )
     of_capabilities = {section: section_of(section, chosen, dtype) for section in in_order(sections)}
     bundle = Bundle(name, dtype, config, chosen, of_capabilities)
     _write(bundle, Path(folder))
@@ -65,17 +67,17 @@ def export_bundle(
 def export_for(
     checkpoint: Path, folder: Path, *, head: str | None, dtype: str, progress: Progress, name: str | None = None
 ) -> str:
-    """Write a bundle that refers to a checkpoint; return its contents and size in one sentence.
+    """Write a bundle that refers to a checkpoint; return a sentence with its contents and size.
 
-    Raises `TransparityError` if the checkpoint cannot be imported or the folder is in use.
+    Raises `TransparityError` if the checkpoint cannot be imported, or if the folder contains other files.
 
     Args:
         checkpoint: A Hugging Face folder.
         folder: A new or empty folder, or a folder with a bundle.
-        head: As for `import_checkpoint`.
-        dtype: The precision of the port, which determines the budgets.
-        progress: Called for files as they are hashed.
-        name: The name in reports; None: the family.
+        head: The output of an encoder, as in `import_checkpoint`.
+        dtype: The precision of the port, which determines the tolerances.
+        progress: Called for each file that is hashed.
+        name: The name in reports; None for the name of the family.
     """
     check_dtype(dtype)
     imported = import_checkpoint(checkpoint, head)
@@ -89,19 +91,19 @@ def export_for(
     weights = in_bytes(sum(tensor.size for tensor in tensors.values()))
     return (
         f"{folder}: {in_bytes(size)}, {len(probes)} probes of {name} ({', '.join(probes)}); "
-        f"{len(tensors)} tensors of {weights} are named by their sha256"
+        f"{len(tensors)} tensors of {weights} are identified by their sha256"
     )
 
 
 def export_pieces(
     checkpoint: Path, folder: Path, layers: list[int] | None, *, head: str | None, dtype: str, progress: Progress
 ) -> Iterator[str]:
-    """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence for each.
+    """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence for each bundle.
 
     Args:
-        layers: The layers, from 0; None: all layers. The embedding with the head is always written.
+        layers: The numbers of the layers, from 0; None for all layers. The embedding with the head is always written.
 
-    See `export_for` and `pieces` for the other arguments and the errors.
+    `export_for` and `pieces` describe the other arguments and the exceptions.
     """
     check_dtype(dtype)
     opened = open_for_pieces(checkpoint, head)
@@ -118,7 +120,7 @@ def export_pieces(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder; raise `BundleError` if it contains files other than a bundle."""
+    """Make a folder; raise `BundleError` if it contains files that do not belong to a bundle."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - {CHECKPOINT}
@@ -141,7 +143,7 @@ def _write(bundle: Bundle, folder: Path, checkpoint: CheckpointFields | None = N
         (folder / "config.json").write_text(bundle.config.to_json(), encoding="utf-8")
         files = _tensors(bundle)
         for name in {row.file for row in CAPABILITIES.values()} - {""} - files.keys():
-            (folder / name).unlink(missing_ok=True)  # left by an earlier bundle
+            (folder / name).unlink(missing_ok=True)  # written for an earlier bundle
         for name, arrays in files.items():
             save_file({key: np.ascontiguousarray(value) for key, value in arrays.items()}, folder / name)
         write_manifest(folder, manifest)
@@ -151,7 +153,7 @@ def _write(bundle: Bundle, folder: Path, checkpoint: CheckpointFields | None = N
 
 
 def _tensors(bundle: Bundle) -> dict[str, Arrays]:
-    """Return the tensors of each file."""
+    """Return the tensors of each file, by the file's name."""
     probes = bundle.probes.items()
     files = {
         "inputs.safetensors": _as_stored(
@@ -166,7 +168,7 @@ def _tensors(bundle: Bundle) -> dict[str, Arrays]:
 
 
 def _as_stored(arrays: Arrays) -> Arrays:
-    """Convert floats to float32 and all others to int32."""
+    """Convert floating-point numbers to float32, and all other numbers to int32."""
     return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in arrays.items()}
 
 

@@ -1,1 +1,1 @@
-"""The right answer and its budget: probes, the float64 oracle, budgets, derivatives and their calibration."""
+"""The expected results and their tolerances: probes, the reference in float64, derivatives, and calibration."""

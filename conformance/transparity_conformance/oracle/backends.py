@@ -1,4 +1,4 @@
-"""The installed backends and their harnesses, found by entry point, including third-party ones."""
+"""The installed backends and their harnesses, found by entry point; third parties may add backends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REFERENCE = "numpy"
 
 @functools.cache
 def named() -> dict[str, str]:
-    """Return every backend's entry point by name, the reference first."""
+    """Return the entry point of every backend, by the name of the backend; the reference comes first."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
 
 
 @functools.cache
 def absent() -> dict[str, str]:
-    """Return the backends whose framework is not installed, with the error; raise any other failure to import."""
+    """Return the backends whose framework is not installed, and the error; raise any other error of an import."""
     missing = {}
     for name in named():
         try:
@@ -33,13 +33,13 @@ def absent() -> dict[str, str]:
 
 
 def installed() -> list[str]:
-    """Return the names of the backends that can be imported, the reference first."""
+    """Return the names of the backends that can be imported; the reference comes first."""
     return [name for name in named() if name not in absent()]
 
 
 @functools.cache
 def backend(name: str) -> Backend:
-    """Import the backend called `name`; raise `ImportError` if its framework is not installed."""
+    """Import a backend; raise `ImportError` if its framework is not installed."""
     (point,) = (point for point in entry_points(group=ENTRY_POINTS) if point.name == name)
     loaded: Backend = point.load()
     return loaded
@@ -47,7 +47,7 @@ def backend(name: str) -> Backend:
 
 @functools.cache
 def harness(name: str) -> Harness | None:
-    """Return the harness of the backend called `name`, or None."""
+    """Return the harness of a backend; None if it has none."""
     for point in entry_points(group=HARNESS_ENTRY_POINTS, name=name):
         loaded: Harness = point.load()
         return loaded
@@ -55,6 +55,6 @@ def harness(name: str) -> Harness | None:
 
 
 def pinned(name: str) -> AbstractContextManager[None]:
-    """Return a context with full float32 precision in the backend called `name`, if its harness provides one."""
+    """Return a context that makes a backend compute in full float32 precision, if its harness has one."""
     parts = harness(name)
     return parts.pinned() if parts else nullcontext()

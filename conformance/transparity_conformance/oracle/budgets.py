@@ -1,7 +1,8 @@
-"""Budgets: the largest error that rounding explains. Factors are data, each with its provenance.
+"""Tolerances, which the code calls budgets: the largest error that rounding explains.
 
-The tolerance is `factor` × the error of the reference in that precision, plus `floor` ulps of the largest expected
-value. The floor covers computations so short that the reference makes no error.
+A tolerance is `factor` × the error of the reference in the same precision, plus `floor` × the distance between numbers
+at the largest expected value. The floor is for computations that are so short that the reference makes no error.
+`provenance` states how the constants were measured.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from transparity.limits.mapped import Mapped
 
 @dataclass(frozen=True)
 class BudgetRule:
-    """The budget of one precision."""
+    """The constants that determine the tolerances in one precision."""
 
     factor: float
     floor: float
     provenance: str
 
     def budget(self, noise: float, ulp: float, scale: float) -> float:
-        """Return the budget where the reference errs by `noise` and the largest expected value is `scale`."""
+        """Return the tolerance, given the reference's error `noise` and the largest expected value `scale`."""
         return float(self.factor * noise + self.floor * ulp * scale)
 
 
 MEASURED = (
-    "Measured by python -m transparity_conformance.oracle.calibrate, with features permuted so that sums have another "
-    "order. At 13,651 taps, the reference errs by at most 1.89 × the oracle's error in float32 and 1.59 × in float64. "
-    "The error is below 0.69 × at 99 % of the taps. Other drawn configurations reach 2.70 ×, to which half is added."
+    "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
+    "At 13,651 taps, the error is at most 1.89 × the oracle's error in float32, and at most 1.59 × in float64. "
+    "At 99 % of the taps, it is below 0.69 ×. Other drawn configurations reach 2.70 ×; the factor 4 adds half of this."
 )
 ROUNDED = (
-    "As for float32, from which it is rounded. If every sum is rounded to float16, 99 % err by at most 0.16 ×, but a "
-    "variance that underflows errs by tens or hundreds. A port must therefore widen its sums, as every kernel does."
+    "The same as float32, because results are rounded float32. If every sum is rounded to float16, the error is below "
+    "0.16 × at 99 % of the taps. It is 10 to 1000 × if a variance underflows, so a port must sum in float32."
 )
 
 RULES = {
@@ -47,63 +48,68 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The points at which the reference's error is measured; a single one may be small by chance."""
+"""The reference's error is measured at this number of points, because it may be small by chance at a single point."""
 
 NEIGHBOURS_OF_HOT = 16
-"""The number of points for scores so large that one key has almost all of the weight.
+"""The number of points at which rounding is measured for the probe `hot`, in which one key has most of the weight.
 
-There a few numbers determine the error, so chance matters more. Over 144 such models (12 weights of each preset), a
-right program errs by up to 4.5 × the error at three points. At 8, 16 and 32 points it is 4.3 ×, 2.3 × and 1.7 ×.
+A few numbers determine the error of such scores, so chance matters more. Over 144 such models (12 weights of each
+preset), the error of a right program is up to 4.5 × the error that is measured at three points. At 8, 16 and 32 points,
+it is 4.3 ×, 2.3 × and 1.7 ×.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
-"""The number of points for a model with a recurrence.
+"""The number of points at which rounding is measured for a model with a recurrence.
 
-A token's output from the state may be near zero, and a norm then enlarges it. Over 40 such models, a right program errs
-by up to 3.4 × the error at three points, 1.2 × at 8 and 1.0 × at 16. At the point itself it is 4.7 ×.
+The output of the state may be near zero for a token, and a norm then enlarges its error. Over 40 such models, the error
+of a right program is up to 3.4 × the error that is measured at three points. At 1, 8 and 16 points, it is 4.7 ×, 1.2 ×
+and 1.0 ×.
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points for drawn configurations, whose few features make chance matter more."""
+"""The number of points at which rounding is measured for a drawn configuration.
+
+A drawn configuration has few features, so chance matters more.
+"""
 
 POSITIONS_OF_DRAWN = 64
-"""The fewest positions to measure over; a sequence of one token needs more points than a long one."""
+"""The error is measured over at least this number of positions; a shorter sequence is measured at more points."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the number of points at which the error of a drawn configuration is measured."""
+    """Return the number of points for measuring the error of a drawn configuration."""
     fewest = min(tokens.size for tokens in inputs.values())
     return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
 
 
 @functools.cache
 def epsilon(dtype: str) -> float:
-    """Return the distance from 1 to the next number of `dtype`."""
-    import ml_dtypes  # imported late, so that the command line starts without it
+    """Return the distance from 1 to the next larger number of `dtype`."""
+    import ml_dtypes  # a late import, so that the command line starts faster
 
     return float(ml_dtypes.finfo(dtype).eps)
 
 
 def _bfloat16() -> Any:
-    import ml_dtypes  # imported late, as above
+    import ml_dtypes  # a late import, as above
 
     return ml_dtypes.bfloat16
 
 
 def rounded(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round `value` to `dtype`, in a dtype that NumPy can compute with."""
+    """Round `value` to `dtype`; the result has a dtype that NumPy can compute with."""
     if value.dtype.kind != "f":
         return value
     if dtype == "float64":
         return value.astype(dtype, copy=False)
-    with np.errstate(over="ignore"):  # a number beyond the range is infinite, and no budget covers it
+    with np.errstate(over="ignore"):  # overflow gives an infinite number, which exceeds any tolerance
         if dtype == "float32":
             return value.astype(dtype, copy=False)
         return value.astype(np.float16 if dtype == "float16" else _bfloat16()).astype(np.float32)
 
 
 def rounded_to(value: np.ndarray, kind: str) -> np.ndarray:
-    """Round `value` to float32, bfloat16, float16 or TF32 (10 bits after the point), in its own dtype."""
+    """Round `value` to float32, bfloat16, float16 or TF32 (10 bits after the point); the result keeps its dtype."""
     if isinstance(value, Mapped):
         in_file: Any = value.changed(functools.partial(rounded_to, kind=kind))
         return in_file

@@ -1,11 +1,11 @@
-"""Measure the factors of `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`.
+"""Measure the constants in `budgets`: `python -m transparity_conformance.oracle.calibrate`, or `nox -s calibrate`.
 
-The exit code is 1 if a constant does not cover the measurement.
+The exit code is 1 if a constant is smaller than its measurement.
 
-A right program differs from the reference in the order of its sums. The reference becomes such a program when its
-features are permuted: heads, the features of a head, hidden features and the model's own. The result is the same, but
-every sum has another order. A budget must allow its error relative to the error that the oracle measures at the same
-weights. No backend takes part, so none certifies itself.
+A right program differs from the reference by the order of its sums. The reference becomes such a program if its
+features are permuted: heads, the features of a head, hidden features, and the features of the model. Its exact results
+are the same, but every sum has another order. A tolerance must cover its error. No backend is measured, so that no
+backend determines its own tolerance.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from transparity_numpy.transformer import transformer
 
 
 def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[Arrays, Arrays]:
-    """Return the parameters with permuted features, and the permutations by their axes."""
+    """Return the parameters with permuted features, and the permutation of each kind of feature."""
     random = np.random.default_rng(seed)
-    # Features identified by their place among the heads, or within a head, stay there.
+    # Features stay in place if their index among the heads, or within a head, matters.
     grouped, turned = config.key_value_heads < config.num_heads, config.positions == "rotary"
     heads = random.permutation(config.num_heads)
     stay = grouped or config.positions == "alibi" or config.kv_lora_rank is not None
@@ -49,10 +49,10 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     orders = {"heads": heads, "key_heads": key_heads, "head_dim": within}
     orders["hidden"] = random.permutation(config.feed_forward_dim)
     orders |= _merged(config, orders)
-    # The model's own features stay where they are cut into heads before their projection.
+    # With shared projections, the model's features are divided into heads before the projection.
     shared = config.projection == "shared-per-head"
     orders["model"] = orders["merged"] if shared else random.permutation(config.embed_dim)
-    if "sinusoidal" in (config.positions, config.encoder_positions):  # their features are fixed
+    if "sinusoidal" in (config.positions, config.encoder_positions):  # the features of sinusoids are fixed
         orders["model"] = np.arange(config.embed_dim)
         if shared:
             orders |= {"heads": np.arange(config.num_heads), "head_dim": np.arange(config.head_dim)}
@@ -62,14 +62,14 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
     for name, value in parameters.items():
         out, into = _axes(config, name)
         if value.shape[0 if out == "hidden" else -1] != config.feed_forward_dim and "hidden" in (out, into):
-            out, into = ("", into) if out == "hidden" else (out, "")  # a layer of another width
+            out, into = ("", into) if out == "hidden" else (out, "")  # a layer with another feed-forward width
         rows = value[orders[out]] if out else value
         changed[name] = rows[:, orders[into]] if into else rows
     return changed, orders
 
 
 def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
-    """Return the order of all features of queries, and of keys, side by side."""
+    """Return the order of the concatenated features of all heads, for queries and for keys."""
     return {
         name: (orders[heads][:, None] * config.head_dim + orders["head_dim"]).ravel()
         for name, heads in (("merged", "heads"), ("merged_keys", "key_heads"))
@@ -77,19 +77,19 @@ def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
 
 
 def _axes(config: TransformerConfig, name: str) -> tuple[str, str]:
-    """Return the names of a parameter's rows and columns; empty where they are not permuted."""
+    """Return the kinds of feature of a parameter's rows and columns; empty if they are not permuted."""
     rows, columns = next(axes for pattern, *axes in _axes_by_name(config) if re.search(pattern, name))
     return rows, columns if name.endswith("weight") and not name.endswith("norm.weight") else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]:
-    """Return patterns of names with the rows and columns of their parameters; the first match applies."""
+    """Return patterns of parameter names, with the kinds of feature of rows and columns; the first match applies."""
     over = ("merged", "merged_keys") if config.query_key_norm_over == "projection" else ("head_dim", "head_dim")
     heads = ("merged", "merged_keys", "model") if config.projection == "full" else ("head_dim",) * 3
     latents = "query_latent|key_value_latent|key_rotary" + ("" if config.q_lora_rank else "|query")
     return (
-        # The features of these parts stay in place; the model's own are permuted.
+        # The features of these parts stay in place; only the features of the model are permuted.
         (r"\.recurrence\..*\boutput\.", "model", ""),
         (r"\.recurrence\..*_convolution", "", ""),
         (r"\.recurrence\.", "", "model"),
@@ -125,7 +125,7 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
 
 
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
-    """Return a tap of the permuted model with its features back in place."""
+    """Return an activation of the permuted model with its features in the original order."""
     leaf = name.rpartition(".")[2]
     is_inside = ("router", ".shared_expert", ".recurrence.", *(("self_attention.",) if config.kv_lora_rank else ()))
     stays = any(part in name for part in is_inside) and (leaf != "output" or "router" in name)
@@ -143,10 +143,9 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
 
 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
-    """Return every tap in arithmetic of `dtype`.
+    """Return every activation, computed in `dtype`.
 
-    float16 rounds every sum and product, more than any hardware does. Results in float64 follow from float32 by the
-    ratio of their epsilons; NumPy has no bfloat16 arithmetic.
+    In float16, NumPy rounds every sum and product, which no hardware does. It cannot compute in bfloat16.
     """
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)
@@ -158,16 +157,16 @@ def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dty
 
 @dataclass(frozen=True)
 class Sample:
-    """The error of the permuted reference at one tap."""
+    """The error of the permuted reference at one activation."""
 
     error: float
     noise: float
-    """The error that the oracle measured there."""
+    """The error that the oracle measured at this activation."""
     ulp: float
-    """The distance between numbers at the largest expected value."""
+    """The distance between two numbers near the largest expected value."""
 
     def ratio(self, floor: float) -> float:
-        """Return the error above the floor, over the noise."""
+        """Return the error beyond the floor, divided by the error that the oracle measured."""
         over = max(0.0, self.error - floor * self.ulp)
         return over / self.noise if self.noise else (0.0 if over == 0 else math.inf)
 
@@ -175,7 +174,7 @@ class Sample:
 def samples(
     config: TransformerConfig, parameters: Arrays, inputs: Arrays, oracle: Oracle, dtype: str
 ) -> Iterator[Sample]:
-    """Compare the permuted reference with the oracle at each tap."""
+    """Compare each activation of the permuted reference with the oracle."""
     changed, orders = permuted(config, parameters, 0)
     for name, value in evaluated(config, changed, inputs, dtype).items():
         expected = oracle.expected[name]
@@ -185,7 +184,7 @@ def samples(
 
 
 def measure(dtype: str, drawn: int, seeds: int, cases: Sequence[str] = tuple(PRESETS)) -> list[Sample]:
-    """Measure on the presets' probes, with several weights, and on drawn configurations."""
+    """Measure errors on the probes of presets, with several weights, and on drawn configurations."""
     found: list[Sample] = []
     for case in track(cases, f"{dtype}: presets"):
         for probe in probes(case).values():
@@ -224,17 +223,17 @@ def _measure_drawn(dtype: str, drawn: int) -> list[Sample]:
 
 @dataclass(frozen=True)
 class CalibratedConstant:
-    """A constant and its measurement."""
+    """A constant in `budgets`, and its measurement."""
 
     name: str
     dtype: str
     taps: int
     measured: float
-    """The worst value, which the constant must cover."""
+    """The largest measured value, which the constant must cover."""
     constant: float
     median: float
     most: float
-    """The value below which 99 % are."""
+    """The value that 99 % of the measurements do not exceed."""
 
     @property
     def covers(self) -> bool:
@@ -242,10 +241,10 @@ class CalibratedConstant:
 
 
 def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[CalibratedConstant]:
-    """Return the measurements of the factor and the floor of one precision.
+    """Return the measurements of the factor and of the floor in one precision.
 
-    The floor applies to taps at which the reference makes no error. In float16 the factor covers 99 %: rounding every
-    sum is more than any hardware does, and the rest are variances that underflow.
+    The floor applies to activations at which the reference makes no error. In float16, the factor covers only 99 % of
+    the measurements. In the rest, a variance underflows, because NumPy rounds every sum to float16.
     """
     over = np.array([sample.ratio(rule.floor) for sample in found])
     bare = np.array([sample.error / sample.ulp for sample in found if not sample.noise and sample.ulp] or [0.0])
@@ -266,7 +265,7 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
 def as_table(measured: Sequence[CalibratedConstant]) -> Table:
     """Return a table of every constant and its measurement."""
     heads = ("constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers")
-    table = Table(*heads, title="constants of budgets")
+    table = Table(*heads, title="constants of tolerances")
     for row in measured:
         shown = [f"{value:.2f}" for value in (row.median, row.most, row.measured)]
         table.add_row(row.name, row.dtype, f"{row.taps:,}", *shown, f"{row.constant:g}", "yes" if row.covers else "NO")
@@ -274,7 +273,7 @@ def as_table(measured: Sequence[CalibratedConstant]) -> Table:
 
 
 def main() -> int:
-    """Measure every constant, print the table, and return 1 if a constant does not cover its measurement."""
+    """Measure every constant, print a table, and return 1 if a constant is smaller than its measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--drawn", type=int, default=300, help="number of drawn configurations")
     parser.add_argument("--seeds", type=int, default=3, help="number of weights at which each probe is measured")

@@ -1,9 +1,9 @@
-"""Small configurations of families, with every part that no preset has; and a text.
+"""Small configurations that together contain every part of a family that no preset contains; and text inputs.
 
-Each case has the parts of a family (Llama's rotary positions and grouped heads, T5's relative bias and tied head …).
-Its sizes are its own, and all different, so that no two axes can be confused. The cases are rows of `cases.json`: the
-fields of a configuration, or its differences from the one that it is `like`. Text: a passage by characters for single
-stacks, and sentence pairs by words for encoder-decoders.
+A case has the parts of one family, such as Llama's rotary positions and grouped heads, or T5's relative bias and tied
+head. All sizes of a case differ, so that no two axes can be confused. `cases.json` has the fields of each case, or the
+fields that differ from the case that it is `like`. A single stack reads a passage by characters, and an encoder-decoder
+reads pairs of sentences by words.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""Rows that other rows refer to with `like`, and that are not cases themselves."""
+"""The rows of `cases.json` that are not cases; other rows refer to them by `like`."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
-"""Encoders of images and of audio, and CLIP's decoder of texts, which pools the first end token."""
+"""The cases that cannot read this text: models of images or audio, and CLIP's text tower, which pools the end token."""
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 MODELS = {name: TransformerConfig.from_dict(_fields(name)) for name in _ROWS if name not in _BASES}
-"""All models, including those whose inputs are not tokens."""
+"""All models, including those that do not read tokens."""
 
 CASES = {name: config for name, config in MODELS.items() if name not in _NO_TEXT}
 
@@ -58,12 +58,14 @@ PAIRS = (
 )
 
 SPECIAL_TOKENS = 3
-"""Padding, `<bos>` and `<eos>` are 0, 1 and 2."""
+"""The number of special tokens: padding is 0, `<bos>` is 1, and `<eos>` is 2."""
 
 
 def passage_tokens(vocab_size: int) -> np.ndarray:
-    """Return the passage as tokens, one per character; the rarest characters are left out if the vocabulary is
-    small."""
+    """Return the passage as tokens, one per character.
+
+    If the vocabulary is too small, the rarest characters are left out.
+    """
     text = PASSAGE.lower()
     frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
     ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}
@@ -71,7 +73,10 @@ def passage_tokens(vocab_size: int) -> np.ndarray:
 
 
 def pair_tokens(side: int) -> list[list[int]]:
-    """Return the sentences of one side (0: source, 1: target) as tokens, one per word; targets start with `<bos>`."""
+    """Return the sentences of one side (0 for the source, 1 for the target) as tokens, one per word.
+
+    A target starts with `<bos>`, and a source ends with `<eos>`.
+    """
     words: dict[str, int] = {}
     sentences = [pair[side].lower().split() for pair in PAIRS]
     for word in (word for sentence in sentences for word in sentence):
@@ -81,8 +86,7 @@ def pair_tokens(side: int) -> list[list[int]]:
 
 
 def text_inputs(config: TransformerConfig, source: int, target: int) -> dict[str, np.ndarray]:
-    """Return eight rows of real text, padded to the lengths; a single stack gets rows of the passage of length
-    `source`."""
+    """Return eight rows of text, padded to the given lengths; a single stack reads the passage of length `source`."""
     rows = len(PAIRS)
     if "tokens" in config.input_names:
         return {"tokens": np.resize(passage_tokens(config.vocab_size), (rows, source))}

@@ -11,33 +11,33 @@ from transparity.parameters import parameter_shapes
 from transparity.taps import tap_shapes
 
 BYTES_OF_A_PARAMETER = 32
-"""Measured: the peak of a check of the NumPy column grew by 254 MB from 7.8 to 15.5 million parameters."""
+"""Measured for a check of the NumPy column: the peak grew by 254 MB from 7.8 to 15.5 million parameters."""
 
 BYTES_OF_AN_ACTIVATION = 40
-"""Measured: it grew by 172 MB with 4.3 million logits in a probe, counting weights, casts and answers."""
+"""Measured for the same check: the peak grew by 172 MB for 4.3 million logits in a probe, with all copies of them."""
 
 
 BYTES_OF_A_CACHED_FEATURE = 4 + 4
-"""The reference's cache for `max_length` tokens, and the port's, in float32."""
+"""The bytes of one feature in both caches, the reference's and the port's, in float32."""
 
 
 def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
-    """Raise `ConfigError` if a check of `config` cannot fit in memory, by a lower bound.
+    """Raise `ConfigError` if a check of `config` cannot fit into memory, according to a lower bound.
 
     Args:
-        config: the configuration at the size of its probes.
-        batch: the rows of a probe.
-        lengths: the tokens of each input of the probe, by name.
+        config: The configuration at the size of its probes.
+        batch: The number of rows of a probe.
+        lengths: The number of tokens in each input of the probe, by name.
     """
     parameters = sum(map(math.prod, parameter_shapes(config).values()))
     taps = tap_shapes(config, batch, **{name: lengths[name] for name in config.input_names})
     activations = sum(map(math.prod, taps.values()))
     needed = parameters * BYTES_OF_A_PARAMETER + activations * BYTES_OF_AN_ACTIVATION + _cache(config, batch)
-    check_fits(f"A check of this configuration, with {parameters:,} parameters,", needed, ConfigError)
+    check_fits(f"A check of this configuration with {parameters:,} parameters", needed, ConfigError)
 
 
 def _cache(config: TransformerConfig, rows: int) -> int:
-    """Return the bytes of the key-value caches for cached decoding; a single encoder has none."""
+    """Return the bytes of the caches for decoding; an encoder has no cache."""
     features = (
         config.key_value_heads * (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
     )

@@ -1,9 +1,9 @@
-"""Near-ties of a router: choices between experts that rounding may change, and everything that depends on them.
+"""Near-ties of a router: choices of experts that rounding may change, and all values that depend on them.
 
-The choice of experts is the one discontinuous part of a model. If the scores of two experts differ by less than
-rounding, either choice is right, and later values differ by far more than rounding. So the error of rounding is
-measured with the exact choice (`oracle`), and positions that depend on a near-tie are judged separately. To find them,
-the other choice is put into the reference; every position that changes depends on it.
+The choice of experts is the only discontinuous part of a model. If the scores of two experts differ by less than
+rounding, either choice is right, and all later values differ by far more than rounding. The `oracle` therefore measures
+the error of rounding with the exact choice, and values that depend on a near-tie are judged separately. To find them,
+the reference is run with the other choice: every value that changes depends on the near-tie.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from transparity_numpy.transformer import transformer
 
 Arrays = Mapping[str, np.ndarray]
 Budget = Callable[[str], float]
-"""Maps a tap to the largest difference that rounding explains."""
+"""Returns the largest difference of an activation that rounding explains."""
 
 
 def is_choice(tap: str) -> bool:
-    """Return whether a tap is the choice of a router."""
+    """Return whether an activation is the choice of a router."""
     return tap.endswith(f".{ROUTER_CHOSEN}")
 
 
 def is_of_router(tap: str) -> bool:
-    """Return whether a tap is a choice, or the logits that show near-ties."""
+    """Return whether an activation is the choice of a router, or the logits for this choice."""
     return tap.endswith((f".{ROUTER_CHOSEN}", ".router_logits"))
 
 
@@ -39,11 +39,13 @@ def has_router(config: TransformerConfig) -> bool:
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """Return, by the tap of a choice, True for the experts that rounding may swap.
+    """Return a mask for each choice of a router, which is True for experts that rounding may swap.
 
     Args:
-        parameters, taps: the parameters and taps of a forward pass in float64.
-        budget: returns the budget of a tap.
+        config: The configuration.
+        parameters: The parameters in float64.
+        taps: The activations of a forward pass in float64.
+        budget: Returns the tolerance of an activation.
     """
     found: dict[str, np.ndarray] = {}
     for tap in filter(is_choice, taps):
@@ -59,7 +61,10 @@ def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budge
 def _tied(
     config: TransformerConfig, logits: np.ndarray, correction: np.ndarray | None, chosen: np.ndarray, margin: float
 ) -> np.ndarray:
-    """Return True (batch, length, experts) for experts in a near-tie; scores rise by less than the logits do."""
+    """Return a mask (batch, length, experts) that is True for experts in a near-tie.
+
+    The tolerance of logits is used for scores too, because scores change by less than logits.
+    """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
     scores = SCORES[config.router_scores](logits) + (0 if correction is None else correction)
@@ -74,8 +79,11 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return True for chosen experts within the margin of the best other one, and for others within it of the worst
-    chosen."""
+    """Return a mask that is True for experts in a near-tie.
+
+    A chosen expert is in a near-tie if it is at most `margin` better than the best other one. Another expert is in a
+    near-tie if it is at most `margin` worse than the worst chosen one.
+    """
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)
@@ -90,13 +98,16 @@ def dependent(
     exact: Budget,
     kept: Collection[str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return, by tap, True where a value depends on a near-tie; taps without such a value are left out.
+    """Return a mask for each activation, which is True where a value depends on a near-tie.
+
+    Activations without such a value are left out.
 
     Args:
-        parameters, inputs: the parameters and inputs of the forward pass, in float64.
-        expected: all its taps.
-        budget, exact: return the budget of a tap in the port's precision, and in float64.
-        kept: the taps to compare; None for all.
+        config, parameters, inputs: The model and the inputs of the forward pass, in float64.
+        expected: The activations of the forward pass.
+        budget: Returns the tolerance of an activation in the port's precision.
+        exact: Returns the tolerance of an activation in float64.
+        kept: The names of the activations to compare; None for all.
     """
     ties = near_ties(config, parameters, expected, budget) if has_router(config) else {}
     free: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""The oracle: the reference's results in float64, and its own rounding error in every other precision."""
+"""The oracle: the reference's results in float64, and the reference's own rounding error in every other precision."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
 Computation = Callable[[Arrays, Tap], None]
-"""A computation on named arrays that passes every result to a tap."""
+"""A computation on named arrays, which passes every result to a tap."""
 Room = Callable[[], MutableMapping[str, np.ndarray]]
 """Creates an empty mapping for results, in memory or on disk."""
 
 
 class Oracle:
-    """The results of a computation in float64, and the budget of each in any precision.
+    """The results of a computation in float64, and the tolerance of each result in any precision.
 
-    The error in a precision is the largest at a few neighbouring points: the arrays are changed by up to 2⁻¹⁰. Each
-    point is compared with its own float64 result, with position tables built as ports build them (`tables`). float32 is
-    computed in float32. Half precisions are float32 rounded at every tap, because hardware sums them in float32. The
-    error of float64 follows from float32 by the ratio of their epsilons. `watch` is called with the name of every
-    result; `room` creates the mapping that stores results.
+    The error in a precision is measured at a few points near the arrays, which are changed by a factor of up to 1 ±
+    2⁻¹⁰. Each point is compared with its own result in float64. At each point, the reference computes like another
+    right program (`variants`). float32 is computed in float32. Half precisions are computed in float32 and rounded at
+    every activation, because hardware sums in float32. The error in float64 is the error in float32, scaled by the
+    ratio of both epsilons.
+
+    `watch` is called with the name of every result, and `room` creates the mapping for the results.
     """
 
     def __init__(
@@ -50,23 +52,23 @@ class Oracle:
         self.run, self.arrays, self.neighbours, self.kept, self.room = run, dict(arrays), neighbours, kept, room
         self.watch: Callable[[str], None] = lambda name: None
         self.call: tuple[TransformerConfig, Mapping[str, Any]] | None = None
-        """The configuration and the inputs of a forward pass; None for another computation."""
+        """The configuration and the inputs, if the computation is a forward pass; otherwise None."""
         self._noise: dict[str, dict[str, float]] = {}
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
-        """Return every result in float64; for results that are not `kept`, NaN of the right shape."""
+        """Return every result in float64; a result that is not in `kept` is NaN of the right shape."""
         return self._evaluate(self.arrays, "float64")
 
     def budget(self, name: str, dtype: str) -> float:
         """Return the largest difference from `expected[name]` that rounding in `dtype` explains.
 
-        If the arrays and the results have different precisions, `dtype` names both: `float32:bfloat16`.
+        If the arrays and the results have different precisions, `dtype` names both, as `float32:bfloat16`.
         """
         return budget_of(self.noise(dtype)[name], np.abs(self.expected[name]).max(initial=0.0), dtype)
 
     def noise(self, dtype: str) -> dict[str, float]:
-        """Return the reference's own largest error in `dtype`, per result."""
+        """Return the reference's largest error in `dtype`, for each result."""
         if dtype not in self._noise:
             identity = None if self.identity is None else f"{self.identity}-{dtype.replace(':', '-')}"
             self._noise[dtype] = kept(identity, lambda: self._measure(dtype))
@@ -74,9 +76,9 @@ class Oracle:
 
     @functools.cached_property
     def identity(self) -> str | None:
-        """Return a hash of everything that determines the results.
+        """Return a hash of everything that determines the results; None without one.
 
-        A large model, parameters in files, and other computations have no hash.
+        There is no hash for a large model, for parameters in files, or for a computation that is not a forward pass.
         """
         are_in_memory = all(isinstance(value, np.ndarray) for value in self.arrays.values())
         if self.call is None or not are_in_memory or sum(value.size for value in self.arrays.values()) >= LARGE:
@@ -86,7 +88,7 @@ class Oracle:
         return digest(json.dumps([config.as_dict(), *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
-        """Return the reference's elementwise error in `dtype` at the `index`-th neighbouring point."""
+        """Return the elementwise error of the reference in `dtype` at the `index`-th point."""
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
@@ -104,7 +106,9 @@ class Oracle:
 
             def compare(name: str, value: np.ndarray, truth: Mapping[str, np.ndarray] = truth) -> None:
                 if name in worst:
-                    worst[name] = max(worst[name], gap(value, truth[name]))  # infinite where only one is NaN
+                    worst[name] = max(
+                        worst[name], gap(value, truth[name])
+                    )  # the error is infinite if only one value is NaN
 
             self._compute(arrays, dtype, index, compare, truth)
         return worst
@@ -131,9 +135,9 @@ class Oracle:
         receive: Callable[[str, np.ndarray], None],
         choices: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Compute in `dtype` at the `index`-th point; every result is rounded, received, and used further.
+        """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and compute with it.
 
-        A router makes the given `choices`, because the effect of another choice is not rounding.
+        Routers make the given `choices`, because the effect of another choice is not rounding.
         """
         given, _, computed = dtype.partition(":")
 
@@ -150,7 +154,7 @@ class Oracle:
 
 
 def budget_of(noise: float, scale: float, dtype: str) -> float:
-    """Return the budget in `dtype` where the reference errs by `noise` and the largest expected value is `scale`."""
+    """Return the tolerance in `dtype`, given the reference's error `noise` and the largest expected value `scale`."""
     coarser = max(dtype.split(":"), key=epsilon)
     return RULES[coarser].budget(noise, epsilon(coarser), scale)
 
@@ -164,7 +168,7 @@ def forward_oracle(
     kept: Collection[str] | None = None,
     room: Room = dict,
 ) -> Oracle:
-    """Return the oracle of a whole forward pass, with every tap or only those in `kept`."""
+    """Return the oracle of a forward pass, with all activations or only those in `kept`."""
     tokens: dict[str, Any] = dict(inputs)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -176,7 +180,7 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """Return the arrays (index 0) or the `index`-th neighbouring point, in float32 numbers."""
+    """Return the arrays at the `index`-th point, in float32; at point 0, they are unchanged."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)
@@ -191,12 +195,14 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb numbers of a matrix in a file by their own bits, so that a block is perturbed equally at every
-    reading."""
+    """Perturb the numbers of a matrix in a file.
+
+    The perturbation depends on the bits of each number, so that repeated reading gives the same result.
+    """
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(
         np.float32
-    )  # in place from here on, because this takes most of the time of reading a matrix
+    )  # then in place, because this step takes most of the time of reading a matrix
     moved *= np.float32(2.0**-41)
     moved += 1
     moved *= block
@@ -204,7 +210,7 @@ def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
 
 
 def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
-    """Return the oracle of a free function of the reference; its results are `result`, or `result.0`, `result.1` …."""
+    """Return the oracle of a function of the reference; its results are named `result`, or `result.0`, `result.1` …."""
 
     def run(arrays: Arrays, tap: Tap) -> None:
         dtype = next((value.dtype.name for value in arrays.values() if value.dtype.kind == "f"), "float64")
@@ -217,7 +223,7 @@ def function_oracle(name: str, arrays: Arrays, **named: Any) -> Oracle:
 
 
 def each(results: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the results of a function under the names that `function_oracle` gives them."""
+    """Yield the results of a function by the names that `function_oracle` uses."""
     if isinstance(results, tuple):
         yield from ((f"result.{index}", value) for index, value in enumerate(results))
     else:

@@ -1,7 +1,7 @@
-"""Probes: weights and inputs that show faults. Freshly initialized weights and short prompts hide most of them.
+"""Probes: weights and inputs that show faults; new weights and short prompts hide most faults.
 
-Weights: attention scores with a spread of about 2, nonzero biases, gains around one. Inputs: sizes that are all
-different, so that no two axes can be confused. Each row is named after the fault that it catches.
+The weights give attention scores a spread of about 2, nonzero biases, and gains around 1. All sizes of the inputs
+differ, so that no two axes can be confused. Each row is named after the fault that it shows.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ BATCH, SOURCE, TARGET = 8, 9, 7
 
 SCORE_SPREAD = 2.0
 WEIGHT_SPREAD = 0.3
-"""The standard deviation of gains around 1 and of biases around 0."""
+"""The standard deviation of gains around 1, and of biases around 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A model with weights and inputs, and the faults that it is meant to show."""
+    """A model with weights and inputs, and the faults that should show in its results."""
 
     case: str
     name: str
@@ -45,7 +45,7 @@ class Probe:
     parameters: Arrays
     inputs: Arrays
     kept: frozenset[str] | None = field(default=None, kw_only=True)
-    """The taps whose values the oracle keeps; None for all."""
+    """The activations whose values the oracle keeps; None for all."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -59,7 +59,7 @@ class Probe:
 
     @functools.cached_property
     def visible_changes(self) -> dict[tuple[str, str], bool]:
-        """Changes of the configuration that were tried in the reference, and whether they show (`features`)."""
+        """Cache whether changes of the configuration show in the reference's results (`features`)."""
         return {}
 
     def budget(self, dtype: str) -> float:
@@ -68,7 +68,7 @@ class Probe:
 
     @property
     def is_large(self) -> bool:
-        """Return whether every forward pass is slow."""
+        """Return whether the model is large, so that every forward pass takes long."""
         return is_large(self.parameters)
 
     @property
@@ -78,12 +78,12 @@ class Probe:
 
     @property
     def room(self) -> Room:
-        """Return the factory of the mapping for activations, which is on disk for a large model."""
+        """Return a function that creates the mapping for activations; for a large model, the mapping is on disk."""
         return OnDisk if self.is_large else dict
 
     @property
     def neighbours(self) -> int:
-        """Return the number of points at which rounding is measured."""
+        """Return the number of points for measuring rounding."""
         if self.is_large:
             return 1
         if self.name == "hot":
@@ -92,7 +92,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return the first row of `probe` that has padding, or else its first row, as a batch of one."""
+    """Return a batch of one row of `probe`: the first row with padding or, without one, the first row."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -101,7 +101,10 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return the probe; for a large model, it keeps only what its port shows and reports each layer's progress."""
+    """Return a large model's probe, which keeps only the activations `shown` and reports progress after each layer.
+
+    The probe of any other model is returned unchanged.
+    """
     if not probe.is_large:
         return probe
     lean, config = dataclasses.replace(probe, kept=frozenset(shown)), probe.config
@@ -119,7 +122,7 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 
 def twin(probe: Probe) -> Probe:
-    """Return `probe` with other tokens of the same shape, sum, first tokens and first row."""
+    """Return `probe` with other inputs of the same shape and sum, with the same first tokens and the same first row."""
     inputs = dict(probe.inputs)
     if probe.config.reads_pixels:
         inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
@@ -134,13 +137,13 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The middle of the decay rates of states: after as many tokens as a probe has, part of a state remains."""
+"""The median decay rate of recurrent states; at this rate, a part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases in every second draw. Near 7, bfloat16 has steps of 1/32."""
+"""The offset of a router's correction biases if the seed is odd; near 7, bfloat16 has steps of 1/32."""
 
 HOT_SPREAD = 40.0
-"""The spread of hot scores: exp of the largest overflows float32 (88.7), and exp of the smallest is 0."""
+"""The spread of scores in the probe `hot`: exp of the largest overflows float32 (88.7); exp of the smallest is 0."""
 
 
 def probe_parameters(
@@ -148,8 +151,11 @@ def probe_parameters(
 ) -> Arrays:
     """Draw float32 weights that show faults.
 
-    Token embeddings and positions have the spread `embedding`; if it is small, biases are small too. Scores have
-    `spread`.
+    Args:
+        config: The configuration.
+        seed: The seed of the weights.
+        embedding: The spread of token embeddings and positions; small embeddings come with small biases.
+        spread: The spread of attention scores.
     """
     random = np.random.default_rng(seed)
     parameters = {}
@@ -183,15 +189,15 @@ def probe_parameters(
 
 
 def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
-    """Return the parameters of the part `scope`, under its own names."""
+    """Return the parameters of a part of the model, by their names within this part."""
     scope += "."
     return {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
 
 
 def _gain(config: TransformerConfig, name: str, spread: float) -> float:
-    """Return the gain that gives query · key the spread `spread` after the scale, for inputs of spread 1.
+    """Return the gain of a weight: query · key · scale has the spread `spread` for inputs with a spread of 1.
 
-    Gate and up projections with a limit exceed the limit.
+    If the gate has a limit, the gate and up projections exceed it.
     """
     if config.gate_limit is not None and name.endswith(("gate.weight", "up.weight")):
         return config.gate_limit
@@ -203,7 +209,10 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """Return the gain of a norm of queries or keys that gives scores of `spread`; only this gain sets their size."""
+    """Return the gain of a norm of queries or keys that gives scores the spread `spread`.
+
+    The gain alone determines the spread.
+    """
     offset = float(config.norm_gain != "weight")
     return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 
@@ -221,9 +230,10 @@ ROWS = (
 
 
 def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE, target: int = TARGET) -> Arrays:
-    """Return one row for each of `ROWS`; a target has the second and fourth swapped.
+    """Return a batch with one row for each of `ROWS`; in a target, the second and fourth of these are swapped.
 
-    The `tokens` of a single stack have length `source`. Images are `pixel_inputs`, frames of audio `frame_inputs`.
+    The `tokens` of a single stack have the length `source`. Images come from `pixel_inputs`, and audio from
+    `frame_inputs`.
     """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, BATCH, seed)}
@@ -234,18 +244,21 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
     for name in config.token_inputs:
         length, size = lengths[name], config.stack_vocab_size(config.input_stack(name))
         tokens = random.integers(0, size - 1, (BATCH, length))
-        tokens += tokens >= pad  # anything but padding
+        tokens += tokens >= pad  # skip the padding token
         tokens[0] = (pad + 1 + random.permutation(min(size - 1, length))[np.arange(length) % (size - 1)]) % size
-        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # no two inputs share a pattern
+        right, inside, left = (3, 1, 3) if name == "target" else (1, 3, 2)  # no two inputs have the same pattern
         tokens[right, -2:], tokens[2, :left], tokens[inside, length // 2] = pad, pad, pad
         tokens[4] = tokens[4, 0]
         tokens[6] = np.concatenate([tokens[0, :-2], tokens[0, :-3:-1]])
         tokens[7, 1:] = pad
         if name != "target":
             tokens[5] = pad
-        if length == 1 and config.is_recurrent:  # transformers treats a single token as a generated one
+        if length == 1 and config.is_recurrent:  # transformers treats a single token as generated
             tokens[tokens == pad] = tokens[0, 0]
-        if config.is_pooled and config.pooling in ("eos", "largest"):  # twice in some rows, in the middle of others
+        if config.is_pooled and config.pooling in (
+            "eos",
+            "largest",
+        ):  # the pooled token occurs twice in some rows, once in others
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
             tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked
         inputs[name] = tokens[:, :length]
@@ -253,7 +266,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images; the second is the first with rows and columns swapped, and the third has one colour."""
+    """Draw random images; the second is the first with rows and columns swapped, and the third has one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)
@@ -262,7 +275,7 @@ def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random spectrograms; the second is the first reversed, and the third is silent after its first quarter."""
+    """Draw random spectrograms; the second is the first in reverse order, and the third is silent after a quarter."""
     shape = batch, config.mel_bins or 0, config.num_frames
     frames = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     frames[1:2] = frames[:1, :, ::-1]
@@ -271,20 +284,20 @@ def frame_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray
 
 
 def as_given(value: np.ndarray) -> np.ndarray:
-    """Return a copy of an input as ports receive it: tokens, masks and types as int64, images and audio unchanged."""
+    """Return a copy of an input as a port receives it; tokens, masks and token types are int64."""
     return np.array(value, None if value.dtype.kind == "f" else np.int64)
 
 
 def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> Arrays:
-    """Return the first tokens of each input; images and audio stay whole."""
+    """Cut all inputs of tokens to a length; images and audio stay whole."""
     whole = [name for name in config.input_names if name not in config.token_inputs]
     return {name: value if name in whole else value[:, :length] for name, value in inputs.items()}
 
 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """Return the attention mask and token types, if `config` has them.
+    """Return the attention mask and the token types, if the configuration has them.
 
-    The mask hides padding and one real token; in one row with padding inside, it shows the padding.
+    The mask hides padding and one other token. In one row with padding inside, it hides nothing.
     """
     tokens = inputs[config.input_names[0]]
     further = {}
@@ -299,24 +312,24 @@ def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.
 
 
 TEXT_TOKENS = 31
-"""The smallest vocabulary that can encode the real text."""
+"""The smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""A model with this many parameters is called only on one probe, because every forward pass is expensive."""
+"""A model with at least this many parameters is called on only one probe, because every forward pass takes long."""
 
 
 LONGEST = 256
-"""A longer `max_length` is not probed, because attention weights grow with its square."""
+"""No probe is longer than this, because attention weights grow with the square of the length."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:
-    """Return whether every vocabulary can encode the real text."""
+    """Return whether every vocabulary is large enough for the text."""
     sizes = (config.stack_vocab_size(config.input_stack(name)) for name in config.token_inputs)
     return min(sizes, default=0) >= TEXT_TOKENS
 
 
 def _text(config: TransformerConfig, source: int, target: int, rows: int | None = None) -> Arrays:
-    """Return the first rows of real text with any further inputs; a source of audio is not text."""
+    """Return the first rows of the text with all further inputs; audio in place of the source is random."""
     text: Arrays = {name: tokens[:rows] for name, tokens in text_inputs(config, source, target).items()}
     if config.reads_frames:
         text = {"source": frame_inputs(config, len(text["target"]), 9)} | text
@@ -324,12 +337,12 @@ def _text(config: TransformerConfig, source: int, target: int, rows: int | None 
 
 
 def is_large(parameters: Arrays) -> bool:
-    """Return whether a model has enough parameters to be tried on fewer probes."""
+    """Return whether a model is called on fewer probes, because it has many parameters."""
     return sum(value.size for value in parameters.values()) >= LARGE
 
 
 def is_huge(parameters: Arrays) -> bool:
-    """Return whether a model has enough parameters to be called only on one probe."""
+    """Return whether a model is called on only one probe, because it has very many parameters."""
     return sum(value.size for value in parameters.values()) >= HUGE
 
 
@@ -340,7 +353,7 @@ def probes(case: str) -> dict[str, Probe]:
 
 
 def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
-    """Return the probes of any configuration by name; for a large one, the most telling."""
+    """Return the probes of any configuration by name; a large configuration has fewer probes."""
     longest = config.max_length
     source, target = min(SOURCE, longest), min(TARGET, longest)
     check_memory(config, BATCH, source=source, target=target, tokens=source, pixels=longest)
@@ -371,11 +384,11 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration with every weight square.
+    """Return configurations of other sizes: one with only square weights, and variants for ports that fix a ratio.
 
-    For ports that derive the feed-forward's width from the model's, or fix a head's width, variants keep these.
+    Some ports derive the width of the feed-forward from the width of the model, or fix the width of a head.
     """
-    # a single head is not shared by others: its entry comes last
+    # with one head, the entry for `num_heads` comes last and applies
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
@@ -397,8 +410,7 @@ def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
-    """Yield the same probe in each of `other_sizes(config)` that differs from its own and the model's, on the same
-    tokens."""
+    """Yield the same probe in other sizes, on the same tokens; its own and the model's sizes are skipped."""
     for sizes in other_sizes(config):
         if sizes not in (probe.config, config):
             parameters = probe_parameters(sizes, 5)
@@ -406,7 +418,7 @@ def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
 
 
 def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str) -> list[str]:
-    """Return a line with the reason for each probe that a configuration does not have."""
+    """Return a line for each probe that a configuration does not have, with the reason."""
     longest = f"max_length is {config.max_length}; long calls compare only the logits"
     reasons = {
         "text": "the model is large" if "square" not in made else f"a vocabulary has fewer than {TEXT_TOKENS} tokens",
@@ -419,14 +431,14 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""The number of text tokens for real weights; the effects of windows, angles and distances show late."""
+"""The number of text tokens for given weights, because windows, angles and distances show only in long texts."""
 
 ROWS_OF_A_LARGE_ONE = 2
-"""The number of text rows for a large model."""
+"""The number of rows of text for a large model."""
 
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
-    """Return the probes of given parameters, such as a checkpoint's, by name."""
+    """Return the probes of a model with given parameters, such as a checkpoint's, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
     if is_huge(parameters):
@@ -441,10 +453,10 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return which tokens (batch, length) of the decoder see something in every layer.
+    """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
 
-    A token that sees only padding weights all keys equally, so it depends on their number. The full pass counts later
-    keys, which a cache does not have.
+    A token that sees only padding weights all keys equally, so its result depends on their number. A forward pass
+    without a cache includes later keys, but a cache does not contain them.
     """
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)

@@ -1,4 +1,4 @@
-"""Draw whole configurations, weights and inputs from the space of fields; a new field is drawn by its definition."""
+"""Hypothesis strategies for configurations, weights and inputs; a new field is drawn according to its definition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_BY = {
     "generation.stops_at_end_token": ("eos_id",),
 }
 NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
-"""Fields that a drawn forward pass does not read or cannot show, with the claim that checks each."""
+"""The fields that are not drawn, because no forward pass shows them, and the claim that checks each of them."""
 
 SIZES = {
     "max_length": st.integers(1, 5),
@@ -38,7 +38,7 @@ SIZES = {
     "relative_buckets": st.integers(4, 8),
     "relative_max_distance": st.integers(5, 9),
     "num_token_types": st.integers(0, 2),
-    "pooling": st.sampled_from(("first", "mean", "last", "largest")),  # `eos` needs an eos_id, which is not drawn
+    "pooling": st.sampled_from(("first", "mean", "last", "largest")),  # not `eos`, because it needs an eos_id
 }
 
 ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -57,34 +57,34 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""Fields that only some values of other fields allow; otherwise they keep their defaults."""
+"""The fields that depend on values of other fields; if these do not allow them, they keep their defaults."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
-"""Fields drawn after the fields in which layers may differ."""
+"""The fields for layers that differ; they are drawn after all other fields."""
 
 OF_LONGROPE = ("rotary_short_factors", "rotary_long_factors")
-"""Fields drawn after the number of angles."""
+"""The fields that are drawn after the number of rotary angles."""
 
 OF_HEADS = ("num_key_value_heads", "attention_head_dim")
-"""Fields drawn together with `projection`."""
+"""The fields that are drawn together with `projection`."""
 
 
 def choice(name: str) -> st.SearchStrategy[Any]:
-    """Draw any value of a field, simplest first: any choice, or any number in its definition."""
+    """Draw a value of a field, simplest first: one of its choices, or one of the numbers in its definition."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     if tried := field.metadata.get("tried"):
         return st.sampled_from(tried)
     if kind is bool:
         return st.booleans()
     assert get_origin(kind) is Literal, (
-        f"{name} has no values to draw: give them to `number` or `whole` in config/transformer_config.py"
+        f"{name} has no values to draw; pass values to `number` or `whole` in config/transformer_config.py"
     )
     return st.sampled_from(get_args(kind))
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Draw any possible small configuration; it shrinks to one head, one feature per head and no layers."""
+    """Draw any valid small configuration; it shrinks to one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1
@@ -118,7 +118,7 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
 
 @st.composite
 def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Draw a factor for each angle, for short and for long sequences."""
+    """Draw a factor for each rotary angle, for short and for long sequences."""
     head_dim = given.get("attention_head_dim") or given["embed_dim"] // given["num_heads"]
     count = (given.get("rotary_dim") or head_dim) // 2
     factors = st.lists(st.sampled_from((1.0, 1.5, 4.0)), min_size=count, max_size=count)
@@ -127,7 +127,7 @@ def longrope(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
-    """Draw layers that are alike, or two alternating kinds that differ in windows and positions."""
+    """Draw layers of one kind, or of two alternating kinds that differ in fields such as windows and positions."""
     if not draw(st.booleans()):
         return {}
     tried: dict[str, tuple[Any, ...]] = {"rope_theta": (5.0, 100.0), "rotary_scaling": ("linear", "llama3", "yarn")}
@@ -145,7 +145,7 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
-    """Draw the projection and heads: shared heads and any head width, unless one map serves all heads."""
+    """Draw the kind of projection, the number of key heads, and the width of a head."""
     projection = draw(choice("projection"))
     if projection == "shared-per-head":
         return {"projection": projection}
@@ -156,7 +156,7 @@ def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[TransformerConfig, int, Arrays]:
-    """Draw a configuration, the seed of its weights, and inputs that fit it."""
+    """Draw a configuration, the seed of its weights, and inputs that fit the configuration."""
     config = draw(configs())
     batch = draw(st.integers(1, 3))
     inputs = {}

@@ -1,9 +1,9 @@
-"""Positions that depend on a convention (the result of a query that sees no key), or on a router's near-tie.
+"""Positions whose values depend on a convention about queries that see no key, or on a near-tie of a router.
 
-The reference weights all keys equally, fused kernels return zeros, and an additive mask leaves the scores. Where masked
-keys weigh exactly nothing, no document decides between these, so such positions are judged separately. To find them,
-two other conventions are put into the reference; every position that changes depends on the convention. Near-ties are
-found in the same way (`oracle.near_ties`).
+For such a query, the reference weights all keys equally, fused kernels return zeros, and an additive mask keeps the
+differences of the scores. Where masked keys have a weight of exactly 0, no paper specifies the result, so such
+positions are judged separately. To find them, the reference is run with two other conventions: every position that
+changes depends on the convention. Near-ties are found in the same way (`oracle.near_ties`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transparity_numpy.transformer import transformer
 from transparity_numpy.windows import window_mask
 
 Convention = Callable[[np.ndarray], np.ndarray]
-"""Maps the weights to the weights of rows that see no key."""
+"""Maps attention weights to the weights in rows that see no key."""
 
 _MEASURED: WeakKeyDictionary[Probe, Arrays] = WeakKeyDictionary()
 
@@ -35,23 +35,23 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
-    """Return, by tap, True where a value depends on the convention or on a router's near-tie in `dtype`.
+    """Return a mask for each activation, which is True where a value depends on the convention or on a near-tie.
 
-    Taps without such a position are left out.
+    Rounding in `dtype` determines the near-ties. Activations without such a value are left out.
     """
     free, tied = hidden_positions(probe), tied_positions(probe, dtype)
     return {tap: np.logical_or(free.get(tap, False), tied.get(tap, False)) for tap in {**free, **tied}}
 
 
 def hidden_positions(probe: Probe) -> Arrays:
-    """Return, by tap, True where a value depends on the convention."""
+    """Return a mask for each activation, which is True where a value depends on the convention."""
     if probe not in _MEASURED:
         _MEASURED[probe] = _measure(probe) if probe.config.mask_is_exact else {}
     return _MEASURED[probe]
 
 
 def tied_positions(probe: Probe, dtype: str) -> Arrays:
-    """Return, by tap, True where a value depends on a choice of experts that rounding in `dtype` may change."""
+    """Return a mask for each activation, which is True where a value depends on a near-tie in `dtype`."""
     if not has_router(probe.config):
         return {}
     measured = _TIED.setdefault(probe, {})
@@ -71,11 +71,16 @@ def judged(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> np.ndarray:
-    """Return `actual`, with every finite value that depends on the convention or on a near-tie replaced by `ours`.
+    """Return `actual` with `ours` in place of finite values that depend on the convention or on a near-tie.
 
     Args:
-        shown: the taps from which `ours` was computed. If they include every router's logits, the port's
-            own scores distinguish a near-tie from a wrong choice.
+        probe: The probe.
+        tap: The name of the activation.
+        actual: The port's values.
+        ours: The reference's values.
+        dtype: The port's precision.
+        shown: The activations from which `ours` was computed. If they include the logits of every router, the port's
+            own scores distinguish a near-tie from a wrong choice, so near-ties are not replaced.
     """
     free = (hidden_positions(probe) if shows_routers(probe, shown) else undetermined_positions(probe, dtype)).get(tap)
     if free is None or not free.shape == actual.shape == ours.shape:
@@ -91,12 +96,12 @@ def judged_gap(
     dtype: str = "float32",
     shown: Collection[str] = (),
 ) -> float:
-    """Return the largest difference where neither the convention nor a near-tie decides."""
+    """Return the largest difference at values that depend neither on the convention nor on a near-tie."""
     return gap(judged(probe, tap, actual, ours, dtype, shown), ours)
 
 
 def shows_routers(probe: Probe, shown: Collection[str]) -> bool:
-    """Return whether the logits of every router are among the taps `shown`."""
+    """Return whether the logits of every router are among the activations `shown`."""
     config = probe.config
     layers = [f"{stack}.layers.{i}" for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     routed = [scope for scope in layers if own_config(config, scope).num_experts]
@@ -117,7 +122,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
-    """Return the rows (rows,) in which a query of any layer sees no key; only the inputs determine them."""
+    """Return a mask (rows,) that is True for rows with a query that sees no key; only the inputs determine it."""
     rows = len(next(iter(probe.inputs.values())))
     lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
@@ -130,7 +135,10 @@ def blind_rows(probe: Probe) -> np.ndarray:
 
 
 def _changed(probe: Probe, convention: Convention) -> Arrays:
-    """Return, by tap, True where `convention` changes more than float64 rounding; empty if every row sees some key."""
+    """Return a mask for each activation, which is True where `convention` changes a value by more than rounding.
+
+    The result is empty if every row sees some key.
+    """
     apart, is_used = Arrays(), False
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
@@ -139,7 +147,7 @@ def _changed(probe: Probe, convention: Convention) -> Arrays:
             blind = ~np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
             is_used = is_used or bool(blind.any())
             value = np.where(blind, convention(value), value)
-        if is_used and (probe.kept is None or name in probe.kept):  # before that, nothing has changed
+        if is_used and (probe.kept is None or name in probe.kept):  # no value changes before that
             apart[name] = _apart(probe, name, value)
         return value
 
@@ -154,12 +162,12 @@ def _apart(probe: Probe, tap: str, value: np.ndarray) -> np.ndarray:
     apart = np.abs(value - oracle.expected[tap]) > oracle.budget(tap, "float64")
     if tap.endswith((".scores", ".weights")):
         return apart
-    # a unit may be zero by chance under both conventions, so the position depends as a whole
+    # a feature may be equal by chance, so all features of the position count as changed
     return np.broadcast_to(apart.any(-1, keepdims=True), apart.shape)
 
 
 class Call(Protocol):
-    """A call of a model."""
+    """The configuration and the inputs of a call."""
 
     @property
     def config(self) -> TransformerConfig: ...
@@ -169,11 +177,14 @@ class Call(Protocol):
 
 
 Mask = np.ndarray
-"""True where a query sees a key: (batch, 1, queries, keys)."""
+"""A mask that is True where a query sees a key, (batch, 1, queries, keys)."""
 
 
 def split(site: str) -> tuple[str, str, str]:
-    """Split a tap into layer, sublayer and value: `decoder.layers.0`, `self_attention`, `scores`; empty if absent."""
+    """Split an activation's name into layer, sublayer and value: `decoder.layers.0`, `self_attention`, `scores`.
+
+    A part that the name lacks is empty.
+    """
     parts = site.split(".")
     if len(parts) < 4:
         return (parts[0], "", parts[-1])
@@ -181,7 +192,7 @@ def split(site: str) -> tuple[str, str, str]:
 
 
 def own_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of a tap's layer; outside the layers, the whole model's."""
+    """Return the configuration of an activation's layer; outside of layers, return the model's configuration."""
     parts = site.split(".")
     return config.for_layer(parts[0], int(parts[2])) if parts[1:2] == ["layers"] else config
 
@@ -196,19 +207,21 @@ def keys_name(config: TransformerConfig, site: str) -> str:
 
 
 def is_causal(site: str) -> bool:
-    """Return whether an attention sees no later key."""
+    """Return whether queries of an attention see no later keys."""
     scope, sublayer, _ = split(site)
     return scope.startswith("decoder") and sublayer != "cross_attention"
 
 
 def given_mask(config: TransformerConfig, site: str) -> bool:
-    """Return whether an attention mask, not the padding token, marks the padding of the tokens at `site`."""
+    """Return whether an attention mask, and not the padding token, determines the padding of the keys at `site`."""
     return config.padding == "attention-mask" and keys_name(config, site) != "target"
 
 
 def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
-    """Return the mask (batch, 1, 1, keys) of the tokens at `site` that are not padding; `by_token` ignores a given
-    mask."""
+    """Return a mask (batch, 1, 1, keys) of the keys at `site` that are not padding.
+
+    `by_token` ignores an attention mask.
+    """
     if state.config.reads_pixels:
         return padding_mask(np.ones((len(state.inputs["pixels"]), state.config.max_length), bool))
     given = state.inputs["attention_mask"] if given_mask(state.config, site) and not by_token else None
@@ -216,7 +229,7 @@ def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
 
 
 def length_at(state: Call, site: str) -> int:
-    """Return the number of positions that an attention attends to, or that are embedded."""
+    """Return the number of keys of an attention, or the number of embedded positions."""
     return lengths_of(state.config, state.inputs)[keys_name(state.config, site)]
 
 
@@ -228,7 +241,7 @@ class MaskParts:
         causal = is_causal(site)
         self.length, self.config = length_at(state, site), state.config
         self.padding = padding_at(state, site)
-        """True for tokens other than padding, (batch, 1, 1, keys), even if padding is not masked."""
+        """A mask of the keys that are not padding, (batch, 1, 1, keys), even if the attention does not mask padding."""
         self.query_padding = padding_at(state, f"{site.split('.')[0]}.embedding").swapaxes(-1, -2)
         self.past = np.tril(np.ones((self.length, self.length) if causal else (1, 1), bool))[None, None]
         self.masks_padding = not causal or state.config.decoder_mask == "causal-and-padding"
@@ -238,10 +251,10 @@ class MaskParts:
         self.square = np.ones_like(self.past)
 
     def seen(self, settings: Mapping[str, Any]) -> Mask:
-        """Return the mask with some `settings` changed.
+        """Return the mask, in which `settings` replaces some parts.
 
-        Functions of these parts may replace `past`, `padding`, `window` and `window_kind`. The others are `begin`, the
-        start of the first chunk, `masks_padding` and `inverted`.
+        Functions of these parts may replace `past`, `padding`, `window` and `window_kind`. The other settings are
+        `begin`, which is the start of the first chunk, `masks_padding` and `inverted`.
         """
         mask = settings.get("past", lambda parts: parts.past)(self)
         if settings.get("masks_padding", self.masks_padding):

@@ -1,27 +1,30 @@
-"""The variants of right programs at which rounding is measured, by the index of the neighbouring point.
+"""Variants of the reference that imitate other right programs, with which rounding is measured.
 
-| index | tables of positions | sums over the keys | recurrences | Adam's correction |
+Each point at which rounding is measured has an index, which selects a variant:
+
+| index | position tables | sums over the keys | recurrences | Adam's correction |
 |---|---|---|---|---|
-| even | in float32, by formulas in turn (`FORMULAS`) | in sequence if they are many | in chunks | in float32 |
-| odd | the same | as the reference sums: pairwise, in blocks | step by step | in Python's numbers |
+| even | in float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 |
+| odd | the same | pairwise and in blocks, as in the reference | step by step | in Python's floats |
 
-Point 0 sums in sequence, because equal weights round alike there; at a neighbouring point, moved numbers differ and
-their rounding cancels. Each variant is right and errs in its own way; its error is part of the noise.
+Each variant is a right program with its own rounding, which the tolerance must cover. Point 0 sums in sequence, because
+equal weights have equal rounding there, which adds up. At other points, the perturbed numbers differ, and their
+rounding cancels.
 
-Tables: the reference computes angles in float64, so that the oracle is exact. Most programs use float32, where an angle
-at position p is off by some ulps of p.
+Tables: the reference computes angles in float64, so that its results are exact. Most programs use float32, in which an
+angle at position p has an error of some ulps of p.
 
-Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A port with
-a running total and context rounds at every key, as an online softmax does (Milakov and Gimelshein 2018; Dao et al.
-2022). If many keys have equal weights, as padding under a mask that hides little, these roundings add up. At 1,025 keys
-of the walkthrough, the error is 33 times as large.
+Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A port that
+keeps a running total, as an online softmax does, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If
+many keys have equal weights, such as padding under a mask that hides little, these errors add up. With 1,025 keys of
+the walkthrough, the error is 33 times as large.
 
-Recurrences: the decay between two positions of a chunk comes from the difference of two sums since the chunk's start.
-With strong decay the sums are large, and their rounding is many times the rounding of single steps.
+Recurrences: the decay between two positions of a chunk is computed from the difference of two sums. With strong decay,
+the sums are large, and their rounding is many times the rounding of single steps.
 
 Adam: 1 − βᵗ is the difference of two numbers near 1. At the first step with β = 0.999, its relative error in float32
-(Optax) is 1e-5. A learned parameter errs by half of that times the learning rate. PyTorch and the reference use floats
-of Python.
+(Optax) is 1e-5. A parameter's error is half of this, times the learning rate. PyTorch and the reference use floats of
+Python.
 """
 
 from __future__ import annotations
@@ -49,29 +52,29 @@ FORMULAS: tuple[Formula, ...] = (
     lambda base, shares: 1 / base**shares,  # Llama, GPT-NeoX, transformers
     lambda base, shares: base**-shares,  # RoFormer, x-transformers
 )
-"""Maps the base and 2 i / features, in float32, to frequencies."""
+"""Computes frequencies from the base and from 2 i / features, in float32."""
 
 IN_SEQUENCE = 0
-"""The variant with sequential sums and the first formula."""
+"""The index of the variant with sequential sums and the first formula."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
-"""The variants that sum as the reference does, one for each formula."""
+"""The indices of the variants with the reference's order of sums, one for each formula."""
 
 PAIRWISE = 128
-"""NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`).
+"""If there are at most this many keys, the order of sums makes little difference.
 
-Up to here the order makes little difference: at 129 keys of the walkthrough, an online softmax uses 0.7 of the
-reference's budget.
+NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys of
+the walkthrough, an online softmax uses 0.7 of the reference's tolerance.
 """
 
 CHUNK = 64
-"""The positions per chunk in transformers and in flash-linear-attention."""
+"""The number of positions per chunk in transformers and in flash-linear-attention."""
 
 
 @contextlib.contextmanager
 def variant(index: int) -> Iterator[None]:
-    """Make the reference compute as the variant of that index within the context."""
-    # The specification has no switches for these; they are used only here.
+    """Make the reference compute like the variant with this index, within the context."""
+    # The reference has no options for these variants, because nothing else needs them.
     replaced = tables_in_float32(index) | (IN_SEQUENCE_AND_CHUNKS if index % 2 == 0 else {})
     with contextlib.ExitStack() as computing:
         for name, function in replaced.items():
@@ -80,13 +83,13 @@ def variant(index: int) -> Iterator[None]:
 
 
 def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
-    """Return the frequencies (features / 2) in float32, by one of the formulas; feature `steps` would have 1 / base."""
+    """Return the frequencies (features / 2,) in float32, by one of `FORMULAS`; the one at `steps` would be 1 / base."""
     shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 
 
 def farthest_formula(config: TransformerConfig) -> int:
-    """Return the formula whose frequencies, and so angles, are farthest from exact; 0 without such tables."""
+    """Return the index of the formula whose frequencies have the largest error; 0 without position tables."""
     if not config.has_tables:
         return 0
     features = config.rotated_dim if config.positions == "rotary" else config.embed_dim
@@ -96,7 +99,7 @@ def farthest_formula(config: TransformerConfig) -> int:
 
 
 def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
-    """Return float32 replacements, by name, for the reference's builders of tables, by the formula of that index."""
+    """Return replacements for the reference's functions that build position tables, which compute in float32."""
 
     def rotary_tables(config: TransformerConfig, positions: np.ndarray, dtype: Any) -> RotaryTables | None:
         if config.positions != "rotary":
@@ -120,7 +123,7 @@ def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
 
 
 def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Return the softmax over the last axis with a sequential total; `sum` would be pairwise."""
+    """Return the softmax over the last axis, whose total is summed in sequence; `np.sum` would sum pairwise."""
     exponentials = np.exp(scores - scores.real.max(axis=-1, keepdims=True))
     return exponentials / np.cumsum(exponentials, axis=-1)[..., -1:]
 
@@ -128,7 +131,7 @@ def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array,
 def product_in_sequence(
     weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
 ) -> Inexact[Array, "*batch queries head_dim"]:
-    """Return weights · value, adding one key after another."""
+    """Return weights · value, summed over one key at a time."""
     total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
     for key in range(weights.shape[-1]):
         total += weights[..., key : key + 1] * value[..., key : key + 1, :]
@@ -170,9 +173,9 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `gated_delta_rule` by chunks (Yang et al. 2025, §3.3).
+    """Compute the reference's `gated_delta_rule` in chunks (Yang et al. 2025, §3.3).
 
-    The changes that the tokens of a chunk make solve a triangular system.
+    The updates of all tokens in a chunk are the solution of a triangular system.
     """
 
     def change(k: Array, v: Array, strength: Array, between: Array, begun: Array, state: Array) -> Array:
@@ -192,12 +195,12 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Return the output of each query and the final state, for a rule whose tokens `change` their chunk's state."""
+    """Compute the reference's `state_space_rule` in chunks; return the output of each query and the final state."""
     return _by_chunks(lambda k, v, strength, *_: strength * v, query, key, value, log_decay, step, state)
 
 
 def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tuple[Array, Array]:
-    """Return the output of each query and the final state, for a rule whose tokens `change` their chunk's state."""
+    """Return the output of each query and the final state; `change` returns the updates of all tokens in a chunk."""
     *inputs, state = given
     reads = []
     for begin in range(0, query.shape[2], CHUNK):
@@ -212,14 +215,14 @@ def _by_chunks(change: Callable[..., Array], query: Array, *given: Array) -> tup
 def _decays(
     log_decay: Inexact[Array, "batch heads length"],
 ) -> tuple[Inexact[Array, "batch heads length length"], Inexact[Array, "batch heads length 1"]]:
-    """Return the remaining shares of the state between all positions of a chunk, and from its start."""
+    """Return the decay factors between all positions of a chunk, and from its start to each position."""
     since = np.cumsum(log_decay, axis=-1)
     between = np.tril(np.exp(np.tril(since[..., :, None] - since[..., None, :])))
     return between, np.exp(since)[..., None]
 
 
 def weight_so_far(beta: float, step: int) -> float:
-    """Return the reference's 1 − betaᵗ, in float32."""
+    """Return the reference's 1 − betaᵗ, computed in float32."""
     return float(np.float32(1) - np.float32(beta) ** np.float32(step))
 
 

@@ -1,1 +1,1 @@
-"""Run a port: in this process or another, supervised, by its loader or by its usual runtime."""
+"""Ways to run a port: in this process or in another, from its own loader, or with the runtime of an exported file."""

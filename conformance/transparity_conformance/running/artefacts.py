@@ -1,4 +1,4 @@
-"""The kinds of artefacts, and the runtime for each."""
+"""The kinds of exported models that a port may be (ONNX, GGUF, Hugging Face folder), and the runtime for each."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from transparity.limits.files import is_file, is_folder
 
 @dataclass(frozen=True)
 class Runtime:
-    """One kind of artefact, and the runtime for it."""
+    """A runtime for one kind of exported model."""
 
     module: str
-    """The module in `running` whose `load(path)` returns a `build` with `limits`.
+    """The module in `running` with a function `load(path)`, which returns a `build` with `limits`.
 
-    It is empty for a GGUF file, which is read and compared, but not run.
+    It is empty for GGUF files, whose tensors are compared although no runtime runs them.
     """
     package: str
     extra: str
-    """The extra of this project that installs `package`."""
+    """The optional dependency of this project that installs `package`."""
 
 
 RUNTIMES = {
     ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
     ".gguf": Runtime("", "gguf", "gguf"),
 }
-"""The runtimes of files, by suffix."""
+"""The runtime for each suffix of a file."""
 
 HUB = Runtime("hub", "transformers", "hub")
-"""The runtime of a folder, which has its own configuration and needs no checkpoint."""
+"""The runtime for a Hugging Face folder, which contains its own configuration."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
-"""The two files of an encoder-decoder in one folder."""
+"""The file names of an encoder-decoder in one folder."""
 
 
 def runtime_of(port: str | None) -> Runtime | None:
-    """Return the runtime of the artefact that `port` names; None for a function, `file.py:build`, or nothing."""
+    """Return the runtime for the file or folder that `port` names; None for a function or for None."""
     if port is None:
         return None
     path = Path(port)

@@ -1,4 +1,4 @@
-"""The forward pass of a model: called with arrays of its framework, by the names of its inputs."""
+"""The forward pass of a model, called with arrays of the model's framework and with the names of its inputs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from transparity_conformance.running.ways import BESIDE, add_ways
 
 
 def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Return the forward pass of a model with the reference's input names, and the model's names of these inputs.
+    """Return the forward pass of a model, and the model's name of each input.
 
-    Its answer is the array of logits or hidden states.
+    The forward pass takes the reference's input names, and returns the array of logits or hidden states.
     """
     takes = takes_of(model)
     names = input_names(takes)
@@ -46,9 +46,9 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
 
 
 def called_by_its_names(model: Any) -> Callable[..., Any]:
-    """Return `forward(**inputs)` of a model that takes inputs by its own names, with the signature of the model.
+    """Return `forward(**inputs)` for a model that takes inputs by its own names; it has the model's signature.
 
-    The first input may have another name in the model. The answer is the array of logits or hidden states.
+    The first input may have another name in the model. The result is the array of logits or hidden states.
     """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
@@ -68,13 +68,13 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     def forward(**inputs: np.ndarray) -> Any:
         return called(lambda named: answer_in(whole(**named)), **inputs)
 
-    forward.__signature__ = takes  # type: ignore[attr-defined] # the checker passes only what the model takes
+    forward.__signature__ = takes  # type: ignore[attr-defined] # the checker passes only inputs in this signature
     add_ways(forward, model, called)
     return forward
 
 
 def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs by the names of a signature; raise `PortError` for an input that it does not take."""
+    """Rename the inputs to match a signature; raise `PortError` for an input that the signature lacks."""
     parameters = {} if takes is None else dict(takes.parameters)
     if takes is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(inputs)
@@ -86,7 +86,7 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
 
 
 def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
-    """Fill the tensors of a PyTorch module if names and shapes are equal; return whether they are."""
+    """Fill the tensors of a PyTorch module with `weights`, if names and shapes are equal; return whether they are."""
     if not is_instance(model, "torch.nn", "Module"):
         return False
     import torch
@@ -99,7 +99,7 @@ def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
 
 
 def add_tensors(forward: Any, model: Any) -> None:
-    """Add methods to a forward pass that read and write the tensors of its model by name."""
+    """Add methods to a forward pass that read and write the model's tensors by name."""
     held = tensors_inside(model)
 
     def assign(values: Mapping[str, np.ndarray]) -> None:
@@ -110,7 +110,7 @@ def add_tensors(forward: Any, model: Any) -> None:
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """Return the forward pass of the result of `load(folder)`."""
+    """Return the forward pass of the model that `load(folder)` returned."""
     if not callable(model):
         raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
     return called(model, config)
@@ -120,9 +120,9 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     """Return the forward pass `forward(**inputs)` of a model, in evaluation mode and without gradients.
 
     Args:
-        model: a module, or a function of token ids.
-        config: the configuration, which names the inputs.
-        framework: the framework of its arrays; None to detect it from the model.
+        model: A module, or a function of token ids.
+        config: The configuration, which determines the inputs.
+        framework: The framework of the model's arrays; None to detect it from the model.
     """
     if (kind := kind_of(model)) is not None:
         own: Callable[..., Any] = call_port(kind.forward_of, model, config)
@@ -145,9 +145,9 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
         with without_gradients():
             return with_graph(**inputs)
 
-    forward.with_graph = with_graph  # type: ignore[attr-defined] # its answer can be differentiated
+    forward.with_graph = with_graph  # type: ignore[attr-defined] # its result can be differentiated
     forward.__signature__ = takes  # type: ignore[attr-defined] # messages show what the model takes
-    forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # of one on several ranks
+    forward.placements = getattr(model, "placements", {})  # type: ignore[attr-defined] # for a model on several ranks
 
     _add_methods(forward, model, array, without_gradients)
     return forward
@@ -159,7 +159,10 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether a call is made without its mask: every third length whose mask hides nothing, and no padding."""
+    """Return whether a call is made without a mask, to test this too.
+
+    A third of the lengths are called without a mask, if it hides nothing and the model has None as its default.
+    """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
         return False
@@ -173,7 +176,7 @@ def _add_methods(
     array: Array,
     without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> None:
-    """Add the methods of a port that a model offers, called with the arrays of its framework."""
+    """Add the model's `step` and `generate` to its forward pass, if they have the expected signatures."""
 
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:
         with without_gradients():
@@ -190,9 +193,9 @@ def _add_methods(
 
 
 def _offers(model: Any, method: Callable[..., Any]) -> bool:
-    """Return whether a model has this method of a port, judged by the names of its first two arguments.
+    """Return whether a model's method has the same first two arguments as the checker's.
 
-    Other methods of this name, such as `generate` of transformers, have another interface.
+    Other methods of the same name, such as the `generate` of transformers, take other arguments.
     """
     name = method.__name__
     takes = signature_of(getattr(model, name)) if has_method(model, name) else None
@@ -200,8 +203,10 @@ def _offers(model: Any, method: Callable[..., Any]) -> bool:
 
 
 def required_arguments(signature: inspect.Signature | None) -> int | None:
-    """Return the number of positional arguments that a function needs: 1 for a loader, 2 for a `build`; None if
-    unknown."""
+    """Return the number of required positional arguments; None if it is unknown.
+
+    A loader of folders has 1, and a `build(config, parameters)` has 2.
+    """
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,7 +1,8 @@
-"""Gradients of a PyTorch or Flax model that `load(folder)` returned, by the reference's names; its own code is used.
+"""Gradients of a PyTorch or Flax model that `load(folder)` returned, by the names of the reference's parameters.
 
-A parameter of the model is identified by its name in the folder, or by its numbers. Every row of a tensor is searched
-among the rows and columns of all parameters, which also finds transposed, fused and permuted ones.
+The model's own code computes them. A parameter of the model is identified by its name in the folder, or by its numbers.
+For the latter, every row of a tensor is searched among the rows and columns of all parameters. This also finds
+parameters that are transposed, fused or permuted.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from transparity_conformance.running.inputs import answer_in, is_instance
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters by name, and the gradients that exist; without a graph, both are missing."""
+"""The model's parameters by name, and their gradients; without a graph, {} and None."""
 
 
 def ignored(config: TransformerConfig) -> int:
-    """Return the target that the loss ignores."""
+    """Return the target that the loss ignores: the padding token, else −100."""
     return -100 if config.pad_id is None else config.pad_id
 
 
@@ -41,7 +42,7 @@ def in_pytorch(
     targets: np.ndarray,
     tokens: Inputs,
 ) -> Differentiated:
-    """Differentiate with `torch.autograd`; an unused parameter has a gradient of zeros."""
+    """Differentiate with `torch.autograd`; the gradient of an unused parameter is 0."""
     import torch
 
     with torch.enable_grad():
@@ -63,9 +64,9 @@ def in_pytorch(
 def in_flax(
     called: Callable[[Any], Any], module: Any, config: TransformerConfig, targets: np.ndarray, tokens: Inputs
 ) -> Differentiated:
-    """Differentiate with `jax.grad`, by the variables of kind `nnx.Param`.
+    """Differentiate with `jax.grad`, with respect to the variables of the type `nnx.Param`.
 
-    `called` returns the forward pass, with a graph, of a module like the given one.
+    `called` returns the forward pass of a module, which can be differentiated.
     """
     import jax
     import jax.numpy as jnp
@@ -89,11 +90,11 @@ def in_flax(
 
 
 ROWS_COMPARED = 16
-"""Rows that suffice to distinguish most tensors."""
+"""The number of rows that are compared first, which distinguishes most tensors."""
 
-NO_GRAPH = "the model's answer cannot be differentiated, because it was computed without gradients"
-FROZEN = "the model's parameter needs no gradient"
-UNKNOWN = "no parameter of the model has its name in the folder or its numbers"
+NO_GRAPH = "the model's output cannot be differentiated, because it was computed without gradients"
+FROZEN = "the model's parameter is frozen (requires_grad is false)"
+UNKNOWN = "the model has no parameter with this name, or with the numbers of this tensor"
 
 
 def offer_gradients(
@@ -103,9 +104,9 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """Add `loss_and_gradients` to a forward pass with logits that a PyTorch or Flax module computes.
+    """Add `loss_and_gradients` to a forward pass, if a PyTorch or Flax module computes its logits.
 
-    `called` returns the forward pass of a similar module.
+    `called` returns the forward pass of such a module.
     """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
@@ -130,15 +131,14 @@ def _differentiation(
     if is_instance(model, "flax.nnx", "Module"):
         return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
     module = call_port(module_in, model)
-    # the graph, and not `forward`: a function that refers to itself outlives its last use
+    # not `forward`, because a function that refers to itself outlives its last use
     return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
 
 
 def _by_our_names(
     opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return the gradients of the module's parameters, converted like the tensors of its folder, and why others are
-    unknown."""
+    """Convert a module's gradients like its folder's tensors; return also the reason for each missing gradient."""
     parts = parts_in(opened.family, config, opened.files, learned)
     tensors = opened.tensors(parts, parts)
     taken = located(tensors, places)
@@ -156,7 +156,7 @@ def _by_our_names(
 
 
 def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Return how to take each tensor from the parameters of a module, matched by name or by numbers."""
+    """Return, for each tensor of a folder, how to compute it from a module's parameters."""
     taken = _by_name(tensors, places)
     others = {theirs: np.asarray(tensor) for theirs, tensor in tensors.items() if theirs not in taken}
     used = {name for each in taken.values() for name in each.names}
@@ -164,9 +164,9 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
-    """Return the tensors that are parameters under their own names, with or without a prefix.
+    """Find the tensors that a module stores under the same name, with or without a prefix.
 
-    Parameters of other names with the same numbers are included, because the gradients of both add up.
+    If another parameter has the same numbers, both gradients are added.
     """
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
@@ -182,7 +182,7 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two matrices are equal; comparing a few rows first excludes most."""
+    """Return whether two matrices are equal; the first rows are compared first, to save time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
 
@@ -193,33 +193,34 @@ def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.n
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """A tensor as a function of the other model's tensors."""
+    """A function that computes a tensor of a folder from a module's parameters."""
 
     names: tuple[str, ...]
     take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
-    """Takes the tensor from tensors like the given ones."""
+    """Computes the tensor; the argument maps names to parameters of the module."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The rows or columns of a tensor as a matrix; a vector is one row."""
+    """The rows or the columns of a tensor, reshaped to a matrix; a vector is one row."""
 
     name: str
     matrix: tuple[int, int]
     is_columns: bool
     hashes: np.ndarray
-    """One number per line; equal lines have equal numbers."""
+    """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the lines of a tensor of its shape: (lines, numbers)."""
+        """Return the same rows or columns of another tensor with this shape, (lines, numbers)."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 
 
 def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
-    """Return how to take each `wanted` tensor from tensors like `given`, if these contain all its numbers.
+    """Return how to compute each `wanted` tensor from tensors of the shapes of `given`, if they contain its numbers.
 
-    A tensor is found as a whole, or line by line if each line occurs in only one place.
+    A tensor is found if one given tensor contains all of its lines in order. Otherwise, it is found line by line, if
+    each line occurs only once.
     """
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
@@ -265,9 +266,9 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return a tensor's lines in all its matrix forms; one with three axes (embed, heads, head_dim) has two.
+    """Return the rows and columns of a tensor in all its matrix forms; (embed, heads, head_dim) has two forms.
 
-    A tensor with as many numbers as a wanted vector may be that vector.
+    A tensor with as many numbers as a wanted vector is also treated as a vector.
     """
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):
@@ -286,10 +287,10 @@ def _matrices(tensor: np.ndarray, vectors: Collection[int]) -> Iterator[tuple[in
 
 
 def _hashes(rows: np.ndarray) -> np.ndarray:
-    """Return one number for each row (rows, numbers), equal for equal rows in any memory order."""
+    """Return a hash for each row of (rows, numbers), which does not depend on the layout in memory."""
     factors = np.random.default_rng(rows.shape[1]).integers(2**63, size=rows.shape[1], dtype=np.uint64) | np.uint64(1)
     found, size = np.zeros(len(rows), np.uint64), max(1, 2**22 // max(1, rows.shape[1]))
     for begin in range(0, len(rows), size):
-        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # −0 becomes 0
+        some = np.ascontiguousarray(rows[begin : begin + size] + np.float32(0), np.float32)  # adding 0 turns −0 into 0
         found[begin : begin + size] = (some.view(np.uint32).astype(np.uint64) * factors).sum(1)
     return found

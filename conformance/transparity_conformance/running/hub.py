@@ -1,7 +1,7 @@
-"""A port's own loader, `load(folder)`, in the form `build(config, parameters)`; and the loader of transformers.
+"""Adapters for a port's own `load(folder)`, as a `build(config, parameters)`, and for the loader of transformers.
 
-For every checked model, a folder in the hub's format (config.json, model.safetensors) is written. The loader reads it,
-and the model is called with token ids in its own framework's arrays. The port is not changed.
+For every checked model, a Hugging Face folder (config.json, model.safetensors) is written and loaded. The model is then
+called with token ids as arrays of its framework. The port is not changed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from transparity_conformance.running.loading import Limits, LoadError
 
 
 class HubBuild:
-    """`build(config, parameters)` for a port's `load(folder)`; further arguments of `load` are passed by name.
+    """A `build(config, parameters)` that uses a port's `load(folder)`; keyword arguments are passed to `load`.
 
-    If `parameters` is a folder, that folder is loaded unchanged.
+    If `parameters` is the path of a folder, that folder is loaded unchanged.
 
     Args:
-        load: reads a folder with config.json and model.safetensors, and returns a model.
-        model_type: the family of the folders that are written.
-        root: the folder to write them into; each is removed with its model, and `root` by the caller.
-        edit: a change to every folder before it is loaded.
+        load: Reads a folder with config.json and model.safetensors, and returns a model.
+        model_type: The family of the folders that are written.
+        root: The parent of these folders; the caller removes it. Each folder is removed together with its model.
+        edit: A change to every folder before it is loaded.
     """
 
     def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
@@ -51,7 +51,7 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader for changed folders."""
+        """Return the same loader, for folders with this change."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -65,7 +65,9 @@ class HubBuild:
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)
-        weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)  # weights may be memory-mapped until then
+        weakref.finalize(
+            forward, shutil.rmtree, folder, ignore_errors=True
+        )  # the model may still map its weights from there
         return forward
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -82,23 +84,23 @@ class HubBuild:
         if self.edit.without is None:
             usual.update(said.lines())
         elif line := said.line_about(self.edit.without, usual):
-            raise PortError(f"load(folder) says: {line}.")
+            raise PortError(f"load(folder) reported: {line}.")
         return forward
 
 
 @contextlib.contextmanager
 def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
-    """Yield a `HubBuild` in this process, with a temporary folder that is removed with the context."""
+    """Yield a `HubBuild` in this process, with a temporary folder that is removed after the context."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         yield HubBuild(load, model_type, root)
 
 
 _USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKeyDictionary()
-"""Messages of a loader about folders in which no tensor is missing."""
+"""The messages that a loader prints for folders without a missing tensor."""
 
 
 class Messages:
-    """All recorded messages."""
+    """The messages that were printed, warned and logged in a context."""
 
     def __init__(self) -> None:
         self.written = io.StringIO()
@@ -106,15 +108,15 @@ class Messages:
         self.warnings: list[Any] = []
 
     def lines(self) -> list[str]:
-        """Return every line."""
+        """Return all messages, line by line."""
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
         return [line.strip() for text in texts for line in text.splitlines()]
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
-        """Return the first line about a tensor.
+        """Return the first line about a tensor; empty without one.
 
-        The name may lack the prefix of a model with a head, or differ between layer number and last two parts.
-        Otherwise, return the first line that is not `usual` and contains the layer number and the last part.
+        The line may write the name without its prefix, or with other parts between the layer number and the last two
+        parts. Otherwise, return the first line with the layer number and the last part that is not in `usual`.
         """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
@@ -146,12 +148,12 @@ def _message(record: logging.LogRecord) -> str:
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record everything that is printed, warned or logged within the context, instead of showing it."""
+    """Record everything that is printed, warned or logged in the context, instead of showing it."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:
         said.records.append(made := make(*args, **named))
-        made.levelno = -1  # below the level of every handler, so that none shows it
+        made.levelno = -1  # below the level of every handler, which hides the record
         return made
 
     logging.setLogRecordFactory(record)
@@ -168,9 +170,9 @@ def recorded_messages() -> Iterator[Messages]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the random numbers of Python, NumPy and PyTorch, if imported, and restore them afterwards."""
+    """Seed the random numbers of Python, NumPy and (if imported) PyTorch, and restore their state after the context."""
     torch = sys.modules.get("torch")
-    legacy: Any = np.random  # a port that draws from a global generator of NumPy uses the legacy one
+    legacy: Any = np.random  # NumPy's only global generator is the legacy one
     kept = random.getstate(), legacy.get_state(), None if torch is None else torch.random.get_rng_state()
     random.seed(seed)
     legacy.seed(seed)
@@ -186,7 +188,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class HubModel:
-    """A hub folder with config.json and safetensors, run by transformers."""
+    """A Hugging Face folder with config.json and safetensors, run by transformers."""
 
     limits = Limits()
 
@@ -202,7 +204,7 @@ class HubModel:
 
         named = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
         kind = _class_of(config)
-        if config.head == "classes":  # of texts or of images
+        if config.head == "classes":  # the class differs between texts and images
             kind = getattr(transformers, str((read_fields(self.folder).get("architectures") or [None])[0]), kind)
         try:
             model = call_port(kind.from_pretrained, str(self.folder), **named)
@@ -213,7 +215,7 @@ class HubModel:
 
 
 def load(path: Path) -> HubModel:
-    """Open a folder; its weights are read when the model is built."""
+    """Open a folder; the weights are read when the model is built."""
     import transformers
 
     read_fields(path)
@@ -223,7 +225,7 @@ def load(path: Path) -> HubModel:
 
 
 def _class_of(config: TransformerConfig) -> Any:
-    """Return the transformers class for the model's head."""
+    """Return the class of transformers for the model's head."""
     import transformers as of
 
     if config.head != "logits":

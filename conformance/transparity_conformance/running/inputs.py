@@ -1,4 +1,4 @@
-"""Inputs of a model as its caller passes them: names, arrays of its framework, the mask, and further settings."""
+"""The inputs of a model's forward pass: their names, the model's arrays, the padding mask, and further arguments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NAMES = {
     "attention_mask": ("attention_mask",),
     "token_types": ("token_type_ids", "token_types"),
 }
-"""The names under which a model may take each input of the reference."""
+"""The names that a model may give to each input of the reference."""
 
 
 def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return the inputs and, where padding is masked by its token, the mask that a tokenizer would add."""
+    """Return the inputs and, if the padding token is masked, the mask that a tokenizer would add."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
     has_tokens = config.input_names[0] in config.token_inputs
     if "attention_mask" in inputs or config.pad_id is None or not is_masked or not has_tokens:
@@ -45,8 +45,11 @@ def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dic
 def arguments(
     inputs: Mapping[str, np.ndarray], config: TransformerConfig, names: frozenset[str]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Return the arguments of a function with the parameters `names`: token ids by name or position, the others by
-    name."""
+    """Return the positional and keyword arguments of a function with the parameters `names`.
+
+    The main inputs are passed by keyword if the function has a known name for each, otherwise by position. Other inputs
+    are passed only by keyword.
+    """
     called = {ours: next((name for name in NAMES[ours] if name in names), None) for ours in inputs}
     by_name = all(called[ours] is not None for ours in config.input_names)
     args = [] if by_name else [inputs[ours] for ours in config.input_names]
@@ -57,8 +60,8 @@ def arguments(
 def framework_of(model: Any) -> str:
     """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`.
 
-    A module of PyTorch, nnx, Equinox or MLX determines it. Otherwise, the objects that a function refers to, then the
-    names in its file, are searched for torch (transformers), jax (flax, equinox) and mlx. The default is NumPy.
+    The class of a PyTorch, nnx, Equinox or MLX module determines it. For a function, the objects to which it refers are
+    searched for a framework, and then the names in its file. The default is NumPy.
     """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"
@@ -80,18 +83,20 @@ FRAMEWORKS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""The framework whose arrays a file with this package uses."""
+"""The framework whose arrays a model uses, by a package that its file imports."""
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:
-    """Return whether `model` is an instance of a framework's class; the framework is not imported for this."""
+    """Return whether `model` is an instance of a framework's class, without importing the framework."""
     kind = getattr(sys.modules.get(package), name, None)
     return isinstance(kind, type) and isinstance(model, kind)
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects that a function (a method, or an object's class) refers to, and of its
-    file's names."""
+    """Yield the packages of the objects that a function refers to, and then of the names in its file.
+
+    For an object that is not a function, its method `__call__` is used.
+    """
     while isinstance(model, functools.partial):
         model = model.func
     function = getattr(inspect.unwrap(model), "__func__", inspect.unwrap(model))
@@ -106,7 +111,7 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """Return the conversion of token ids or pixels for a framework, and the context of a call without gradients."""
+    """Return a function that converts token ids or pixels to a framework's arrays, and a context without gradients."""
     if framework == "torch":
         import torch
 
@@ -135,14 +140,14 @@ SETTINGS: dict[str, Any] = {
     "inference": True,
     "start_pos": 0,
 }
-"""Arguments without a default that disable training, or mean that no tokens came before."""
+"""The values of arguments that disable training, or that mean that no tokens were processed before."""
 
 TARGETS = "targets"
-"""An argument of models like nanoGPT, which without it return only the logits of the last position."""
+"""The argument for targets; without it, models like nanoGPT return only the logits of the last position."""
 
 
 def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
-    """Return the non-token arguments of a forward pass without a default, with their values."""
+    """Return the values of the required arguments that are not inputs."""
     parameters = {} if takes is None else dict(takes.parameters)
     needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
     return {name: SETTINGS[name] for name in needed if name in SETTINGS}
@@ -154,13 +159,15 @@ def completed(
     array: Callable[[np.ndarray], Any],
     without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """Return the forward pass with its settings, and with targets if it needs them to return all positions.
+    """Return the forward pass with the values of further required arguments.
+
+    Targets are passed too, if the model returns the logits of all positions only with targets.
 
     Args:
-        model: the forward pass, whose first argument is token ids.
-        takes: its signature.
-        array: converts token ids to an array of its framework.
-        without_gradients: the context of a call.
+        model: The forward pass, whose first argument is token ids.
+        takes: The signature of the forward pass.
+        array: Converts token ids to an array of the model's framework.
+        without_gradients: Returns the context of a call without gradients.
     """
     settings = settings_of(takes)
 
@@ -175,21 +182,21 @@ def completed(
     try:
         with without_gradients():
             answer = call_port(plain, array(np.zeros((1, 2), np.int64)))
-    except PortCallError:  # the checker's first call raises it again
+    except PortCallError:  # the checker's first call raises the same exception
         return plain
     logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)
     return with_targets if tuple(getattr(logits, "shape", ()))[:2] == (1, 1) else plain
 
 
 def takes_of(model: Any) -> inspect.Signature | None:
-    """Return the signature of a model's forward pass, or None."""
+    """Return the signature of a model's forward pass; None if it has none."""
     return signature_of(model.forward if is_instance(model, "torch.nn", "Module") else model)
 
 
 def input_names(takes: inspect.Signature | None) -> dict[str, str]:
     """Return the model's name of each input of the reference.
 
-    Raise `PortError` if it takes neither only token ids nor the token ids of a source and a target.
+    Raises `PortError` unless the model takes token ids, the token ids of a source and a target, or an image.
     """
     parameters = {} if takes is None else dict(takes.parameters)
     named = {ours: name for ours, names in NAMES.items() for name in names if name in parameters}
@@ -200,8 +207,8 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
     required = [name for name in plain if parameters[name].default is inspect.Parameter.empty]
     if "pixels" in named and "input_ids" in parameters:
         raise PortError(
-            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected one of them: give "
-            "each tower by itself, as `lambda: model.vision_model` and `lambda: model.text_model`."
+            f"The forward pass takes images ({named['pixels']}) and token ids (input_ids); expected only one: check "
+            "each tower separately, as `lambda: model.vision_model` and `lambda: model.text_model`."
         )
     if "pixels" in named:
         return {"pixels": named["pixels"]}
@@ -209,8 +216,8 @@ def input_names(takes: inspect.Signature | None) -> dict[str, str]:
         return {"source": plain[0], "target": named["target"]} | further
     if len(required) > 2 or not plain:
         raise PortError(
-            f"The forward pass takes ({', '.join(parameters)}); expected only token ids, or a source and a target. "
-            "Return a function with these arguments: lambda source, target: model(…)."
+            f"The forward pass takes ({', '.join(parameters)}); expected only token ids, or source and target: "
+            "return a function such as lambda source, target: model(…)."
         )
     if len(required) == 2:
         return {"source": required[0], "target": required[1]} | further
@@ -224,16 +231,19 @@ OUTPUTS = {
     "pooled": ("pooler_output", "logits"),
     "classes": ("logits", "text_embeds", "image_embeds"),
 }
-"""The attributes of an output object by the model's head, empty if it is unknown; the first existing one is used."""
+"""The attributes of a result that contain the output of each head; the first existing one is used.
+
+The key is empty if the head is not known.
+"""
 
 
 def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
-    """Return the taps that a forward pass returned, by name; values are not read.
+    """Return the activations that a forward pass returned, by name; the values are not read.
 
     Args:
-        returned: an object with `.logits` (`.last_hidden_state`, `.pooler_output` for a model without logits), a dict
-            of taps, a tuple or a list whose first item is the logits, or the logits, as an array of any framework.
-        config: the model's configuration; its head determines which output of an object is used.
+        returned: An object with `.logits`, or with `.last_hidden_state` or `.pooler_output` for a model without logits.
+            It may also be a dict of activations, a tuple or list that starts with the logits, or the logits.
+        config: The model's configuration, whose head determines which output of an object is used.
     """
     for name in OUTPUTS[config.head]:
         found = getattr(returned, name, None)
@@ -247,18 +257,18 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
 
 
 def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
-    """Return whether the first item is the whole answer, and not its first row."""
+    """Return whether the first item of a sequence is the whole output, and not the output of the first row."""
     axes = 2 if config.is_pooled else 3
     return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
 
 
 def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all taps of a call, by name."""
+    """Return the shapes of all activations of a call, by name."""
     return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
 
 
 def arrays_in(returned: Any) -> list[Any]:
-    """Return the arrays in a model's result: the result itself, or the items of a tuple or mapping."""
+    """Return the arrays in a model's result, which may be an array or nested tuples, lists and mappings."""
     nested = list(returned.values()) if isinstance(returned, Mapping) else returned
     if isinstance(nested, tuple | list):
         return [array for each in nested for array in arrays_in(each)]
@@ -266,7 +276,7 @@ def arrays_in(returned: Any) -> list[Any]:
 
 
 def answer_in(returned: Any) -> Any:
-    """Return the logits or hidden states in a model's result; raise `PortError` if there are none."""
+    """Return the logits or hidden states in a model's result; raise `PortError` if the result contains no array."""
     found = returned
     if isinstance(returned, Mapping):
         found = next((returned[name] for name in OUTPUTS[""] if returned.get(name) is not None), None)

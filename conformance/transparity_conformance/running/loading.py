@@ -1,7 +1,7 @@
-"""Ports by name: `path/to/file.py:build` or `package.module:build`, or an artefact, which its usual runtime runs.
+"""Import of a port by name, such as `path/to/file.py:build` or `package.module:build`, or of an exported model.
 
-An artefact is opened in the process of the port. It is a `build(config, parameters)` like any port, but it has its own
-weights and reports which properties of a call it fixes.
+An exported model (an artefact), such as an ONNX file, is opened in the process of the port. It becomes a
+`build(config, parameters)` like any port, but has its own weights. It may fix properties of a call, such as the length.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ from transparity_conformance.running.artefacts import Runtime
 
 
 class LoadError(PortError):
-    """A port does not exist, or cannot be imported."""
+    """Error for a port that does not exist or cannot be imported."""
 
 
 def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
-    """Import the function that `spec` names; raise `LoadError` if it does not exist; `what` names it in messages."""
+    """Import the function that `spec` names; raise `LoadError` if it does not exist.
+
+    `what` names the function in messages.
+    """
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
-        raise LoadError(f"The {what} is {shown(spec)}; expected file.py:NAME or package.module:NAME, as my.py:load.")
+        raise LoadError(
+            f"The {what} is {shown(spec)}; expected file.py:NAME or package.module:NAME, such as my.py:load."
+        )
     module = load_file(Path(where), what) if where.endswith(".py") else _load_module(where)
     build = _attribute(module, where, name)
     if not callable(build):
@@ -44,7 +49,7 @@ def load_port(spec: str, what: str = "port") -> Callable[..., Any]:
 
 
 def _attribute(module: ModuleType, where: str, name: str) -> Any:
-    """Return the attribute of a module, whose own `__getattr__` may raise."""
+    """Return the attribute of a module; raise `LoadError` if it does not exist or cannot be read."""
     try:
         return call_port(getattr, module, name)
     except PortCallError as error:
@@ -60,17 +65,17 @@ def _attribute(module: ModuleType, where: str, name: str) -> Any:
 def load_file(path: Path, what: str = "port") -> ModuleType:
     """Import a Python file; raise `LoadError` if it does not exist or cannot be imported."""
     if not is_file(path):
-        raise LoadError(f"There is no file {path}; expected a Python file with the {what} in it.")
+        raise LoadError(f"There is no file {path}; expected a Python file that contains the {what}.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
         raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
-    # as with `python file.py`, modules in the same folder can be imported
+    # the file may import modules in its folder, as with `python file.py`
     _importable_from(path.parent)
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses look up their module
+    sys.modules[name] = module  # dataclasses look up their module by name
     try:
         call_port(spec.loader.exec_module, module)
     except PortCallError as error:
@@ -88,7 +93,9 @@ def _load_module(name: str) -> ModuleType:
     except PortCallError as error:
         raised = error.__cause__
         if isinstance(raised, ModuleNotFoundError) and raised.name and f"{name}.".startswith(f"{raised.name}."):
-            raise LoadError(f"There is no module {shown(name)} in this folder, and none is installed.") from None
+            raise LoadError(
+                f"There is no module {shown(name)} in this folder, and no installed package has this name."
+            ) from None
         raise LoadError(f"{safe(name, VALUE)} cannot be imported: {_describe(error)}.") from raised
     return module
 
@@ -100,7 +107,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """Return the exception of an import in one clause, with the line that raised it."""
+    """Return a clause about the exception of an import; for a `SyntaxError`, it includes the line."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -109,34 +116,34 @@ def _describe(error: PortCallError) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """The calls that an artefact takes."""
+    """The calls that an exported model accepts."""
 
     has_mask: bool = True
-    """Whether an attention mask is among its inputs."""
+    """Whether the inputs include an attention mask."""
     has_token_types: bool = True
     batch: int | None = None
-    """The rows of every call, if it fixes them; other batches are split."""
+    """The number of rows, if it is fixed; other batches are split."""
     length: int | None = None
-    """The tokens of every row, if it fixes them; shorter rows are padded on the right."""
+    """The number of tokens per row, if it is fixed; shorter rows are padded on the right."""
     dtype: str = ""
-    """The dtype of its weights: `int8` for quantized ones, empty if its files do not show it."""
+    """The dtype of the weights: `int8` for quantized weights, empty if the files do not show it."""
 
 
 class Listened:
-    """A forward pass that reports its operations."""
+    """A forward pass that records its own operations."""
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
-        """Return the result and the operations, whose values have at most `largest` bytes."""
+        """Return the result and the operations; values larger than `largest` bytes are left out."""
         raise NotImplementedError
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an artefact; raise `LoadError` if its runtime is not installed or cannot read it."""
+    """Open an exported model; raise `LoadError` if the runtime is not installed or cannot read the model."""
     require(port, runtime)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 
 
 def require(port: str, runtime: Runtime) -> None:
-    """Raise `LoadError` if the package that runs an artefact is not installed."""
+    """Raise `LoadError` if the package that runs an exported model is not installed."""
     if importlib.util.find_spec(runtime.package) is None:
         raise LoadError(f"{port} needs {runtime.package}, which is not installed: {install(runtime.extra)}.")

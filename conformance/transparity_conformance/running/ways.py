@@ -1,6 +1,6 @@
-"""Ways to call a model other than its forward pass: in steps with a cache, with labels, and to generate.
+"""Calls of a model other than its forward pass: in steps with a cache, with labels for a loss, and to generate.
 
-The same functions call both sides of a comparison, so that any difference comes from the models.
+The same functions call both models of a comparison, so that every difference comes from the models.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
 
 CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
-"""The names under which a forward pass takes a cache."""
+"""The names of a forward pass's argument for a cache."""
 
 LABELS = "labels"
-"""The argument with which a model also returns its loss."""
+"""The name of the argument for labels; with labels, a model also returns its loss."""
 
 Tensors = Mapping[str, Any]
 
@@ -34,20 +34,23 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument, or forwards all arguments, as models with a configuration may."""
+    """Return whether a model takes an argument, or passes on all arguments, as models with a `config` may do."""
     names = _names(model)
     hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
     return name in names or hands_on
 
 
 def cache_name(model: Any) -> str:
-    """Return the argument for the cache; empty if the model has none."""
+    """Return the name of the argument for a cache; empty if the model has none."""
     names = _names(model)
     return next((name for name in CACHES if name in names), "")
 
 
 def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
-    """Return the answer of a forward pass that continues a cache, or None, and the cache after it."""
+    """Run one step of a forward pass with a cache; return the output, and the cache after the step.
+
+    `cache` is the cache before the step, or None in the first step.
+    """
     name = cache_name(model)
     settings = {"use_cache": True} if _takes(model, "use_cache") else {}
     before = {} if cache is None else {name: cache}
@@ -56,18 +59,22 @@ def step(model: Any, cache: Any, inputs: Tensors) -> tuple[Any, Any]:
 
 
 def _cache_in(returned: Any, name: str) -> Any:
-    """Return the cache in the results, under the name of its argument or as the second item; raise `TypeError`
-    without one."""
+    """Return the cache in a result, under the name of its argument or as the second item.
+
+    Raises `TypeError` if the result contains no cache.
+    """
     found = returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
     if found is None and isinstance(returned, tuple | list) and len(returned) > 1:
         found = returned[1]
     if found is None:
-        raise TypeError(f"it returned {shown(returned)}; expected {name} in it, or as the second item of a pair")
+        raise TypeError(
+            f"it returned {shown(returned)}; expected a result with {name}, or with a cache as its second item"
+        )
     return found
 
 
 def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
-    """Return the answer in steps with a cache: `first` positions at once, then `then` at a time."""
+    """Run a model in steps with a cache: `first` positions, then `then` positions at a time; return the output."""
     content = _content(inputs)
     length, answers, cache, begin = inputs[content].shape[1], [], None, 0
     while begin < length:
@@ -79,18 +86,20 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the tokens that a step splits: the decoder's, if there is one."""
+    """Return the name of the tokens that are divided into steps; in an encoder-decoder, the decoder's tokens."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 
 def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
-    """Return the inputs up to a position."""
+    """Return the inputs, cut off at a position."""
     return dict(_part(inputs, _content(inputs), 0, end))
 
 
 def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple[str, Any]]:
-    """Yield the inputs of a step: a mask from the first position, and inputs without positions only in the first
-    step."""
+    """Yield the inputs of a step from `begin` to `end`.
+
+    A mask starts at position 0. An input without positions is passed only in the first step.
+    """
     is_beside_encoder = content.startswith("decoder_")
     for name, value in inputs.items():
         if is_beside_encoder and not name.startswith("decoder_"):
@@ -102,7 +111,7 @@ def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple
 
 
 def _joined(answers: list[Any]) -> Any:
-    """Concatenate the answers along the positions, as an array of their framework."""
+    """Concatenate the outputs of all steps along the positions, as an array of their framework."""
     if is_instance(answers[0], "torch", "Tensor"):
         import torch
 
@@ -115,7 +124,7 @@ def _joined(answers: list[Any]) -> Any:
 
 
 def loss(model: Any, inputs: Tensors) -> Any:
-    """Return the loss of a forward pass with labels; raise `TypeError` if it returns none."""
+    """Return the loss of a forward pass with labels; raise `TypeError` if the model returns none."""
     returned = model(**inputs)
     found = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
     if found is None:
@@ -124,7 +133,7 @@ def loss(model: Any, inputs: Tensors) -> Any:
 
 
 def generated(model: Any, count: int, inputs: Tensors) -> Any:
-    """Return the prompt and the `count` tokens that the `generate` of a model adds to it greedily."""
+    """Generate `count` tokens greedily with the model's `generate`; return the prompt and these tokens."""
     if _is_of_transformers(model):
         return model.generate(**inputs, max_new_tokens=count, do_sample=False, num_beams=1)
     first, *others = inputs
@@ -141,15 +150,18 @@ def _generates(model: Any) -> bool:
 
 
 COTANGENT = "cotangent"
-"""An input that is not an argument of a model; gradients are taken of its inner product with the answer."""
+"""The name of an additional input, which is not passed to the model.
+
+Gradients are taken of the inner product of this input with the model's output.
+"""
 
 
 BESIDE = (COTANGENT,)
-"""The names of all inputs that are not arguments."""
+"""The names of all inputs that are not passed to the model."""
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
-    """Return the parameters of a PyTorch module, and the existing gradients, both by name."""
+    """Return the parameters of a PyTorch module, and their gradients where they exist, by name."""
     module, call, differentiate = _differentiation(model, inputs)
     import torch
 
@@ -162,7 +174,7 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
-    """Return the record of the same backward pass, in the form that is sent to another process."""
+    """Run the same backward pass, and return the recorded operations as lists for another process."""
     module, call, differentiate = _differentiation(model, inputs)
     return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
 
@@ -176,7 +188,7 @@ def _is_module(model: Any) -> bool:
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
-    """Return the module of a model, its call, and a function that differentiates its answer by the parameters."""
+    """Return the PyTorch module of a model, a function that calls the model, and a function that computes gradients."""
     import torch
 
     module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}
@@ -202,21 +214,21 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The ways by name, and whether a model offers each."""
+"""The calls by name: the function that makes the call, and a function that tells whether a model supports it."""
 
 
 def offers(model: Any, way: str) -> bool:
-    """Return whether a model can be called in a way."""
+    """Return whether a model supports a call."""
     return WAYS[way][1](model)
 
 
 def add_ways(forward: Any, model: Any, call: Callable[..., Any]) -> None:
-    """Add the ways that a model offers as methods of its forward pass.
+    """Add the calls that a model supports as methods of its forward pass.
 
     Args:
-        forward: the forward pass.
-        model: the model.
-        call: calls a function of tensors, without gradients, with the inputs by the model's own names.
+        forward: The forward pass.
+        model: The model.
+        call: Calls a function of tensors without gradients; inputs have the model's own names.
     """
     for name, (function, _) in WAYS.items():
         if offers(model, name):

@@ -1,1 +1,1 @@
-"""Capabilities of a model that writes: generation, beams and cached decoding."""
+"""Capabilities of a model that generates tokens: generation, beam search and decoding with a cache."""

@@ -1,4 +1,4 @@
-"""The capabilities `generate` (greedy, by given random numbers, ragged prompts) and `beam_search`."""
+"""The capabilities `generate` (greedy, with random numbers, with prompts of different lengths) and `beam_search`."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ DIVERGES = "the forward pass diverges, and so do its tokens"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
-    """Return the reason why no generation of a model is compared; empty if some is."""
+    """Return the reason why a model's generation is not compared; empty if it is compared."""
     if probe.is_large:
         return "generation would take too long in a model of this size"
     return why_no_decoder(probe, dtype)
 
 
 def why_no_decoder(probe: Probe, dtype: str) -> str:
-    """Return the reason why a model generates nothing; empty if it does."""
+    """Return the reason why a model cannot generate tokens; empty if it can."""
     if not probe.config.has_decoder:
         return "a lone encoder generates nothing"
     return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
 
 
 def _why_not_coarse(probe: Probe, dtype: str) -> str:
-    """Return the reason why draws and beams are not compared in a dtype; empty if they are."""
+    """Return the reason why sampling and beam search are not compared in a dtype; empty if they are compared."""
     return "" if dtype in WIDE else f"coarse rounding makes too many ties: it is not compared in {dtype}"
 
 
@@ -75,22 +75,22 @@ def _why_not_ragged(probe: Probe, dtype: str) -> str:
 
 
 def _built_for(port: BuiltPort, request: Request) -> Any:
-    """Return the port with the parameters of a request."""
+    """Return the port, built with the parameters of a request."""
     return port.built_for(request.config, request.parameters)
 
 
 def _as_tokens(value: Any) -> np.ndarray:
-    """Return the tokens (batch, length) from a port's result; raise `TypeError` for any other result."""
+    """Convert a port's result to tokens (batch, length); raise `TypeError` if it has another shape or dtype."""
     tokens = as_numbers(value)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise TypeError(
-            f"tokens of the shape {tokens.shape} and dtype {tokens.dtype}, expected (batch, length) of integers"
+            f"the tokens have the shape {tokens.shape} and the dtype {tokens.dtype}; expected integers (batch, length)"
         )
     return tokens.astype(np.int64)
 
 
 def _token_shapes(key: str, request: Request) -> Shapes:
-    """Return the largest shape of the tokens of an answer."""
+    """Return the largest possible shape of the generated tokens."""
     batch, length = request.prompt.shape
     return {f"{key}/tokens": (batch, length + request.steps)}
 
@@ -101,7 +101,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
-@np.errstate(all="ignore")  # a port may return any number
+@np.errstate(all="ignore")  # a port may return numbers that overflow
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Judge the tokens of each request, and the scores of beams."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
@@ -123,7 +123,7 @@ def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dty
 def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
-    """Return whether a port with this fault would give this answer."""
+    """Return whether a port with this fault would return the same tokens and scores."""
     if scores is None:
         return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
     simulated, simulated_scores = simulated_beams(fault.simulate, request)
@@ -131,27 +131,27 @@ def _explains(
         return False
     oracle = true_scores(request, tokens)
     true = np.abs(oracle.expected["scores"]).max()
-    # Scores that are larger than the right ones have proportionally larger rounding.
+    # If a fault makes scores larger, their rounding grows by the same factor.
     budget = oracle.budget("scores", dtype) * max(1.0, float(np.abs(simulated_scores).max() / true))
     return share(float(np.abs(scores.astype(np.float64) - simulated_scores).max()), budget) <= 1
 
 
 @kept_in(1)
 def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
-    """Return the tokens of a simulated port."""
+    """Return the tokens that a port with a fault would generate."""
     named = request.named("lengths", "uniforms", "sampling")
     return simulate(request.config, request.exact, request.prompt, request.steps, **named)
 
 
 def _describe(request: Request) -> dict[str, Any]:
-    """Return a request as JSON; its arrays are in `tensors`."""
+    """Return a request as JSON, without its arrays, which `_tensors` returns."""
     fields: dict[str, Any] = {"name": request.name, "max_new_tokens": request.steps, "eos_id": request.config.eos_id}
     fields |= {} if request.sampling is None else {"sampling": dataclasses.asdict(request.sampling)}
     return fields if request.beams == 1 else fields | {"beams": request.beams, "length_penalty": request.length_penalty}
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
-    """Return the arrays of a request: prompt, source, lengths, uniforms, and parameters unlike the probe's."""
+    """Return the arrays of a request: prompt, source, lengths, random numbers, and changed parameters."""
     arrays = {name: getattr(request, name) for name in ("prompt", "source", "lengths", "uniforms")}
     changed = {
         f"parameters/{name}": value for name, value in request.parameters.items() if value is not probe.parameters[name]
@@ -160,7 +160,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the end token and the parameters of a bundle, which may be rounded differently."""
+    """Return a request with the end token and the parameters of a bundle, because they may differ by rounding."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -172,10 +172,12 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
     answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise TypeError("a result that is not a pair, expected (tokens, scores)")
+        raise TypeError("the result is not a pair; expected (tokens, scores)")
     scores = as_numbers(answer[1])
     if scores.shape != (len(request.prompt),) or scores.dtype.kind != "f":
-        raise TypeError(f"scores of the shape {scores.shape} and dtype {scores.dtype}, expected (batch,) of floats")
+        raise TypeError(
+            f"the scores have the shape {scores.shape} and the dtype {scores.dtype}; expected floats (batch,)"
+        )
     return {f"{key}/tokens": _as_tokens(answer[0]), f"{key}/scores": scores}
 
 
@@ -184,7 +186,7 @@ def _beam_shapes(key: str, request: Request) -> Shapes:
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Pad tokens to the longest continuation, because other right beams may be longer."""
+    """Pad tokens to the longest possible continuation, because equally good beams may be longer."""
     width = request.prompt.shape[1] + request.steps
     missing = max(0, width - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
@@ -192,14 +194,14 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
 
 @kept_in(1)
 def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens and the scores of a simulated port."""
+    """Return the tokens and scores that a port with a fault would return."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     tokens, scores = simulate(*given, **request.named("length_penalty"))
     return tokens, scores
 
 
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
-    """Return a way with numbered requests to the model of the first probe, named after its claim."""
+    """Return a claim whose requests use the model of the first probe; their keys are the claim and a number."""
 
     def requests(probes: Probes) -> Requests:
         return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}
@@ -283,16 +285,16 @@ GENERATION_OF_GIVEN = dataclasses.replace(
     why_not=why_no_decoder,
     is_long=False,
 )
-"""Generation with given weights, such as a checkpoint's, at the cost of the first probe."""
+"""Generation with given weights, such as a checkpoint's; it takes about as long as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
 
 
 def what_is_generated(probe: Probe) -> str:
-    """Return one line about the generation that is compared with given weights, and about the rest."""
+    """Return a line for the report that states which generation is compared with given weights."""
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
-        f"generate: with given parameters, {request.steps} greedy tokens of {rows} prompts of {length} are compared. "
-        "Draws, prompts of different lengths and the end of the cache need drawn parameters, by --config"
+        f"generate: with given parameters, only {request.steps} greedy tokens of {rows} prompts of {length} tokens are "
+        "compared; sampling and ragged prompts need random parameters, by --config"
     )

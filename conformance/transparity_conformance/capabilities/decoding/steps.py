@@ -1,4 +1,4 @@
-"""The capability `step`: decoding with a cache, compared with the full forward pass."""
+"""The capability `step`: decoding with a cache, which must have the same logits as one forward pass."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from transparity_conformance.report.report import Cause
 
 @dataclass(frozen=True, eq=False)
 class StepRequest:
-    """The tokens of a probe, to be decoded in steps of `sizes` tokens."""
+    """A request to decode the tokens of a probe in steps of `sizes` tokens."""
 
     name: str
     probe: Probe
     sizes: tuple[int, ...]
     parts: tuple[slice, ...] = (slice(None),)
-    """Rows decoded as separate batches, each with its cache, in alternation; their union is the answer."""
+    """The rows of each batch; the batches are decoded in alternation, each with its own cache."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -53,17 +53,17 @@ class StepRequest:
 
     @property
     def is_reached(self) -> bool:
-        """Return whether its model may differ from the first probe's."""
+        """Return whether its model may differ from the model of the first probe."""
         return isinstance(self.probe, ReachProbe)
 
     @property
     def rows(self) -> np.ndarray:
-        """Return the rows of the probe that are decoded."""
+        """Return the indices of the decoded rows."""
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
 
 def step_requests(probes: Probes) -> dict[str, StepRequest]:
-    """Decode the first probe token by token, and in uneven chunks."""
+    """Return requests to decode the first probe token by token, and in chunks of different sizes."""
     key, probe = first_of(probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}
@@ -73,7 +73,10 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Decode large chunks, a single row, two alternating batches, the longest probe, and calls across thresholds."""
+    """Return further requests, which no bundle contains.
+
+    They decode large chunks, a single row, two batches in alternation, the longest probe, and calls across thresholds.
+    """
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
@@ -91,9 +94,9 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Return two single tokens that end just beyond a threshold, or else random chunk sizes.
+    """Return step sizes that end with two single tokens just beyond a threshold; without a threshold, random sizes.
 
-    The first random chunk is longer than most windows.
+    The first random size is longer than most windows.
     """
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
@@ -118,9 +121,9 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Return the logits of a port's steps.
+    """Decode a request with a port, and return the logits of each step.
 
-    Raises any error of the port, and `TypeError` unless it returns `(logits, cache)`.
+    Raises any exception of the port, and `TypeError` unless it returns `(logits, cache)`.
     """
     built = port.built_for(request.probe.config, request.probe.parameters) if request.is_reached else port.forward
     answers: dict[str, np.ndarray] = {}
@@ -135,14 +138,14 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
             logits.append(as_numbers(answer))
             shape, dtype = (len(tokens), size, vocab), logits[-1].dtype
             if logits[-1].shape != shape or dtype.kind != "f":
-                given = f"logits of the shape {logits[-1].shape} and dtype {dtype}"
-                raise TypeError(f"{given}, expected {shape} floats, {request.name}")
+                given = f"the logits have the shape {logits[-1].shape} and the dtype {dtype}"
+                raise TypeError(f"{given}; expected floats {shape}, {request.name}")
         answers[name], begin = logits[0] if len(logits) == 1 else np.concatenate(logits), begin + size
     return answers
 
 
 def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
-    """Return the inputs of a step besides its tokens; only the first chunk has the encoder's inputs."""
+    """Return the inputs of a step other than its tokens; the encoder's inputs are passed only in the first step."""
     further = {name: np.array(probe.inputs[name][part], np.int64) for name in probe.config.further_inputs}
     if not probe.config.has_encoder:
         return {name: value[:, chunk].copy() for name, value in further.items()}
@@ -152,16 +155,16 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
 
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
-    """Return the logits and the cache from a port's `step`; raise `TypeError` for any other result."""
+    """Call a port's `step`, and return the logits and the cache; raise `TypeError` for any other result."""
     result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise TypeError(f"{shown(result)}, expected the pair (logits, cache)")
+        raise TypeError(f"step returned {shown(result)}; expected the pair (logits, cache)")
     return result
 
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Compare the logits of steps with the full pass."""
+    """Compare the logits of steps with the logits of one forward pass."""
     logits = {request: _joined(key, request, answers) for key, request in requests.items()}
     budgets = {request: request.probe.budget(forward.dtype) for request in logits}
 
@@ -178,7 +181,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     error, budget = found[worst].error, budgets[worst]
 
     def left(fault: SimulatedFault) -> float:
-        """Return the largest remainder; the first unexplained request ends the search."""
+        """Return the largest error that remains with a fault; infinite if the fault does not explain all requests."""
         most = 0.0
         for request in sorted(logits, key=lambda request: request is not worst):
             remains = beyond(request, _simulated(request.probe, request.sizes, fault))
@@ -198,7 +201,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
 
 
 def _boundary(found: Mapping[StepRequest, Judged]) -> str:
-    """Describe the requests with wrong and with right steps, in one sentence."""
+    """Return a sentence that lists the requests with wrong steps and the requests with right steps."""
     says = {request: f"{request.name} ({request.probe.name})" for request in found}
     wrong = [says[request] for request in found if found[request].share > 1]
     right = [says[request] for request in found if found[request].share <= 1]
@@ -206,7 +209,7 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the positions (rows, length) where the logits are judged, not left to a convention or near-tie."""
+    """Return the positions (rows, length) that are judged, because neither a convention nor a near-tie decides them."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
     free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")

@@ -1,6 +1,6 @@
-"""Teacher forcing: compare a port's tokens with the reference's logits, given the port's previous tokens.
+"""Teacher forcing: each token of a port is compared with the reference's logits for the port's own previous tokens.
 
-A token is right if rounding could explain it, so one wrong token does not invalidate all later ones.
+A token is right if rounding could explain it. One wrong token therefore does not make all later tokens wrong.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from transparity_numpy.decoding.generation import filter_logits
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Return the new tokens (batch, steps), up to the longest row."""
+    """Return the new tokens (batch, steps), as many as the longest row has."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 
 
 def counted(request: Request, new: np.ndarray) -> np.ndarray:
-    """Return the mask (batch, steps) of new tokens up to the end token."""
+    """Return a mask (batch, steps) that is True for new tokens up to and including the end token."""
     ends = new == request.config.ending_id
     return np.cumsum(ends, axis=1) - ends == 0
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Describe the first token that is wrong for all logits; empty without one."""
+    """Return a phrase for the first token that no logits could make right; empty without one.
+
+    Such tokens are a changed prompt, an unknown token, tokens after all rows have ended, and wrong padding.
+    """
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]
@@ -42,7 +45,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     new = new_tokens(request, tokens)
     counts, all_ended = counted(request, new).sum(axis=1), bool((new == config.ending_id).any(axis=1).all())
     end = width + (int(counts.max()) if all_ended else request.steps)
-    # Other beams may be longer than the best one.
+    # Tokens may be as wide as the longest beam, which may not be the best one.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
         return f"token {longest}, {request.name}: after the end of every row"
@@ -54,7 +57,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Return the judgement of the first wrong token, or of the token with the largest share of its budget.
+    """Judge generated tokens by the first wrong token or, without one, by the token with the largest error.
 
     The error is infinite if the prompt, the padding or the length is wrong.
     """
@@ -71,7 +74,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return how far each new token's logit is below the largest (batch, steps), and the budget of this margin."""
+    """Return how much each new token's logit is below the largest logit, (batch, steps), and the tolerance."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -84,10 +87,10 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance (batch, steps) of each random number from its token's interval, and the budget.
+    """Return the distance (batch, steps) of each random number from the interval of its token, and the tolerance.
 
-    The distance is infinite for a token outside the sampled set. If a cut is a tie within rounding, either set is
-    right, and distances are at most the budget.
+    The distance is infinite for a token that cannot be sampled. If rounding may change which tokens can be sampled,
+    both choices are right, and the distance is at most the tolerance.
     """
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
@@ -100,7 +103,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
         logits = logits / logits.dtype.type(sampling.temperature)
         ranked = tap("ranked", -np.sort(-logits, axis=-1))
         tap("reached", softmax(ranked[..., : sampling.top_k]).cumsum(axis=-1))
-        # The set of tokens is computed in float64, so that the budget covers only rounding.
+        # Tokens that cannot be sampled are determined in float64, so that the tolerance covers only rounding.
         tap("cumulative", softmax(np.where(may, logits, -np.inf)).cumsum(axis=-1))
 
     oracle = Oracle(run, request.parameters, neighbours=1)
@@ -114,7 +117,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """Return the mask (batch, steps) of places where rounding could change the set of sampled tokens."""
+    """Return a mask (batch, steps) that is True where rounding may change which tokens can be sampled."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
@@ -126,26 +129,26 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Judge scores (batch,) against the true scores of the same tokens, and tokens by the best scores."""
+    """Judge scores (batch,) by the true scores of the same tokens, and tokens by the best scores."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
     true, budget = oracle.expected["scores"], oracle.budget("scores", dtype)
     of_scores = Judged(float(np.abs(scores - true).max()), budget, f"the scores, {request.name}")
-    # Each of two scores may use its whole budget.
+    # Both scores of a comparison may have an error of the whole tolerance.
     worse = np.maximum(0.0, best_scores(request) - true)
     tied = worse
     if (worse > 2 * budget).any():
         tied = np.where(margins(request) <= 2 * budget, np.minimum(worse, 2 * budget), worse)
     place = f"the tokens, {request.name}"
-    # Scores of the same tokens differ only by float64 rounding.
+    # The scores of equal tokens differ at most by rounding in float64.
     others = tied > 2 * oracle.budget("scores", "float64")
     near = (f"{place} are a tie within rounding",) if (others & (tied <= 2 * budget)).any() else ()
     return max(Judged(float(tied.max()), 2 * budget, place, near), of_scores, key=lambda item: item.share)
 
 
 def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
-    """Return the `scores` (batch,) of these tokens: log P / ((5 + tokens added) / 6)^length_penalty."""
+    """Return the `scores` (batch,) of these tokens: log P / ((5 + number of new tokens) / 6)^length_penalty."""
     new = new_tokens(request, tokens)
     counts = counted(request, new)
     penalty = ((5 + counts.sum(axis=1)) / 6) ** request.length_penalty
@@ -166,16 +169,16 @@ def best_scores(request: Request) -> np.ndarray:
 
 @kept_in(0)
 def margins(request: Request) -> np.ndarray:
-    """Return the smallest margin (batch,) between kept and dropped continuations in the reference.
+    """Return the smallest difference (batch,) between a kept and a dropped continuation in the reference's search.
 
-    If this is a tie within rounding, a port may keep another beam and end with a worse one.
+    If rounding may decide this difference, a port may keep another beam and end with a worse score.
     """
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     margins = np.full(len(request.prompt), np.inf)
 
     def noted(ranked: np.ndarray) -> np.ndarray:
         kept, dropped = -np.sort(-ranked, axis=-1)[:, request.beams - 1 : request.beams + 1].T
-        with np.errstate(invalid="ignore"):  # with fewer continuations, nothing is dropped
+        with np.errstate(invalid="ignore"):  # −∞ − (−∞), if no continuation is dropped
             np.fmin(margins, kept - dropped, out=margins)
         return ranked
 
@@ -186,5 +189,5 @@ def margins(request: Request) -> np.ndarray:
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the entries of `values` (batch, steps, vocab) at the tokens (batch, steps)."""
+    """Return the entries of `values` (batch, steps, vocab) for the tokens (batch, steps)."""
     return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -1,8 +1,8 @@
-"""Faults in the capabilities of a model, the likeliest first: edits of the reference's source, as TOML rows.
+"""Known faults in the capabilities of a model, as edits of the reference's source in TOML files.
 
-A row has an `id`, a sentence `says` about the port's apparent behaviour, and `edits`. Each edit has text that occurs
-exactly once in the reference, and its replacement. `also` names edits that rows share. A port with the fault gives the
-answers of the edited reference.
+A row has an `id`, a sentence `says` about the port's behavior, and `edits`. Each edit has a text that occurs exactly
+once in the reference's source, and the text that replaces it. `also` names edits that several rows share. A port with
+this fault returns the same results as the edited reference. In each table, the most likely fault comes first.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from transparity_numpy.decoding.steps import prefill
 Run = Callable[..., Any]
 
 Edits = tuple[tuple[str, str], ...]
-"""Pairs of old and new text."""
+"""Pairs of a text and its replacement."""
 
 
 @dataclass(frozen=True)
 class SimulatedFault:
-    """A fault in a capability, with the answers of a port that has it."""
+    """A known fault in a capability, with a function that returns the results of a port with this fault."""
 
     id: str
-    """Its name in the catalogue, shared by variants of one fault."""
+    """The name of the fault in the catalogue; its variants share the name."""
     says: str
-    """A sentence about the port's apparent behaviour."""
+    """A sentence about the port's behavior."""
     simulate: Run
     """The reference's function with this fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
-    """Return `module.function` of the NumPy column with edited source, which may use `names`.
+    """Return `module.function` of the NumPy column with edited source, which may use the objects in `names`.
 
-    Copies of the modules that it imports may be edited too, in the order of their imports. Raises `ValueError` if text
-    does not occur exactly once.
+    The edits may also change copies of the modules in `imported`, which must be in the order of their imports. Raises
+    `ValueError` unless each text occurs exactly once.
     """
     last, _, name = f"transparity_numpy.{function}".rpartition(".")
     texts = {
@@ -58,7 +58,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
     for old, new in edits:
         places = [each for each, text in texts.items() for _ in range(text.count(old))]
         if len(places) != 1:
-            raise ValueError(f"{', '.join(texts)} have {len(places)} places with {shown(old)}; expected one.")
+            raise ValueError(f"{', '.join(texts)} contain {shown(old)} {len(places)} times; expected once.")
         texts[places[0]] = texts[places[0]].replace(old, new)
     copies = {each: ModuleType(each) for each in texts}
 
@@ -75,7 +75,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
 def decode(
     step: Run, config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Return the logits (batch, length, vocab) of a `step` that receives `sizes` tokens at a time."""
+    """Decode `sizes` tokens at a time with a `step` function; return the logits (batch, length, vocab)."""
     tokens, given = inputs[config.input_names[-1]], inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
     source = inputs.get("source")
@@ -98,7 +98,7 @@ def _call(run: Run, *given: Any, **named: Any) -> Any:
 
 @dataclass(frozen=True)
 class Edited:
-    """A function of the reference with edited source, and its use by `call`."""
+    """A function of the reference with edited source; `call` calls it with the right arguments."""
 
     edits: Edits
     function: str
@@ -107,7 +107,7 @@ class Edited:
 
     @functools.cached_property
     def run(self) -> Run:
-        """Return the function, edited on first use."""
+        """Return the edited function; the source is edited on first use."""
         return edited(self.edits, self.function, self.imported)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -115,7 +115,7 @@ class Edited:
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run = _call) -> tuple[SimulatedFault, ...]:
-    """Return the faults in a table of `file`.toml: edits of `function` and of the modules `imported` by it."""
+    """Return the faults in one table of `file`.toml, which edit `function` and the modules `imported`."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
     for row in tables[table]:

@@ -1,4 +1,4 @@
-"""Faults in the loss and the gradient clipping of a model on several ranks; a single rank has none."""
+"""Known faults in the loss and in gradient clipping of a model on several ranks."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import clip_by_global_norm, train
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""Vocabularies are padded to a multiple of one of these, or of its product with the ranks."""
+"""Vocabularies are padded to a multiple of one of these numbers, or of such a number times the number of ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""Returns the part of an array (rows, positions, …) for each rank."""
+"""Returns the part of an array (rows, positions, …) that each rank has."""
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
-    "rows in turn": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
+    "interleaved rows": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
     "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
 }
-"""Ways to distribute the tokens of a batch."""
+"""Common ways to distribute the tokens of a batch over ranks."""
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return faults in the loss, the likeliest first; none on one rank."""
+    """Return the known faults in the loss, the most likely first; empty for one rank."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean over {ranks} ranks of each rank's mean, which weights its {name} equally: ranks "
-            f"have unequal numbers of targets{says}",
+            f"the loss is the mean of {ranks} means, one for the {name} of each rank, although ranks have different "
+            f"numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )
         for name, own in PARTS.items()
-        for empty, says in ((0.0, ""), (math.nan, ", and one without any has NaN"))
+        for empty, says in ((0.0, ""), (math.nan, ", and the mean of no targets is NaN"))
     ]
     widths = sorted({size * each for size in PADDED_TO for each in (1, ranks)} | {ranks})
     padded = [
@@ -71,13 +71,13 @@ def _mean_of_ranks(
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Return the loss with logits of 0 for padding of the vocabulary."""
+    """Return the loss with additional logits of 0, which pad the vocabulary."""
     more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
 
 def optimizer_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return faults in the norm for gradient clipping; none on one rank or without sharding."""
+    """Return the known faults in gradient clipping; empty for one rank or without sharded parameters."""
     kinds = {placement.kind for placement in sharding.placements.values()}
     if sharding.ranks == 1 or "sharded" not in kinds:
         return []
@@ -96,7 +96,7 @@ def _train(
     batches: tuple[Arrays, ...],
     training: Training,
 ) -> tuple[list[float], Arrays]:
-    """Train as the reference does, with gradients clipped by `clip`."""
+    """Train as the reference does, but clip gradients with `clip`."""
 
     def differentiate(*given: Any, **named: Any) -> tuple[np.ndarray, Arrays]:
         loss, gradients = loss_and_gradients(*given, **named)
@@ -106,7 +106,7 @@ def _train(
 
 
 def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip by a norm that counts every replica."""
+    """Clip gradients by a norm that counts each replica of a parameter."""
     times = {name: 1 if sharding.is_sharded(name) else sharding.ranks for name in gradients}
     norm = math.sqrt(sum(times[name] * float((value * value).sum()) for name, value in gradients.items()))
     factor = min(1.0, max_norm / norm) if norm else 1.0
@@ -114,7 +114,7 @@ def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 
 
 def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip the gradients of each rank by their own norm; replicas come from the first rank."""
+    """Clip the gradients of each rank by the rank's own norm; replicated gradients come from rank 0."""
     parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
     clipped = [
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)
@@ -130,4 +130,4 @@ def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 _EXAMPLE = Sharding(2, {"*": Placement("sharded")})
 
 OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
-"""All of these faults, for the catalogue."""
+"""All of these faults, for the catalogue of faults."""

@@ -1,1 +1,1 @@
-"""Capabilities of a model that learns: its loss, gradients and training."""
+"""Capabilities of a model that learns: loss, gradients and training."""

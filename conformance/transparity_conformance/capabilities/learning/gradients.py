@@ -1,7 +1,7 @@
-"""The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
+"""The capability `gradients`, which is compared with complex-step derivatives if the forward pass is right.
 
-Parts that depend on conventions are left out: rows in which a query sees no key, and the embedding of padding.
-PyTorch's `padding_idx` does not learn the latter.
+Gradients that depend on conventions are left out. These are rows in which a query sees no key, and the embedding of
+padding, which PyTorch's `padding_idx` excludes from learning.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
-"""Gradients by parameter name, with the parameter's shape."""
+"""Gradients by the name of the parameter; each has the shape of its parameter."""
 
 
 class Replicas(NamedTuple):
-    """The gradients of replicas that differ between ranks, one row per rank."""
+    """The gradients that differ between replicas on several ranks; each has one row per rank."""
 
     ranks: int
     gradients: Gradients
 
 
 POSITIONS_OF_LARGE = 8
-"""The number of positions on which gradients of a large model are compared."""
+"""The gradients of a large model are compared on this number of positions."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -87,9 +87,10 @@ def judge_gradients(
     *,
     at_once: bool = False,
 ) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's, `at_once` if they are expected to be right.
+    """Compare gradients of `loss` with the reference's.
 
-    A gradient that is missing or has the wrong shape is wrong, unless it is `unknown`.
+    Gradients that are probably right are compared all at once, if `at_once` is true or the model is large. A gradient
+    that is missing or has the wrong shape is wrong, unless its name is in `unknown`.
     """
     ours = _derivatives(probe, loss)
     if (at_once or probe.is_large) and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
@@ -103,7 +104,7 @@ def judge_gradients(
     wrong = [name for name in shares if shares[name] > 1]
     if not wrong:
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
-    # Gradients flow backwards: the wrong one that is last in the forward pass went wrong first.
+    # The backward pass runs in reverse: the last of the wrong parameters has the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
     causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
@@ -115,7 +116,7 @@ def judge_gradients(
 
 
 def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]) -> ClaimResult | None:
-    """Return the claim if all gradients are right; None if one is wrong and must be located."""
+    """Return the result of the claim if all gradients are right; None if any is wrong."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):
@@ -133,7 +134,7 @@ def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Gradients of which some are wrong, and their possible causes."""
+    """Gradients, some of which are wrong, and the search for the cause."""
 
     ours: Derivatives
     gradients: Gradients
@@ -142,18 +143,18 @@ class Disagreement:
 
     @property
     def named(self) -> str:
-        """Return the name of the last wrong gradient, and the number of other wrong ones."""
+        """Return the name of the last wrong gradient, and the number of other wrong gradients."""
         return self.wrong[-1] + (f" and {len(self.wrong) - 1} more" if self.wrong[1:] else "")
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest remaining difference with other gradients; infinite if it exceeds rounding."""
+        """Return the largest error if the gradients in `settled` replace the port's; infinite unless all are right."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, replicas: Replicas) -> Iterator[Cause]:
-        """Yield causes from several ranks: replicas that were not reduced, or reduced twice."""
+        """Yield causes that only several ranks have: replicas that were not reduced, or that were reduced twice."""
         if (ranks := replicas.ranks) == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -167,7 +168,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield faults for missing gradients and for a common factor; `actual` are derivatives along our directions."""
+        """Yield causes for missing gradients and for a common factor; `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}", None, 0.0, 1.0)
         if not set(actual) >= set(self.budgets):
@@ -190,7 +191,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """Return the factors that have a meaning."""
+    """Return factors with a known meaning, and the meaning of each."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
@@ -207,14 +208,13 @@ def _requests(probes: Probes) -> Requests:
 
 
 def _requests_here(forward: ForwardPass) -> Requests:
-    """Return the rows of the first probe that do not depend on a convention; for a large model, the start of the first
-    row."""
+    """Return the rows of the first probe whose queries all see a key; for a large model, the start of one row."""
     key, probe = first_of(forward.probes)
     return {key: _cut(probe)}
 
 
 def _further_requests(forward: ForwardPass) -> Requests:
-    """Return the rows of the longest probe, which also have different lengths; none for a large model."""
+    """Return the rows of the longest probe, if it is another probe; empty for a large model."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
     return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
 
@@ -229,7 +229,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """Return the forward pass of the rows for gradients; none for a large model, whose rows are truncated."""
+    """Return the forward pass of the rows whose gradients are compared; for a large model, it has no logits."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -254,7 +254,7 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request; return the worst result, or the first divergence."""
+    """Judge the gradients of each request; return the first divergence, or the result with the largest error."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(key, probe, answers, forward, at_once=index > 0)
@@ -265,7 +265,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 
 def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool) -> CapabilityResult:
-    """Judge the gradients of one batch and, in this process, the loss that comes with them."""
+    """Judge the gradients of one batch, and the loss that the port returned with them."""
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     found, loss = not_compared(*_of_unknown(unknown)), None
@@ -286,7 +286,7 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason why gradients are unknown, naming the first parameter."""
+    """Yield a line for each reason why gradients are unknown, with the name of the first parameter."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
         yield f"gradients: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f": {why}"
@@ -297,7 +297,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Return the result for the loss that came with the gradients, and the loss if its form is right."""
+    """Judge the loss that the port returned with the gradients; return the result and the loss function, if known."""
     claim = "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)

@@ -1,6 +1,6 @@
-"""The capability `loss`, compared with the cross-entropy of the port's own logits.
+"""The capability `loss`, which is compared with the cross-entropy of the port's own logits.
 
-Wrong logits therefore do not count as a wrong loss.
+A port with wrong logits may therefore have a right loss.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from transparity_conformance.report.report import Cause
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
-"""NumPy floats by probe, for which overflow or division by 0 raises nothing."""
+"""NumPy floats by the name of the probe; unlike Python's, they overflow without an exception."""
 
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
@@ -45,7 +45,7 @@ def why_no_loss(probe: Probe, dtype: str) -> str:
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Return whether the loss of a probe can be compared: it needs logits of the right shape and a counted target."""
+    """Return whether a probe has a loss: the logits have the right shape, and some target is not padding."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and _counts(probe)
 
@@ -57,10 +57,10 @@ def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def as_loss(value: Any) -> np.ndarray:
-    """Return the single number in a port's result; raise `TypeError` for any other result."""
+    """Convert a port's result to a single number; raise `TypeError` if it is anything else."""
     array = as_numbers(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
-        raise TypeError(f"a loss of the shape {array.shape} and dtype {array.dtype}, expected one number")
+        raise TypeError(f"the loss has the shape {array.shape} and the dtype {array.dtype}; expected one number")
     return array.reshape(()).astype(np.float64)
 
 
@@ -69,12 +69,12 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     """Compare losses with the reference's.
 
     Args:
-        name: The claim.
-        losses: The losses of the probes that `has_a_loss`.
+        name: The name of the claim.
+        losses: The port's losses, by the name of the probe.
         forward: The logits of the same port.
 
     Returns:
-        The findings, and the loss function that the port computes, or None if it is unknown.
+        The result, and the loss function that the port computes, or None if it is not known.
     """
     if not losses:
         return not_compared(f"{name}: no probe has logits and a target other than padding"), None
@@ -108,15 +108,15 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the budgets scaled by the size of each loss, because a sum has more rounding than a mean."""
+    """Return the tolerances, increased for losses that are too large, because a sum has more rounding than a mean."""
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Fit label smoothing, or one factor, to all probes; a single probe does not determine it.
+    """Yield label smoothing, or a common factor, as a cause if one number explains the losses of all probes.
 
-    `even` are the losses for uniform targets.
+    At least two probes are needed. `even` has the losses for uniform targets.
     """
     if len(given) < 2:
         return
@@ -148,11 +148,11 @@ def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
 
 
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
-    """Return the budget of a loss that may come from unrounded logits."""
+    """Return the tolerance of a loss, which the port may have computed from logits before they were rounded."""
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
     arrays = {"logits": logits.astype(np.float32), "targets": targets}
     oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
-    # The mean of differences of logits has at most the error of two logits.
+    # The loss is a mean of differences of two logits, so its error is at most twice that of a logit.
     return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)
 
 

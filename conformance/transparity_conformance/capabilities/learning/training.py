@@ -1,4 +1,4 @@
-"""The capability `train`: a few steps of a tiny model, with the reference's weights and batches."""
+"""The capability `train`: a few training steps of a tiny model, from the reference's weights and on its batches."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from transparity_conformance.report.report import Cause
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of configurations with cached trainings, more than there are presets."""
+"""The number of configurations whose batches and requests are cached, more than there are presets."""
 
 NEAREST_FAULTS = 3
-"""The number of faults tried with their own budgets if none explains everything.
+"""The number of faults that are tried with their own tolerances if no fault explains all errors.
 
-Longer steps and smaller divisors have more rounding than the right training.
+A training with longer steps or smaller divisors has more rounding than the right training.
 """
 
-# The gradients exceed `max_norm` in only one of them; `eps` is large enough for its absence to show. The last step is
-# the first after the warm-up: more steps take longer, and Adam's rounding grows with every step.
+# The gradients exceed `max_norm` only in the first training, and a missing `eps` shows, because it is large. The last
+# step is the first one after the warm-up: more steps take longer, and Adam's rounding grows with every step.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
@@ -63,9 +63,9 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
-    """Return the same system with few parameters, each of which costs the reference a forward pass.
+    """Return the configuration with tiny sizes, because the reference needs one forward pass per parameter.
 
-    Sizes divide among `ranks`.
+    All sizes are multiples of `ranks` where shards require it.
     """
     grouped = config.key_value_heads < config.num_heads
     shared = grouped and (ranks == 1 or config.key_value_heads == 1)
@@ -83,7 +83,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
-    """Return the special tokens for a vocabulary of `TOKENS`: large ones are moved to its end."""
+    """Return the special tokens for a vocabulary of `TOKENS` tokens; a larger token is replaced by an unused token."""
     given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
     used = sorted({token for token in given.values() if token is not None})
     free = [token for token in reversed(range(TOKENS)) if token not in used]
@@ -93,7 +93,7 @@ def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    """Return the batches of all steps; targets are the next tokens."""
+    """Return the batches of all training steps; the targets are the next tokens."""
     random = np.random.default_rng(3)
     made = []
     for step in range(STEPS):
@@ -108,7 +108,7 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRequest:
-    """A model to train on `batches`."""
+    """A model to train, its batches, and the settings of the training."""
 
     name: str
     config: TransformerConfig
@@ -118,14 +118,14 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return the losses and learned parameters of the right training, or of one with a fault."""
+        """Return the losses and the learned parameters of the right training, or of a training with a fault."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
-    """Return the trainings of a tiny model of the system."""
+    """Return the requests to train a tiny model of this configuration, one for each of `TRAININGS`."""
     small = tiny(config, ranks)
     given = (small, probe_parameters(small, 6), batches(small))
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
@@ -139,9 +139,9 @@ ONE_STEP = "sgd, clipped, one step"
 
 
 def _here(forward: ForwardPass) -> Requests:
-    """Return the trainings in sizes that divide among the ranks; several ranks add a single step.
+    """Return the training requests, with sizes that the number of ranks divides.
 
-    After one step, replicas clipped by different norms start to differ.
+    Several ranks get a further request with one step, after which replicas clipped by different norms start to differ.
     """
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
@@ -157,9 +157,9 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
-    """Return the losses and parameters.
+    """Train a model with a port; return the losses and the learned parameters.
 
-    Raises any error of the port, and `TypeError` for a wrong shape or name.
+    Raises any exception of the port, and `TypeError` if a name is missing or a shape is wrong.
     """
     parameters = request.parameters
     copied = [{name: as_given(value) for name, value in batch.items()} for batch in request.batches]
@@ -172,7 +172,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     shapes = {name: value.shape for name, value in parameters.items()} | {"losses": (len(request.batches),)}
     for name, value in answers.items():
         if value.shape != (expected := shapes.get(name, value.shape)):
-            raise TypeError(f"{name} of the shape {value.shape}, expected {expected}")
+            raise TypeError(f"{name} has the shape {value.shape}; expected {expected}")
     return {f"{key}/{name}": value for name, value in answers.items()}
 
 
@@ -200,7 +200,7 @@ def _explaining(
     became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
 ) -> list[SimulatedFault]:
     def beyond(fault: SimulatedFault) -> int:
-        """Return how many tensors differ from the wrong training by more than the right training's budgets."""
+        """Return the number of tensors that differ too much from the training with a fault."""
         return sum(
             share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
             for request in became
@@ -218,7 +218,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Return the error with the largest share of its budget, for the right training or one with a fault."""
+    """Return the error with the largest share of its tolerance, for the right training or for one with a fault."""
     oracle = request.oracle(fault)
     return max(
         (

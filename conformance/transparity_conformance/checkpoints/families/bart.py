@@ -28,7 +28,7 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_flag, w
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """Return the names of a stack's linear maps and norms; an encoder has no tensors of cross-attention."""
+    """Return the tensor names of a stack's linear layers and norms; an encoder lacks the tensors of cross-attention."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
@@ -66,7 +66,7 @@ STACKS = (
     same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
     activation("activation_function", "gelu"),
 )
-"""Rows of all encoder-decoders built like BART."""
+"""The rows for sizes and activations that all encoder-decoders like BART share."""
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
@@ -78,7 +78,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_final_layer_norm": (False,),
     "add_bias_logits": (False,),
 }
-"""Fields of older files; transformers builds only these variants."""
+"""Fields of older files; transformers ignores them and builds these variants only."""
 
 
 def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _copies(config: TransformerConfig) -> Mapping[str, str]:
-    """Return the copies of embeddings; without `tie_word_embeddings`, transformers ties none."""
+    """Return the tensors that repeat `shared.weight`; transformers stores them if `tie_word_embeddings` is false."""
     is_untied = config.shared_embedding and not config.tied_head
     return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in config.stacks if is_untied}
 
@@ -169,14 +169,14 @@ def _write_norms(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _width(fields: Fields) -> dict[str, Any]:
-    """Refuse tokens of another width, which need a linear map (OPT-350m)."""
+    """Reject token embeddings with another width than the layers (OPT-350m), because they need a linear map."""
     width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
     if own not in (None, width):
-        raise wrong("word_embed_proj_dim", own, f"{as_json(width)}, as hidden_size is")
+        raise wrong("word_embed_proj_dim", own, f"{as_json(width)}, the value of hidden_size")
     return {}
 
 
-# transformers masks and counts positions by an attention mask; here `pad_id` defines it, as a tokenizer does.
+# transformers takes the padding from the attention mask; the reference takes it from `pad_id`, as a tokenizer does.
 OPT = Family(
     model="OPTForCausalLM",
     example=SIZES | {"ffn_dim": 96, "num_attention_heads": 3},

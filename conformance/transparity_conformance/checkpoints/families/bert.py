@@ -1,8 +1,8 @@
-"""BERT and encoders like it.
+"""BERT and similar encoders: RoBERTa, XLM-R, DistilBERT and MPNet.
 
-BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2020). DistilBERT (Sanh et al. 2019) has
-half of BERT's layers, no token types and no pooler. MPNet (Song et al. 2020) has RoBERTa's positions and heads, and
-T5's relative bias.
+References: BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2020). DistilBERT (Sanh et al.
+2019) has half of BERT's layers, no token types and no pooler. MPNet (Song et al. 2020) has RoBERTa's positions and
+heads, and T5's relative bias.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied
 
 
 def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
-    """Return the row for an encoder's output: the pooler, else the masked-language head, else hidden states.
+    """Return the row that chooses an encoder's output: the pooler, or the masked-language head, or the hidden states.
 
-    An untied head is not imported, because one of its two biases is never read.
+    The first of these that the checkpoint contains is used. An untied masked-language head is not imported, because
+    transformers never reads one of its two biases.
 
     Args:
-        model: The class with that head.
-        tensor: The weight of the head.
-        with_gelu: Whether its activation is GELU whatever the layers use.
+        model: The transformers class with the masked-language head.
+        tensor: The name of a weight that only the masked-language head has.
+        with_gelu: Whether the head always uses GELU, even if the layers use another activation.
     """
 
     def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -98,10 +99,10 @@ BERT = Family(
 
 
 def _counted(fields: Fields) -> dict[str, Any]:
-    """Return positions that count tokens other than padding, from pad_token_id + 1."""
+    """Return the fields of positions that start at pad_token_id + 1 and skip padding."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
-        raise wrong("pad_token_id", pad, "a token, from which positions are counted")
+        raise wrong("pad_token_id", pad, "a token id, because positions start after it")
     length = as_whole(fields, "max_position_embeddings") - pad - 1
     return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
 
@@ -152,7 +153,7 @@ DISTILBERT = BERT.variant(
         *("layer_norm_eps", "type_vocab_size"),
     ),
     only={},
-    # With sinusoidal_pos_embds, the file also has a table of positions.
+    # If sinusoidal_pos_embds is true, the file also contains the table of positions.
     unneeded=(
         *("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"),
         *("sinusoidal_pos_embds", "tie_weights_"),
@@ -175,12 +176,12 @@ DISTILBERT = BERT.variant(
 )
 
 PAD, BUCKETS, DISTANCE = 1, 32, 128
-"""MPNet's padding token and relative buckets, which are constants in transformers."""
+"""MPNet's padding token, number of relative buckets and largest distance, which are constants in transformers."""
 
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:
     if fields["pad_token_id"] is None:
-        raise wrong("pad_token_id", None, f"{PAD}; the file's value has no effect on positions")
+        raise wrong("pad_token_id", None, f"{PAD}, which transformers always uses for MPNet")
     return _counted({**fields, "pad_token_id": PAD})
 
 

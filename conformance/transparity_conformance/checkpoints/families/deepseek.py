@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, and grouped experts after a few dense layers."""
+"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, and experts in groups in all layers after the first few."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTENTION = f"{LAYER}.self_attention"
 def _attention(fields: Fields) -> dict[str, Any]:
     heads, given = as_whole(fields, "num_attention_heads"), fields["num_key_value_heads"]
     if given not in (None, heads):
-        raise wrong("num_key_value_heads", given, f"{heads}, the heads of the queries")
+        raise wrong("num_key_value_heads", given, f"{heads}, the number of query heads")
     turned = as_whole(fields, "qk_rope_head_dim")
     return rotary(fields) | {
         "rope_layout": "interleaved" if as_flag(fields, "rope_interleave") else "halves",
@@ -42,7 +42,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
 
 
 def _multiplier(fields: Fields) -> float:
-    """Return the squared YaRN factor of `mscale_all_dim`, which multiplies scores."""
+    """Return the attention multiplier: the square of YaRN's scale for `mscale_all_dim`."""
     given = fields["rope_parameters"] or fields["rope_scaling"] or {}
     share = given.get("mscale_all_dim")
     return _squared(as_number(given, "mscale_all_dim"), as_number(given, "factor")) if share else 1.0
@@ -72,12 +72,12 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _share(config: TransformerConfig) -> float:
-    """Return the `mscale_all_dim` whose factor gives exactly the multiplier."""
+    """Invert `_multiplier`: return the `mscale_all_dim` that gives exactly the attention multiplier."""
     factor, right = config.rotary_factor, config.attention_multiplier
     if config.rotary_scaling != "yarn" or factor <= 1 or right < 1:
         raise CheckpointError(
-            f"The family deepseek_v3 cannot express the attention_multiplier {right}; expected 1, or more of it where "
-            "rotary_scaling is 'yarn'."
+            f"The family deepseek_v3 cannot express the attention_multiplier {right}; expected 1, or a larger number "
+            "if rotary_scaling is 'yarn'."
         )
     found = (math.sqrt(right) - 1) / (0.1 * math.log(factor))
     return nearest(round(found, 6), found, right=lambda each: _squared(each, factor) == right)
@@ -85,7 +85,7 @@ def _share(config: TransformerConfig) -> float:
 
 def _experts(fields: Fields) -> dict[str, Any]:
     count, width = as_layers(fields), as_whole(fields, "moe_intermediate_size")
-    dense = as_whole(fields, "first_k_dense_replace", 0, "the number of layers without experts")
+    dense = as_whole(fields, "first_k_dense_replace", 0, "the number of layers without experts, at least 0")
     facts = {
         EXPERTS: {"num_experts": as_whole(fields, "n_routed_experts"), "feed_forward_dim": width},
         DENSE: {"num_experts": 0, "feed_forward_dim": as_whole(fields, "intermediate_size")},
@@ -97,14 +97,13 @@ def _experts(fields: Fields) -> dict[str, Any]:
 def _write_experts(config: TransformerConfig) -> dict[str, Any]:
     own = own_layers(config) or [config]
     routed, dense = [each for each in own if each.num_experts], [each for each in own if not each.num_experts]
-    # If no layer has experts, as in a single dense layer, any values that fit the router are valid.
+    # If no layer has experts, the fields of experts have no effect; they only must be valid.
     width = routed[0].feed_forward_dim if routed else config.shared_expert_dim
     few = config.router_groups * max(2, config.experts_per_token)
     if own != dense + routed or not config.shared_expert_dim or config.shared_expert_dim % width:
         raise CheckpointError(
-            f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)}, with a shared expert "
-            f"of {config.shared_expert_dim} features and experts of {width}. Expected: dense layers before the "
-            "others, and a multiple."
+            f"The family deepseek_v3 cannot express {len(dense)} dense layers among {len(own)} with shared_expert_dim "
+            f"{config.shared_expert_dim}; expected dense layers first, and a shared_expert_dim divisible by {width}."
         )
     return {
         "n_routed_experts": routed[0].num_experts if routed else few,
@@ -116,7 +115,7 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the projections of queries, whose name depends on the latent, and of keys and values."""
+    """Return the tensors that depend on the configuration: the query projection, and the key and value projections."""
     low = config.kv_lora_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
     up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}
@@ -168,7 +167,7 @@ DEEPSEEK_V3 = PLAIN.variant(
     ),
     without=("intermediate_size", "num_key_value_heads", "head_dim", "attention_bias"),
     defaults={"max_position_embeddings": 4096},
-    # The norms of the latents have this eps, whatever the other norms have.
+    # transformers gives the norms of the latents this eps, even if rms_norm_eps differs.
     only={"attention_bias": (False,), "rms_norm_eps": (1e-6,), "topk_method": ("noaux_tc",), "moe_layer_freq": (1,)}
     | {"scoring_func": ("sigmoid",)},
     unneeded=(

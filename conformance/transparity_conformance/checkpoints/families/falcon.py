@@ -1,4 +1,4 @@
-"""Falcon (Almazrouei et al. 2023): parallel branches with one or two norms, projections fused by head group."""
+"""Falcon (Almazrouei et al. 2023): parallel branches with one or two norms, and projections fused by head group."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NORMS: dict[str, Table] = {
     "parallel-one-norm": ONE_NORM,
     "sequential": ONE_NORM | linears({"post_attention_layernorm": "feed_forward_norm"}, "h.{i}", LAYER),
 }
-"""The names of a layer's norms, by `branches`."""
+"""The tensor names of a layer's norms, by the configuration's `branches`."""
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the norms, and queries, keys and values side by side in each group of heads."""
+    """Return the norms, and the fused projection; it contains the queries, keys and values of each group of heads."""
     shared = config.num_heads // config.key_value_heads
     rows = {"query": shared * config.head_dim, "key": config.head_dim, "value": config.head_dim}
     fused = {
@@ -38,14 +38,14 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _heads(fields: Fields) -> dict[str, Any]:
-    """Return the heads of keys and values, and the branches."""
+    """Return the number of key and value heads, and how the branches of a layer are connected."""
     heads, grouped = as_whole(fields, "num_attention_heads"), as_flag(fields, "new_decoder_architecture")
     if grouped and not as_flag(fields, "parallel_attn"):
-        raise wrong("parallel_attn", fields["parallel_attn"], "true, by new_decoder_architecture")
+        raise wrong("parallel_attn", fields["parallel_attn"], "true, because new_decoder_architecture is true")
     given = heads if fields["num_kv_heads"] is None else as_whole(fields, "num_kv_heads")
     norms = fields["num_ln_in_parallel_attn"]
     if norms not in (None, 1, 2):
-        raise wrong("num_ln_in_parallel_attn", norms, "1, 2 or none")
+        raise wrong("num_ln_in_parallel_attn", norms, "1, 2 or null")
     branches = "parallel" if grouped and norms != 1 else "parallel-one-norm"
     return {
         "num_key_value_heads": given if grouped else 1 if as_flag(fields, "multi_query") else heads,
@@ -58,8 +58,8 @@ def _write_heads(config: TransformerConfig) -> dict[str, Any]:
     grouped = config.branches == "parallel" or heads not in (1, config.num_heads)
     if not is_whole or (grouped and config.branches == "sequential"):
         raise CheckpointError(
-            f"The family falcon cannot express {heads} heads of keys and values, of {config.head_dim} features, with "
-            f"branches {config.branches!r}. Expected: heads that cut embed_dim, and parallel branches for groups."
+            f"The family falcon cannot express {heads} key heads of {config.head_dim} features with branches "
+            f"{config.branches!r}; expected heads that divide embed_dim, and parallel branches for grouped queries."
         )
     return {
         "new_decoder_architecture": grouped,

@@ -31,7 +31,7 @@ from transparity_conformance.checkpoints.tables.values import (
 
 
 def _activation(fields: Fields) -> dict[str, Any]:
-    """Return the activation; in older files, `gelu` means its tanh approximation, as in transformers."""
+    """Return the activation; transformers reads `gelu` in older Gemma files as GELU's tanh approximation."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = as_activation(fields, name)
     return {"activation": "gelu-tanh" if found == "gelu" else found}
@@ -65,7 +65,7 @@ def _power(scalar: float) -> float:
 
 
 def _scalar(multiplier: float) -> float:
-    """Return the number whose power −½ is the multiplier, an integer if possible."""
+    """Return the number s with s^(−1/2) equal to the multiplier; s is an integer if possible."""
     found = multiplier**-2
     return nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 
@@ -93,8 +93,8 @@ GEMMA2 = GEMMA.variant(
 
 
 def _layers3(fields: Fields) -> dict[str, Any]:
-    """Return windows and rotary positions by the kind of layer."""
-    # A scaling with only `type` is applied, as in transformers 4; version 5 ignores it.
+    """Return the windows and rotary positions of both kinds of layers."""
+    # A scaling that names its kind as `type` is applied, as in transformers 4; transformers 5 ignores such a scaling.
     of_sliding = {"rope_theta": fields["rope_local_base_freq"], "rope_scaling": None}
     rotated = rotary_by_kind(fields, {SLIDING: of_sliding, FULL: {}})
     facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}
@@ -161,14 +161,14 @@ COHERE = PLAIN.variant(
 
 def _windows_cohere2(fields: Fields) -> dict[str, Any]:
     window, kinds = fields["sliding_window"], kinds_every(fields, "sliding_window_pattern")
-    positions = "none" if window is None and kinds else "rotary"  # transformers rotates layers with a window
+    positions = "none" if window is None and kinds else "rotary"  # transformers rotates a layer only if it has a window
     facts = {SLIDING: {"sliding_window": window, "positions": positions}}
     return by_kind(kinds, facts | {FULL: {"sliding_window": None, "positions": "none"}})
 
 
 def _narrow(fields: Fields) -> dict[str, Any]:
     if as_head_width(fields):
-        raise wrong("head_dim", fields["head_dim"], "hidden_size / num_attention_heads, or none")
+        raise wrong("head_dim", fields["head_dim"], "hidden_size / num_attention_heads, or null")
     return {}
 
 

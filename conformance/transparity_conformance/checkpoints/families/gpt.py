@@ -1,7 +1,8 @@
-"""GPT-2, GPT-J and GPT-NeoX.
+"""GPT-2, GPT-J, GPT-NeoX and Pythia.
 
-GPT-2 (Radford et al. 2019). GPT-J (Wang and Komatsuzaki 2021) has parallel branches after one norm. GPT-NeoX (Black et
-al. 2022) and Pythia have two norms and projections fused head by head.
+References: GPT-2 (Radford et al. 2019). GPT-J (Wang and Komatsuzaki 2021) has parallel branches after one norm.
+GPT-NeoX (Black et al. 2022) and Pythia have two norms, and one fused projection with the query, key and value of each
+head in turn.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
 
 
 def _third(packed: np.ndarray, index: int) -> np.ndarray:
-    """Return a third of the last axis in PyTorch's orientation; matrices are stored as (in, out)."""
+    """Split the last axis in three, and return part `index`, transposed from (in, out) to (out, in)."""
     return np.split(packed, 3, axis=-1)[index].T
 
 
 def _packed(leaf: str) -> StoredTensor:
-    """Return query, key and value stored side by side."""
+    """Return the fused tensor that contains query, key and value side by side."""
     parts = tuple((f"{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
     return StoredTensor(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
 
 
 def _inner(fields: Fields) -> dict[str, Any]:
-    """Return the feed-forward width, by default four times the model's."""
+    """Return the feed-forward width, which is 4 · n_embd by default."""
     inner = fields["n_inner"]
     return {"feed_forward_dim": 4 * as_whole(fields, "n_embd") if inner is None else inner}
 
@@ -132,7 +133,7 @@ def _packed_neox(config: TransformerConfig) -> Table:
 
 
 def _rotary_neox(fields: Fields) -> dict[str, Any]:
-    """Read rotary fields by their general names or, in older files, by NeoX names."""
+    """Return the rotary fields; older files name them as GPT-NeoX does."""
     given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
     given |= {name: value for name, value in fields.items() if name in ("rope_theta", *ROTARY) and value is not None}
     head_dim = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
@@ -143,8 +144,8 @@ def _write_rotary_neox(config: TransformerConfig) -> dict[str, Any]:
     whole_heads = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
     if not whole_heads or config.projection != "full":
         raise CheckpointError(
-            f"The family gpt_neox cannot express {config.key_value_heads} heads of keys and values, of "
-            f"{config.head_dim} features with the projection {config.projection!r}; expected heads that cut embed_dim."
+            f"The family gpt_neox cannot express {config.key_value_heads} key heads of {config.head_dim} features with "
+            f"projection {config.projection!r}; expected {config.num_heads} heads that divide embed_dim, and 'full'."
         )
     found = rotary_fields(config)
     part = found.get("partial_rotary_factor", 1.0)

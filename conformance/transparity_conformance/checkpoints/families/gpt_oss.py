@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025): attention sinks, alternating windows, and clamped gates of all experts in one tensor."""
+"""gpt-oss (OpenAI 2025): attention sinks, windows in alternate layers, clamped gates; all experts are one tensor."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from transparity_conformance.checkpoints.tables.values import Fields
 EXPERTS = "layers.{i}.mlp.experts"
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-"""The rotary scaling of a file without one."""
 YARN |= {"original_max_position_embeddings": 4096}
-"""The scaling of positions in a file without any."""
+"""The rotary scaling that transformers uses for a file without any."""
 
 
 def _part(expert: int, first: int, step: int, tensor: np.ndarray) -> np.ndarray:
-    """Return a weight or bias of an expert: every `step`-th output feature."""
+    """Return a weight or bias of one expert: every `step`-th output feature, starting at `first`."""
     return tensor[expert, ..., first::step].T
 
 
 def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleave the features of gate and up of each expert."""
+    """Interleave the features of `gate` and `up` for each expert, as the file stores them."""
     pairs = [np.stack([gate.T, up.T], axis=-1) for gate, up in zip(parts[::2], parts[1::2], strict=True)]
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])
 
@@ -41,7 +40,7 @@ def _downs(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors of all experts, stored as (experts, in, out)."""
+    """Return the tensors that contain all experts: (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
     for ending, leaf in (("", "weight"), ("_bias", "bias")):
         experts = [(f"{FEED}.experts.{expert}", expert) for expert in range(config.num_experts)]

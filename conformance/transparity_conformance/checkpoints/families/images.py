@@ -1,8 +1,9 @@
-"""ViT and CLIP.
+"""ViT and CLIP: encoders of images, and CLIP's decoder of text.
 
-ViT (Dosovitskiy et al. 2021) encodes the patches of an image. CLIP (Radford et al. 2021) has a text tower, a decoder
-whose end token is pooled, and an image tower. Each returns one vector per row, projected or not. Image preprocessing,
-and the norm and temperature of a text-image pair, are not included.
+ViT (Dosovitskiy et al. 2021) encodes the patches of an image. CLIP (Radford et al. 2021) has two towers. The text tower
+is a decoder that pools the position of the end token, and the image tower is an encoder. Each tower returns one vector
+per row, with or without a projection. The preprocessing of images is not included. The scores of pairs of a text and an
+image (CLIP's norm and temperature) are not included either.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
 def _with_axes(name: str, *axes: int) -> StoredTensor:
-    """Return a two-axis parameter that is stored with `axes` instead of the last axis."""
+    """Return a matrix that the file stores with `axes` instead of its last axis."""
     return StoredTensor(((name, _of_two_axes),), partial(_of_more_axes, axes))
 
 
 def _of_two_axes(tensor: np.ndarray) -> np.ndarray:
-    """Reshape a kernel (features, channels, height, width) to a matrix; drop a table's leading axes of 1."""
+    """Reshape a kernel (features, channels, height, width) to a matrix, or drop a table's leading axes of size 1."""
     is_kernel = tensor.ndim == 4
     return tensor.reshape(len(tensor), -1) if is_kernel else tensor.reshape(-1, tensor.shape[-1])
 
@@ -63,7 +64,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """Return the number of positions: one for each patch, and one for the class token."""
+    """Return the number of positions: one per patch, and one for the class token."""
     side, patch = as_whole(fields, "image_size"), as_whole(fields, "patch_size")
     if side % patch:
         raise wrong("image_size", side, f"a multiple of patch_size, {patch}")
@@ -73,12 +74,12 @@ def _positions(fields: Fields) -> dict[str, Any]:
 def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     width = as_whole(fields, "hidden_size")
     if fields["pooler_output_size"] not in (None, width):
-        raise wrong("pooler_output_size", fields["pooler_output_size"], f"{width}, as hidden_size is, or none")
+        raise wrong("pooler_output_size", fields["pooler_output_size"], f"{width}, the value of hidden_size, or null")
     return {"head": "pooled" if "pooler.dense.weight" in names else "hidden"}
 
 
 LAYERS = sizes("encoder")[2:]
-"""The sizes of a model without a vocabulary."""
+"""The rows for the sizes of a model without a vocabulary."""
 
 IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 IMAGES |= {"image_size": 6, "patch_size": 2}
@@ -120,11 +121,13 @@ VIT = Family(
 )
 
 LEGACY_EOS = 2
-"""The `eos_token_id` of CLIP files before 2023, which their tokenizer does not use; the largest token is pooled."""
+"""The `eos_token_id` of CLIP files before 2023; CLIP's tokenizer does not use this token.
+
+For these files, transformers pools the position of the largest token id.
+"""
 
 
 def _names(stack: str, **norms: str) -> Table:
-    """Return the names of a CLIP tower."""
     layer, own = "encoder.layers.{i}", f"{stack}.layers.{{i}}"
     layers = {
         **linears(projections("q_proj", "k_proj", "v_proj", "out_proj"), f"{layer}.self_attn", f"{own}.self_attention"),
@@ -143,7 +146,7 @@ def _packed_clip(config: TransformerConfig) -> Table:
 def _pooling(fields: Fields) -> dict[str, Any]:
     end = fields["eos_token_id"]
     if end is None or isinstance(end, list):
-        raise wrong("eos_token_id", end, "one token, which is pooled")
+        raise wrong("eos_token_id", end, "one token id, because its position is pooled")
     return {"pooling": "largest" if end == LEGACY_EOS else "eos"}
 
 

@@ -1,6 +1,7 @@
 """Llama (Touvron et al. 2023) and similar models: Mistral, Qwen 2, Qwen 3, Granite 3 and OLMo 2.
 
-Granite 3 (Granite Team 2024) has additional factors. OLMo 2 (OLMo Team 2024) has its norms after the sublayers.
+Granite 3 (Granite Team 2024) multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team 2024)
+normalizes the outputs of the sublayers.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ LLAMA = Family(
 )
 
 PLAIN = LLAMA.variant(without=("mlp_bias",), always={"feed_forward_bias": False})
-"""Llama without the field for feed-forward biases."""
+"""Llama without the field `mlp_bias`; its feed-forwards have no biases."""
 
 NO_BIAS = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 
@@ -83,13 +84,17 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return Qwen's windows, in layers from `max_window_layers`, unless `layer_types` differs."""
+    """Return Qwen's windows; by default, only the layers from number `max_window_layers` have a window."""
     window = fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None
     first, count = as_whole(fields, "max_window_layers", 0, "a whole number"), as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else fields["layer_types"]
     if window is None and kinds != [FULL] * count:
-        raise wrong("use_sliding_window", fields["use_sliding_window"], "true and a sliding_window, by layer_types")
+        raise wrong(
+            "use_sliding_window",
+            fields["use_sliding_window"],
+            "true and a sliding_window, because layer_types needs a window",
+        )
     return windows(kinds, window, count)
 
 
@@ -128,7 +133,7 @@ def _written_reciprocal(factor: float) -> float:
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields with the same name in our configuration."""
+"""Fields with the same name in config.json and in `TransformerConfig`."""
 
 GRANITE = LLAMA.variant(
     model="GraniteForCausalLM",

@@ -1,7 +1,8 @@
-"""Models that differ from Llama in their positions: Phi-3, SmolLM3 and Ministral 3.
+"""Models whose positions differ from Llama's: Phi-3, SmolLM3 and Ministral 3.
 
-Phi-3 (Abdin et al. 2024) rotates parts of heads and fuses projections. SmolLM3 (Hugging Face 2025) has layers without
-positions (Yang et al. 2025). Ministral 3 (Mistral AI 2025) has a query temperature that grows with positions.
+Phi-3 (Abdin et al. 2024) rotates only a part of each head and fuses projections. In SmolLM3 (Hugging Face 2025), some
+layers have no positions (Yang et al. 2025). Ministral 3 (Mistral AI 2025) has a query temperature that grows with the
+position.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _packed_phi3(config: TransformerConfig) -> Table:
 
 
 def _rotary_phi3(fields: Fields) -> dict[str, Any]:
-    """Read rotary fields; older Phi-3 files call LongRoPE `su` or `yarn`."""
+    """Return the rotary fields; older Phi-3 files call LongRoPE `su` or `yarn`."""
     own = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
     for name in ("rope_scaling", "rope_parameters"):
         given = fields[name]
@@ -43,7 +44,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return rotary fields with the original length outside the scaling, where transformers first looks for it."""
+    """Return the rotary fields, with the original length in config.json itself, where transformers reads it first."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 
@@ -61,7 +62,7 @@ PHI3 = MISTRAL.variant(
 
 
 NO_POSITIONS = "_without_positions"
-"""The suffix of the kind of a layer without positions."""
+"""The suffix of the layer kinds that have no positions."""
 
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:
@@ -71,7 +72,11 @@ def _layers_smollm3(fields: Fields) -> dict[str, Any]:
         types = [FULL if window is None or turned else SLIDING for turned in rotated]
     types = kinds_given(types, len(rotated))
     if window is None and SLIDING in types:
-        raise wrong("use_sliding_window", fields["use_sliding_window"], "true and a sliding_window, by layer_types")
+        raise wrong(
+            "use_sliding_window",
+            fields["use_sliding_window"],
+            "true and a sliding_window, because layer_types needs a window",
+        )
     kinds = [kind if turned else kind + NO_POSITIONS for kind, turned in zip(types, rotated, strict=True)]
     facts = {
         f"{kind}{ends}": {"sliding_window": own, "positions": positions}
@@ -82,13 +87,13 @@ def _layers_smollm3(fields: Fields) -> dict[str, Any]:
 
 
 def _rotated(fields: Fields) -> list[bool]:
-    """Return whether each layer has positions."""
+    """Return whether each layer has rotary positions."""
     given, count = fields["no_rope_layers"], as_layers(fields)
     if given is None:
         every = as_whole(fields, "no_rope_layer_interval")
         return [(i + 1) % every != 0 for i in range(count)]
     if not isinstance(given, list) or len(given) < count or not all(is_whole(each, 0) for each in given):
-        raise wrong("no_rope_layers", given, f"1 (with positions) or 0 (without) for each of {count} layers")
+        raise wrong("no_rope_layers", given, f"1 (with positions) or 0 (without positions) for each of {count} layers")
     return [bool(each) for each in given[:count]]
 
 
@@ -125,9 +130,8 @@ SMOLLM3 = LLAMA.variant(
 BETA = "llama_4_scaling_beta"
 
 OF_ROTARY: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, ORIGINAL: 16_384}
-"""The `rope_parameters` of a Ministral 3 file without them."""
 OF_ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1}
-"""The `rope_parameters` of a file of Ministral 3 without any."""
+"""The `rope_parameters` that transformers uses for a Ministral 3 file without any."""
 
 
 def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
@@ -136,7 +140,7 @@ def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
         raise wrong("rope_parameters", given, "an object")
     if missing := [name for name in (BETA, ORIGINAL) if name not in given]:
         raise CheckpointError(
-            f"rope_parameters has no {missing[0]}; expected it, because queries are multiplied by it."
+            f"rope_parameters has no {missing[0]}; expected it, because the query temperature depends on it."
         )
     if not is_number(given[BETA]) or not given[BETA] >= 0:
         raise wrong(f"rope_parameters.{BETA}", given[BETA], "a number, at least 0")

@@ -19,11 +19,11 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_whole, 
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""An upper bound without effect; unlike the infinity in published configurations, it is valid JSON."""
+"""The time step's upper bound in files; it has no effect. Published files have Infinity, which is not valid JSON."""
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return stacked projections, and one convolution of values, keys and queries, in that order."""
+    """Return the fused projection, and the fused convolution of values, keys and queries, in that order."""
     convolved = {role: config.convolution_dims[role] for role in ("value", "key", "query")}
     rows = {"gate": config.recurrent_dim, **convolved, "decay": config.recurrent_heads}
     projected = {
@@ -38,7 +38,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _limits(fields: Fields) -> dict[str, Any]:
-    """Return the bounds of the time step, with None for an infinite or maximal upper bound."""
+    """Return the bounds of the time step; an upper bound that is infinite or the largest float32 becomes None."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
@@ -48,7 +48,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds and `chunk_size`, a power of two below the length, which affects only rounding."""
+    """Return the bounds, and a `chunk_size` that is a power of two below the length; the size affects only rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),
@@ -67,7 +67,7 @@ def _write_widths(config: TransformerConfig) -> dict[str, Any]:
     if rest:
         raise CheckpointError(
             f"The family mamba2 cannot express {config.recurrent_heads} heads of {config.recurrent_value_dim} features "
-            f"with embed_dim {config.embed_dim}; expected heads × features to be a multiple of it."
+            f"with embed_dim {config.embed_dim}; expected heads × features to be a multiple of embed_dim."
         )
     return {"expand": expand}
 

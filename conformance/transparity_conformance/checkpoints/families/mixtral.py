@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE (Muennighoff et al. 2024)."""
+"""Mixtral (Jiang et al. 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE and OLMoE (Muennighoff et al. 2024)."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ NAMES_WITH_EXPERTS: Table = {
 }
 
 EXPERTS, DENSE = "experts", "dense"
-"""Kinds of layers."""
+"""The kinds of layers: with experts, and with one feed-forward for all tokens."""
 
 ROUTER = (whole("num_experts_per_tok", "experts_per_token", 8), flag("norm_topk_prob", "normalize_topk", False))
 
 
 def _count(fields: Fields) -> int:
-    """Return the number of experts, by either of its two names."""
+    """Return the number of experts, which has two names in config.json."""
     name = "num_experts" if fields["num_local_experts"] is None else "num_local_experts"
     return as_whole(fields, name, 0, "a whole number")
 
@@ -84,7 +84,10 @@ OLMOE = PLAIN.variant(
 
 
 def sparse(fields: Fields) -> dict[str, Any]:
-    """Return the layers with experts, every `decoder_sparse_step`-th except `mlp_only_layers`, and the others."""
+    """Return the fields of layers with and without experts.
+
+    Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`.
+    """
     dense, every, count = fields["mlp_only_layers"] or [], as_whole(fields, "decoder_sparse_step"), as_layers(fields)
     if not isinstance(dense, list) or not all(is_whole(each, 0) for each in dense):
         raise wrong("mlp_only_layers", dense, "the numbers of layers, from 0")
@@ -98,7 +101,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Return the inverse of `sparse`, with an explicit list of layers without experts."""
+    """Invert `sparse`: return the fields of config.json, with an explicit list of the layers without experts."""
     own = own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {
@@ -114,7 +117,7 @@ SPARSE |= {"intermediate_size": 6144, "mlp_only_layers": None, "decoder_sparse_s
 
 
 def _window(fields: Fields) -> dict[str, Any]:
-    """Return the window of all layers."""
+    """Return the sliding window, which all layers share."""
     return {"sliding_window": fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None}
 
 
@@ -141,9 +144,9 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return layers with or without experts, and with or without a window.
+    """Return the fields of layers, which differ by experts and by windows.
 
-    Every other layer before `max_window_layers` has a window, from the first, unless `layer_types` differs.
+    By default, every other layer before `max_window_layers` has a window, starting with layer 0.
     """
     found, count = sparse(fields), as_layers(fields)
     if not as_flag(fields, "use_sliding_window"):

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): rotary positions with two bases, windows in most layers, gated, few biases."""
+"""ModernBERT (Warner et al. 2024): two rotary bases, windows in most layers, gated feed-forwards, and few biases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from transparity_conformance.checkpoints.tables.values import (
 LAYER = "encoder.layers.{i}"
 
 FIRST = "first"
-"""The kind of the first layer, which has no norm before its attention."""
+"""The kind of layer 0, which has no norm before its attention."""
 
 
 def _packed(config: TransformerConfig) -> Table:
@@ -47,7 +47,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Return the masked-language head, if present and with the layers' activation, else hidden states."""
+    """Return the masked-language head if the file has one that uses the layers' activation, else the hidden states."""
     asked = {"head.dense.weight", "decoder.bias" if as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = as_activation(fields, "hidden_activation") == as_activation(fields, "classifier_activation")
     if not asked <= {*names} or not is_like_layers or "classifier.weight" in names:
@@ -64,7 +64,7 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _layers(fields: Fields) -> dict[str, Any]:
-    """Return windows and rotary positions by the kind of layer; the first layer has no attention norm."""
+    """Return the windows and rotary positions of each kind of layer; layer 0 has no attention norm."""
     window = as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
     thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
     own = {kind: {"rope_theta": as_number(fields, theta)} for kind, theta in thetas.items()}
@@ -80,7 +80,7 @@ def _layers(fields: Fields) -> dict[str, Any]:
 
 def _write_layers(config: TransformerConfig) -> dict[str, Any]:
     kinds = layer_kinds(config)
-    own = dict(zip(reversed(kinds), reversed(own_layers(config)), strict=True))  # the first of each kind
+    own = dict(zip(reversed(kinds), reversed(own_layers(config)), strict=True))  # the first layer of each kind
     rotated = {kind: own.get(kind, config) for kind in (SLIDING, FULL)}
     window = rotated[SLIDING].sliding_window
     return {

@@ -27,7 +27,7 @@ from transparity_conformance.checkpoints.tables.rows import derived, rename, who
 from transparity_conformance.checkpoints.tables.values import Fields, as_whole
 
 LINEAR = "linear_attention"
-"""The kind of a layer with a recurrence."""
+"""The value of `layer_types` for a layer with a recurrence."""
 
 RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
@@ -42,7 +42,7 @@ def _kernels(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return a convolution (features, 1, width) of roles with these widths, stored in this order."""
+    """Return the fused convolution (features, 1, width); each role has this number of features, in this order."""
     begins = itertools.accumulate(widths.values(), initial=0)
     return StoredTensor(
         tuple(
@@ -54,7 +54,10 @@ def convolution(widths: Mapping[str, int]) -> StoredTensor:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the projections of a recurrence by groups of heads with one key, and queries with their gates."""
+    """Return the fused projections of a recurrence by head group, and the queries fused with their gates.
+
+    All heads of a group share a key.
+    """
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}

@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020): the first version, the gated one, and the encoder without a decoder."""
+"""T5 (Raffel et al. 2020), T5 1.1 with gated feed-forwards, and T5's encoder without a decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATED = "gated-"
 
 
 def _stack(stack: str, *, last: int) -> Table:
-    """Return the names of a stack whose feed-forward is sublayer `last` of each block."""
+    """Return the tensor names of a stack; `last` is the index of the feed-forward in each block."""
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}.layers.{{i}}"
     sublayers = [("SelfAttention", "self_attention"), ("EncDecAttention", "cross_attention")][:last]
     names: dict[str, str | StoredTensor] = {
@@ -35,7 +35,7 @@ def _stack(stack: str, *, last: int) -> Table:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """Return the feed-forward for a name such as `relu` or `gated-gelu` (tanh approximation)."""
+    """Return the feed-forward that a name such as `relu` means; `gated-gelu` means the tanh approximation."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
         raise wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
@@ -59,10 +59,10 @@ def _decoder(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Return whether the head is tied and whether it is scaled; a tied head is always scaled.
+    """Return whether the head is tied to the embedding, and whether the hidden states are scaled before the head.
 
-    With `scale_decoder_outputs` (transformers 5), `tie_word_embeddings` is always true. Then, and without a head, the
-    tensors decide whether it is tied.
+    transformers always scales before a tied head. If the file has `scale_decoder_outputs` (transformers 5), that field
+    decides about the scale, and `tie_word_embeddings` is always true. Then the head is tied if the file has no head.
     """
     field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
     is_tied = field == "tie_word_embeddings" and as_flag(fields, field)
@@ -77,7 +77,7 @@ def _write_decoder(config: TransformerConfig) -> dict[str, Any]:
         return {"architectures": ["T5EncoderModel"]}
     is_scaled = config.head_scale == "embed_dim"
     tying = {"tie_word_embeddings": config.tied_head}
-    if config.tied_head != is_scaled:  # which transformers 4 cannot express
+    if config.tied_head != is_scaled:  # transformers 4 cannot express this
         tying = {"tie_word_embeddings": True, "scale_decoder_outputs": is_scaled}
     return tying | {"num_decoder_layers": config.num_decoder_layers}
 
@@ -99,7 +99,7 @@ T5 = Family(
     | {"head_bias": False},
     rows=(
         rename("vocab_size", "source_vocab_size"),
-        rename("n_positions", "max_length", 512),  # used in training; T5 has no limit
+        rename("n_positions", "max_length", 512),  # the length in training; T5 accepts any length
         rename("d_model", "embed_dim"),
         rename("num_heads", "num_heads"),
         rename("num_layers", "num_encoder_layers"),
@@ -122,7 +122,7 @@ T5 = Family(
         **_stack("encoder", last=1),
         **_stack("decoder", last=2),
     },
-    no_parameters=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # nothing reads it
+    no_parameters=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # never read
 )
 
 FAMILIES = {"t5": T5}

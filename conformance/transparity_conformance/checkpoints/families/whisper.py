@@ -1,4 +1,4 @@
-"""Whisper (Radford et al. 2022): a text decoder and an encoder of log-mel frames, without the spectrogram."""
+"""Whisper (Radford et al. 2022): an encoder of log-mel frames and a text decoder; the spectrogram is not computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSITIONS = "encoder.embed_positions.weight"
 
 
 def _kernel(name: str) -> StoredTensor:
-    """Return a convolution's kernel (features_out, features_in, 3), which we store as a matrix."""
+    """Return a convolution kernel, stored as (features_out, features_in, 3); the parameter is a matrix."""
     return StoredTensor(((name, _as_matrix),), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 
 
@@ -36,7 +36,7 @@ def _positions(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 def _sinusoids(config: TransformerConfig) -> np.ndarray:
-    """Return the encoder's positions: all sines, then all cosines, with timescales from 1 to 10,000."""
+    """Return the encoder's position table: all sines, then all cosines, with timescales from 1 to 10,000."""
     return sinusoidal_positions(config.frame_positions, config.embed_dim, layout="halves", timescales="inclusive")
 
 

@@ -1,1 +1,1 @@
-"""Rows of config.json: one definition each for reading, writing and auditing."""
+"""Tables of config.json fields; each row serves to read, write and audit a field."""

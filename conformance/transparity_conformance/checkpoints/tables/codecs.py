@@ -1,4 +1,4 @@
-"""Families as tables: rows for their fields, and names for their tensors."""
+"""Families of models, each described by rows for the fields of config.json and by names of tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_whole, 
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""Sizes of the small models of many families."""
+"""The sizes of the small models of many families."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -31,21 +31,21 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Fields of every family that change numbers, and their supported values (absent and null always are)."""
+"""Fields that change the results of any family, with their supported values; a missing field or null is supported."""
 
 UNNEEDED = frozenset(
     {
-        # the file and its history
+        # about the file
         *("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "name_or_path"),
         *("_attn_implementation", "_attn_implementation_autoset", "_num_labels", "finetuning_task"),
         *("task_specific_params", "tokenizer_class", "is_encoder_decoder", "dtype", "torch_dtype", "torchscript"),
         *("id2label", "label2id", "num_labels", "problem_type", "cache_implementation", "gradient_checkpointing"),
         *("chunk_size_feed_forward", "tie_last_hidden_states", "use_bfloat16", "tf_legacy_loss", "pretraining_tp"),
-        # the form of the output
+        # about the format of the output
         *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
-        # training
+        # only for training
         *("initializer_range", "initializer_factor", "init_std", "classifier_dropout", "classif_dropout"),
-        # generation
+        # only for generation
         *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
         *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty", "bad_words_ids"),
         *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores", "prefix"),
@@ -54,7 +54,7 @@ UNNEEDED = frozenset(
         "force_bos_token_to_be_generated",
     }
 )
-"""Fields of every family that no forward pass depends on."""
+"""Fields that never change the result of a forward pass, in any family."""
 
 
 def _nothing(config: TransformerConfig) -> dict[str, Any]:
@@ -63,19 +63,19 @@ def _nothing(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """The head of a class for sequences, `…ForSequenceClassification`, for images, or a projection."""
+    """The head that replaces another head: of a class such as `…ForSequenceClassification`, or a projection."""
 
     names: Table
-    """Its tensors, which replace another head's."""
+    """The head's tensors, which replace the tensors of another head."""
     fields: Fields
-    """Our fields with its values."""
+    """The fields of `TransformerConfig` that all models with this head share."""
     task: str = "ForSequenceClassification"
-    """The suffix of the class name."""
+    """The end of the name of a class with this head."""
     size: str = "id2label"
-    """The field with the classes, their number, or the width of a projection."""
+    """The config.json field for the number of outputs: `id2label` for classes, or the width of a projection."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return our fields if the class in `architectures` has this head."""
+        """Return fields of `TransformerConfig` if `architectures` names a class with this head, else none."""
         names = fields.get("architectures")
         if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
@@ -88,7 +88,7 @@ class Classifier:
         return {"head": "classes", "num_classes": count, **self.fields}
 
     def write(self, config: TransformerConfig, model: str) -> dict[str, Any]:
-        """Return the fields of config.json for a family with the class `model`."""
+        """Return the fields of config.json for a model with this head; `model` is the class without it."""
         name = re.sub(r"(LMHead)?Model$|For\w+$", "", model) + self.task
         if self.size != "id2label":
             return {"architectures": [name], self.size: config.num_classes}
@@ -101,44 +101,47 @@ class Classifier:
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
-"""The head of decoders, which pools the last token other than padding."""
+"""The classifier of decoders, which pools the last token that is not padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One `model_type`: the conversion of its fields and its tensors."""
+    """A family of models with one `model_type`: how its config.json and its tensors are converted."""
 
     model: str
-    """The transformers class that reads the written folder, first in `architectures` of config.json."""
+    """The transformers class that can read a written folder; the first item of `architectures` in config.json."""
     example: Fields
     """The config.json fields of a small model.
 
-    All sizes differ, so that no two axes can be confused. Ratios that ports of the family assume are kept, such as
-    GPT-2's 4 × n_embd and Llama's head width.
+    All sizes differ, so that no two axes can be confused. Some ports assume a ratio, such as GPT-2's 4 × n_embd or
+    Llama's head width; the example keeps it.
     """
     always: Fields
-    """Our fields with one value in the whole family."""
+    """Fields of `TransformerConfig` that all models of the family share."""
     rows: Sequence[FieldRow]
-    """The fields of config.json; later rows override earlier ones."""
+    """The rows for the fields of config.json; a later row overrides an earlier row."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields that are supported only with these values."""
+    """Fields of config.json, and the only values that are supported."""
     unneeded: Collection[str] = ()
-    """Fields that no forward pass depends on."""
+    """Fields of config.json that never change the result of a forward pass."""
     names: Table
     packed: Callable[[TransformerConfig], Table] = _nothing
-    """Names of tensors with several parameters, split by sizes of the configuration."""
+    """Additional names of tensors, such as fused tensors whose parts depend on sizes in the configuration."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Names in the table that a configuration's file omits, though another tensor has the numbers."""
+    """Names in the table that a file with this configuration lacks, because another tensor has the numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
-    """Names in the table of additional copies, with the name of the original."""
+    """Names in the table of tensors that a file repeats, and the name of the repeated tensor."""
     prefixes: Sequence[str] = ()
-    """Prefixes of tensor names in files of a model with a head."""
+    """Prefixes that tensor names have in files of a model with a head."""
     no_parameters: Collection[str] = ()
-    """Patterns of tensors in older files that we compute."""
+    """Patterns of tensors that contain no parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Stored tensors that we can compute, and how; with other numbers, rows treat them as parameters."""
+    """Tensors that a file may store although the reference computes them, and the function that computes each.
+
+    A stored tensor with other numbers is a parameter.
+    """
     classifier: Classifier | None = None
-    """The head for classes, if supported."""
+    """The classifier of this family, if it is supported."""
 
     def variant(
         self,
@@ -149,13 +152,13 @@ class Family:
         always: Fields | None = None,
         **changes: Any,
     ) -> Family:
-        """Return a variant of this family.
+        """Return a family with some differences.
 
         Args:
-            rows: Further rows, which replace rows of the same name.
+            rows: Further rows; a row with the name of an existing row replaces it.
             without: The names of rows to drop.
-            defaults: Other values for missing fields.
-            always: Further fixed fields of ours.
+            defaults: Other defaults of transformers for missing fields.
+            always: Further fields of `TransformerConfig` that all models share.
             changes: Other attributes of the family.
         """
         merged = {row.name: row for row in self.rows}
@@ -176,28 +179,31 @@ class Family:
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that are read or refused."""
+        """Return the fields of config.json that the family reads, or rejects if the value is not supported."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Return our fields from `given`, for a checkpoint with the tensors `names`.
+        """Convert fields of config.json to fields of `TransformerConfig`, for a checkpoint with the tensors `names`.
 
         Raises `CheckpointError` for an unsupported value or a missing field.
         """
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
-                raise wrong(name, given[name], " or ".join(map(as_json, right)) or "none")
+                raise wrong(name, given[name], " or ".join(map(as_json, right)) or "null")
         nulls = {name: None for row in self.rows for name in row.reads if not row.ours}
         fields = {**nulls, **self.defaults, **given}
         found = dict(self.always)
         for row in sorted(self.rows, key=lambda row: not row.ours):
             if row.ours and row.name not in fields:
-                raise CheckpointError(f"{row.name} is missing; expected it, because {row.ours[0]} is read from it.")
+                raise CheckpointError(f"{row.name} is missing; expected the field, because it sets {row.ours[0]}.")
             found |= row.read(fields, names)
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the fields of config.json; if `read` returns the configuration again, the family expresses it."""
+        """Convert a configuration to fields of config.json.
+
+        The family expresses the configuration only if `read` converts the fields back to the same configuration.
+        """
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)
@@ -206,7 +212,7 @@ class Family:
         return found
 
     def table(self, config: TransformerConfig) -> Table:
-        """Return the names of all tensors of a configuration, and ours."""
+        """Return the names of all tensors of a model with this configuration, and the parameters that they contain."""
         table = {**self.names, **self.packed(config)}
         if config.head != "classes" or self.classifier is None:
             return table

@@ -1,4 +1,4 @@
-"""Layers that differ: windows, positions and feed-forwards by the kind of a layer."""
+"""Layers that differ in windows, positions or feed-forwards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_layers,
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
-    """Return our fields for layers that differ.
+    """Return the fields of `TransformerConfig` for layers of several kinds.
 
     Args:
         kinds: The kind of each layer.
-        facts: Our `PER_LAYER` fields of each kind. The first kind gives the general values, but windows and rotary
-        positions of any kind are kept.
+        facts: The fields of each kind, as in `config.PER_LAYER`. The fields of the whole model are copied from the
+            first kind. Its window and rotary positions are copied from the first kind that has any.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -32,10 +32,13 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
 
 def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], first: str) -> dict[str, Any]:
-    """Return our fields for layers that differ in two ways: by `found`, and by `kinds` with `facts`.
+    """Return the fields of `TransformerConfig` for layers that differ in two properties.
 
     Args:
-        first: The kind of all layers, if `found` has only one kind.
+        found: The fields for the first property, as `by_kind` returns them.
+        kinds: The kind of each layer in the second property.
+        facts: The fields of each of these kinds.
+        first: The kind of all layers in the first property, if they do not differ.
     """
     rest, own = dict(found), found.get("layer_overrides", {})
     kinds_found = list(itertools.islice(itertools.cycle(rest.pop("layer_types", (first,))), len(kinds)))
@@ -43,19 +46,19 @@ def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], fi
     both = list(zip(kinds_found, kinds, strict=True))
     joined = {
         f"{one}_{other}": {**own.get(one, {}), **facts[other]}
-        for one, other in sorted(set(both), reverse=True)  # experts first
+        for one, other in sorted(set(both), reverse=True)  # layers with experts first
     }
     return rest | (by_kind([f"{one}_{other}" for one, other in both], joined) if both else {})
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Convert `layer_types` of `count` layers to `sliding_window` and the kinds of layers with and without it."""
+    """Return the fields for layers with and without a `window`, whose kinds `layer_types` lists."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Return a row for windows in every other layer, from the first, unless `layer_types` differs."""
+    """Return a row for windows; by default, every other layer has one, starting with layer 0."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], as_layers(fields))
@@ -64,7 +67,7 @@ def windows_in_turn(window: int) -> FieldRow:
 
 
 def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING, FULL)) -> list[str]:
-    """Return the field `layer_types` of `count` layers, each of a `known` kind."""
+    """Return `layer_types`; raise `CheckpointError` unless it names a `known` kind for each of `count` layers."""
     is_known = isinstance(layer_types, list) and all(kind in known for kind in layer_types)
     if not is_known or len(layer_types) != count:
         raise wrong("layer_types", layer_types, f"{' or '.join(known)} for each of {count} layers")
@@ -74,11 +77,13 @@ def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING,
 def kinds_every(
     fields: Fields, every: str | int, known: tuple[str, str] = (SLIDING, FULL), *, first: bool = False
 ) -> list[str]:
-    """Return the kinds of all layers: `layer_types`, or the second `known` kind at regular intervals.
+    """Return the kind of each layer: `layer_types`, or the second `known` kind at regular intervals.
 
     Args:
-        every: The interval, or the field that has it.
-        first: Whether the first layer of each group has that kind, instead of the last.
+        fields: The fields of config.json.
+        every: The interval, or the name of the field with the interval.
+        known: The two kinds.
+        first: Whether the first layer of each interval has the second kind, instead of the last layer.
     """
     count = as_layers(fields)
     if fields["layer_types"] is not None:
@@ -88,16 +93,16 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration of each layer of the last stack."""
+    """Return the configuration of each layer; of an encoder-decoder, only the decoder's layers."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 
 
 def layer_kinds(config: TransformerConfig) -> list[str]:
-    """Return the field `layer_types`: the kind of attention of each layer."""
+    """Return the field `layer_types`: whether each layer has a window."""
     return [FULL if each.sliding_window is None else SLIDING for each in own_layers(config)]
 
 
 def window_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the window and the kinds of layers."""
+    """Return the fields `sliding_window` and `layer_types` of config.json."""
     return {"sliding_window": config.sliding_window, "layer_types": layer_kinds(config)}

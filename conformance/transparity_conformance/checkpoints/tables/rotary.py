@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json: bases, parts of heads, and scalings, read and written in every form."""
+"""Rotary positions in config.json: the base, the rotated part of a head, and the scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.checkpoints.tables.values import Fields, as_flag, a
 ORIGINAL = "original_max_position_embeddings"
 
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
-"""The fields of rotary positions, in addition to `rope_theta`."""
+"""The fields of config.json that describe rotary positions, in addition to `rope_theta`."""
 
 ROTARY_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -24,16 +24,16 @@ ROTARY_KEYS: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", ORIGINAL),
     "longrope": ("short_factor", "long_factor", ORIGINAL),
 }
-"""The required keys of each kind of scaling."""
+"""The keys that each kind of scaling must have."""
 
 OPTIONAL_KEYS: dict[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("attention_factor", "factor"),
 }
-"""The optional keys of a kind of scaling."""
+"""The keys that a kind of scaling may have."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
-"""The keys that every kind may have."""
+"""The keys that every kind of scaling may have."""
 
 SCALING: dict[str, Any] = {
     "rotary_scaling": "none",
@@ -46,28 +46,28 @@ SCALING: dict[str, Any] = {
     "rotary_short_factors": (),
     "rotary_long_factors": (),
 }
-"""Our fields of unscaled rotary positions."""
+"""The fields of `TransformerConfig` for rotary positions without scaling."""
 
 
 def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
-    """Return rotary positions, from the fields of transformers 4 (`rope_theta`, `rope_scaling`) or 5.
+    """Convert the rotary fields of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
 
     Args:
         fields: The fields of config.json.
-        head_dim: The features of a head, if the family may rotate only part of them; None: whole heads.
+        head_dim: The features of a head, if the family may rotate only a part of them; None if it rotates whole heads.
     """
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": as_number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
     known = (*KEYS_OF_ALL, *ROTARY_KEYS[kind], *OPTIONAL_KEYS.get(kind, ()))
     if unknown := [key for key in given if key not in known]:
-        raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"none where its rope_type is {kind}")
+        raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"no such key, because the rope_type is {kind}")
     if ORIGINAL in ROTARY_KEYS[kind]:
         outside = fields.get(ORIGINAL)
         given = {ORIGINAL: fields["max_position_embeddings"]} | given | ({} if outside is None else {ORIGINAL: outside})
     for key in ROTARY_KEYS[kind]:
         if key not in given:
-            raise CheckpointError(f"{name} has no {key}; expected it, for its rope_type is {kind!r}.")
+            raise CheckpointError(f"{name} has no {key}; expected the key, because the rope_type is {kind!r}.")
     given |= {"max_position_embeddings": fields["max_position_embeddings"]}
     return found | (SCALINGS[kind](given) if kind in SCALINGS else {})
 
@@ -77,7 +77,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
     Args:
         fields: The fields of config.json.
-        own: The fields that replace them for each kind.
+        own: For each kind, the fields that differ from `fields`.
     """
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
@@ -87,7 +87,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of the field with the scaling, its kind, and its content with `rope_theta`."""
+    """Return the name of the field with the scaling, the kind of scaling, and the content with `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -100,11 +100,11 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
-    """Return `rotary_dim` if only a `share` of a head's features is rotated."""
+    """Return `rotary_dim` if only a `share` of a head's features is rotated, else nothing."""
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:
-        raise wrong("partial_rotary_factor", share, "1, or none")
+        raise wrong("partial_rotary_factor", share, "1, or null")
     if not is_number(share) or not 0 < share < 1:
         raise wrong("partial_rotary_factor", share, "a number greater than 0, at most 1")
     return {"rotary_dim": int(head_dim * share)}
@@ -124,9 +124,9 @@ def _llama3(given: Fields) -> dict[str, Any]:
 
 
 def _yarn(given: Fields) -> dict[str, Any]:
-    """Return YaRN scaling; the default attention factor is 0.1 · ln(factor) + 1.
+    """Convert YaRN scaling; the default attention factor is 0.1 · ln(factor) + 1.
 
-    `mscale` and `mscale_all_dim` together replace it.
+    If both `mscale` and `mscale_all_dim` are present, the default is the ratio of their scales instead.
     """
     usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
@@ -145,26 +145,26 @@ def _yarn(given: Fields) -> dict[str, Any]:
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
-    """Return 0.1 · mscale · ln(factor) + 1; it is 1 for a factor below 1."""
+    """Return YaRN's scale: 0.1 · mscale · ln(factor) + 1, or 1 for a factor below 1."""
     return 0.1 * mscale * math.log(max(factor, 1)) + 1
 
 
 def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return YaRN's attention factor for two scales."""
+    """Return YaRN's attention factor, the ratio of two scales."""
     return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` that, with `mscale_all_dim`, gives exactly the attention factor."""
+    """Return the `mscale` that, together with `mscale_all_dim`, gives exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
 
 
 def _longrope(given: Fields) -> dict[str, Any]:
-    """Return LongRoPE scaling; the default attention factor is √(1 + ln(factor) / ln(original length)).
+    """Convert LongRoPE scaling; the default attention factor is √(1 + ln(factor) / ln(original length)).
 
-    The factor is the maximal length relative to the original one.
+    The default factor is the maximal length divided by the original length.
     """
     original = as_whole(given, ORIGINAL)
     longer = given.get("factor")
@@ -194,11 +194,11 @@ SCALINGS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-"""Converts the keys of each kind of scaling, and `max_position_embeddings`, to our fields."""
+"""The function that converts each kind of scaling; it also reads `max_position_embeddings`."""
 
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
-    """Return the scaling with all keys of its kind and an explicit attention factor."""
+    """Return the scaling with all keys of its kind, including the attention factor."""
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
     ours: dict[str, Any] = {
         "factor": config.rotary_factor,
@@ -216,7 +216,7 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return rotary positions in the forms of both transformers 4 and 5; published files have one of them."""
+    """Return the rotary fields in both forms, of transformers 4 and 5; published files have only one form."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {
@@ -228,7 +228,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """Return the `partial_rotary_factor` that gives exactly `rotary_dim` after truncation."""
+    """Return a `partial_rotary_factor` that gives exactly `rotary_dim` after truncation to an integer."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 
@@ -238,5 +238,5 @@ def rope(
     write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
     **defaults: Any,
 ) -> FieldRow:
-    """Return a row for rotary positions, by default of whole heads."""
+    """Return a row for rotary positions; by default, whole heads are rotated."""
     return derived(read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults)

@@ -1,8 +1,7 @@
-"""Rows of a family's table: each is a field of config.json that is read, written, audited and listed.
+"""The rows of a family's table; each row converts fields of config.json to fields of `TransformerConfig`, and back.
 
-A row has the fields that it reads, transformers' defaults for missing ones, and conversions in both directions.
-`rename`, `flag`, `whole`, `number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row
-from a function and its inverse.
+A row names the fields that it reads and transformers' defaults for missing fields. `rename`, `flag`, `whole`, `number`,
+`enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and its inverse.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ from transparity_conformance.checkpoints.tables.values import (
 )
 
 Read = Callable[[Fields], dict[str, Any]]
-"""Computes our fields from the fields of config.json."""
+"""Converts fields of config.json to fields of `TransformerConfig`."""
 
 Write = Callable[[TransformerConfig], dict[str, Any]]
-"""Computes fields of config.json from a configuration; the inverse of `Read` where possible."""
+"""Converts a configuration to fields of config.json; it inverts `Read` where possible."""
 
 Value = Callable[[Fields, str], Any]
-"""Returns the value of a field, checked and converted."""
+"""Checks the value of a field and converts it."""
 
 REQUIRED = object()
-"""The default of a required field."""
+"""Marks a field that has no default."""
 
 
 @dataclass(frozen=True)
 class FieldRow:
-    """A field of config.json, or several that are computed together."""
+    """A row for one field of config.json, or for several that are converted together."""
 
     name: str
-    """The first of its fields; a variant's row replaces the row of the same name."""
+    """The name of the row: its first field. In a variant of a family, a row replaces the row of the same name."""
     reads: tuple[str, ...]
-    """The fields of config.json."""
+    """The fields of config.json that the row reads."""
     defaults: Fields
-    """The values that transformers uses for missing fields; other missing fields are null."""
+    """The values that transformers uses for missing fields; a missing field without a default is null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """Computes our fields from the fields of config.json and the names of the tensors."""
+    """Converts fields of config.json to fields of `TransformerConfig`; it also gets the names of the tensors."""
     write: Write
     ours: tuple[str, ...] = ()
-    """Our fields that are read unchanged."""
+    """The fields of `TransformerConfig` whose values are copied unchanged."""
 
 
 def _value(
@@ -73,20 +72,20 @@ def _same(value: Any) -> Any:
 
 
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field that has other names in our configuration.
+    """Return a row for a field that has another name in `TransformerConfig`.
 
     Args:
         name: The name in config.json.
-        ours: Our names.
+        ours: The name, or names, in `TransformerConfig`.
         default: The value that transformers uses for a missing field.
-        written: The attribute to write, instead of the first of `ours`.
+        written: The attribute of `TransformerConfig` that is written to config.json, instead of the first of `ours`.
     """
     row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
 
 
 def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean; null is false."""
+    """Return a row for a boolean; null means false."""
     return _value(name, ours, default, as_flag, _same, "")
 
 
@@ -98,12 +97,12 @@ def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
 ) -> FieldRow:
-    """Return a row for a number greater than 0, converted by `to` and `back`."""
+    """Return a row for a number greater than 0; `to` and `back` convert it from and to config.json."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for one of `values`, mapped to ours; for equal ones, the first is written."""
+    """Return a row for a field whose values `values` maps; among values with one meaning, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -112,12 +111,12 @@ def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRE
 
 
 def activation(name: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for an activation of the feed-forward."""
+    """Return a row for the activation of the feed-forward."""
     return enum(name, "activation", ACTIVATIONS, default)
 
 
 def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a boolean that selects one of two values of ours; null is false."""
+    """Return a row for a boolean that selects one of two values; null means false."""
 
     def choice(fields: Fields, name: str) -> str:
         return on if as_flag(fields, name) else off
@@ -126,13 +125,13 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row for our fields that are computed from several fields of config.json.
+    """Return a row for fields that are computed from several fields of config.json.
 
     Args:
-        read: Computes our fields.
-        write: Its inverse.
-        reads: Fields that are null if missing.
-        defaults: Other fields, with the values that transformers uses for missing ones.
+        read: Converts fields of config.json to fields of `TransformerConfig`.
+        write: The inverse of `read`.
+        reads: The fields of config.json that are null if missing.
+        defaults: The other fields of config.json, with the values that transformers uses for missing fields.
     """
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
@@ -140,18 +139,18 @@ def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
 def by_tensors(
     read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
 ) -> FieldRow:
-    """Return a row as `derived`, with the names of the tensors as another argument of `read`."""
+    """Return a row like `derived`, whose `read` also gets the names of the tensors."""
     names = (*defaults, *reads)
     return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
 
 
 def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
-    """Return rows for the sizes of a model with one stack, by their usual names.
+    """Return the rows for the sizes of a model with one stack.
 
     Args:
         stack: `encoder` or `decoder`.
         length: The default of `max_position_embeddings`.
-        inner: The field of the feed-forward width.
+        inner: The name of the field with the feed-forward width.
     """
     side = "source" if stack == "encoder" else "target"
     return (
@@ -165,29 +164,29 @@ def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") 
 
 
 def unwritten(config: TransformerConfig) -> dict[str, Any]:
-    """Return no field; another row or the tensors determine it."""
+    """Return no field of config.json, because another row or the tensors determine the value."""
     return {}
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """Return a row for the default special tokens of transformers: `pad`, `bos`, `eos`, `decoder_start`."""
+    """Return a row for transformers' default special tokens: `pad`, `bos`, `eos` and `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 
 
 def same(name: str, other: str, ours: str) -> FieldRow:
-    """Return a row for two fields that correspond to one of ours."""
+    """Return a row for two fields of config.json that must be equal."""
 
     def read(fields: Fields) -> dict[str, Any]:
         if fields[name] != fields[other]:
-            raise wrong(other, fields[other], f"{as_json(fields[name])}, as {name} is")
+            raise wrong(other, fields[other], f"{as_json(fields[name])}, the value of {name}")
         return {ours: fields[name]}
 
     return derived(read, lambda config: dict.fromkeys((name, other), getattr(config, ours)), name, other)
 
 
 def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
-    """Return a row for the width of a head, if it is not embed_dim / num_heads."""
+    """Return a row for the width of a head, which may differ from embed_dim / num_heads."""
     return derived(
         lambda fields: as_head_width(fields, width, **sizes),
         lambda config: {width: config.head_dim},

@@ -1,4 +1,4 @@
-"""Values of fields of a config.json, checked and converted to ours."""
+"""Checks and conversions of the values in config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity.errors import is_number, is_whole
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
 
 Fields = Mapping[str, Any]
-"""Fields by name: of config.json, or ours."""
+"""Fields by name, of config.json or of `TransformerConfig`."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -26,7 +26,7 @@ ACTIVATIONS = {
 }
 
 MOST_LAYERS = 10_000
-"""The largest number of layers, which are listed one by one."""
+"""The largest supported number of layers, because the kind of every layer is stored."""
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
@@ -35,7 +35,7 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Return our value for the value of a field."""
+    """Look up the value of a field in `values`; raise `CheckpointError` if it is not a key."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")
@@ -43,24 +43,24 @@ def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
 
 
 def as_activation(fields: Fields, name: str) -> str:
-    """Return our name of the activation in a field."""
+    """Return the reference's name of the activation that a field names."""
     return as_one_of(fields, name, ACTIVATIONS)
 
 
 def activation_name(config: TransformerConfig) -> str:
-    """Return transformers' first name of an activation."""
+    """Return transformers' name of an activation."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
 
 
 def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole number, at least 1") -> int:
-    """Return an integer of at least `least`."""
+    """Return an integer field; raise `CheckpointError` if it is less than `least`."""
     if not is_whole(fields[name], least):
         raise wrong(name, fields[name], expected)
     return int(fields[name])
 
 
 def as_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
-    """Return the number of layers."""
+    """Return the number of layers; raise `CheckpointError` if there are more than `MOST_LAYERS`."""
     count = fields[name]
     if not is_whole(count, 0) or count > MOST_LAYERS:
         raise wrong(name, count, f"a whole number, at most {MOST_LAYERS}")
@@ -68,15 +68,15 @@ def as_layers(fields: Fields, name: str = "num_hidden_layers") -> int:
 
 
 def as_number(fields: Fields, name: str) -> float:
-    """Return a number greater than 0."""
+    """Return a field that is a number greater than 0; raise `CheckpointError` otherwise."""
     found = fields[name]
-    if not is_number(found) or not 0 < found <= sys.float_info.max:  # JSON has whole numbers of any size
+    if not is_number(found) or not 0 < found <= sys.float_info.max:  # an integer in JSON may exceed the largest float
         raise wrong(name, found, "a finite number greater than 0")
     return float(found)
 
 
 def as_flag(fields: Fields, name: str) -> bool:
-    """Return a boolean; null is false."""
+    """Return a boolean field; null means false."""
     if fields[name] not in (None, False, True):
         raise wrong(name, fields[name], "true or false")
     return bool(fields[name])
@@ -85,16 +85,16 @@ def as_flag(fields: Fields, name: str) -> bool:
 def as_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
-    """Return `attention_head_dim` if a head's width is not embed_dim / num_heads."""
+    """Return `attention_head_dim` if the width of a head is not embed_dim / num_heads, else nothing."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first `right` one among the candidates and numbers near the last one; otherwise the last.
+    """Return the first number that is `right` among the candidates and the floats near the last candidate.
 
-    This inverts a conversion that rounds.
+    If none is right, return the last candidate. The function inverts a conversion that rounds.
     """
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]

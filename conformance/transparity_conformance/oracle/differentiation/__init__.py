@@ -1,1 +1,1 @@
-"""Derivatives of the loss, against which gradients are judged."""
+"""Derivatives of the loss; a port's gradients are compared with them."""

@@ -1,9 +1,9 @@
-"""Derivatives of the loss by every parameter, by the complex step, and their error from rounding.
+"""Derivatives of the loss with respect to every parameter, by the complex step, and their error from rounding.
 
-A gradient is tested along random directions: its product with the direction is the derivative of the loss, and any
-wrong number shows. Parameters of a kind round alike and share a budget. One forward pass gives many derivatives,
-because each row of the batch is perturbed in another direction (`Leaning`): reading a large model's matrices takes
-longest.
+A gradient is tested along random directions: its product with a direction must be equal to the derivative of the loss
+along this direction. Any wrong number changes the product. Parameters of the same kind have similar rounding and share
+a tolerance. One forward pass gives many derivatives, because `Leaning` perturbs each row of the batch along another
+direction. This saves time, because most of the time of a large model is spent on reading its matrices.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The fewest directions for each kind of parameter; the error along a single one may be small by chance."""
+"""The smallest number of directions for each kind of parameter, because the error along one may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""The same for a large model, and the points at which its rounding is measured."""
+"""The smallest number of directions for a large model, and the number of points for measuring its rounding."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
-"""Complex numbers in the logits of one forward pass: 1 MB, which fits a cache, or 256 MB for a large model."""
+"""The number of complex logits in one forward pass: 1 MB of them, which fits a cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
-"""Maps logits (batch, length, vocab), possibly complex, targets (batch, length) and the padding token to the loss."""
+"""Computes the loss of logits (batch, length, vocab), possibly complex, targets (batch, length) and a padding token."""
 
 
 def projection_of(name: str) -> str:
-    """Return the kind of a parameter, such as `query`, for its weight and its bias."""
+    """Return the kind of a parameter, such as `query`, which its weight and its bias share."""
     return name.split(".")[-2]
 
 
 class Derivatives:
     """The derivatives of the loss of one model on one batch, along directions of each learned parameter.
 
-    Unless `of_padding`, no direction changes the padding token's embedding.
+    If `of_padding` is false, no direction changes the embedding of the padding token.
     """
 
     def __init__(
@@ -93,19 +93,18 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return the derivatives in float64, one per direction, by parameter in the order of the forward pass."""
+        """Return the derivatives in float64 by parameter, one per direction, in the order of the forward pass."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
     def budget(self, name: str, dtype: str) -> float:
-        """Return the budget of the derivatives of the parameter `name` in `dtype`."""
+        """Return the tolerance of the derivatives with respect to the parameter `name` in `dtype`."""
         alike = self.kinds[projection_of(name)]
         noise = max(self.oracle.noise(dtype)[each] for each in alike)
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> Arrays:
-        """Return the derivatives along the directions that follow from `gradients`; gradients of another shape are
-        left out."""
+        """Return the products of `gradients` with the directions; gradients of a wrong shape are left out."""
         shapes = {name: tuple(part.shape[1] for part in found) for name, found in self.directions.items()}
         given = {name: gradients[name] for name in shapes if name in gradients}
         return {
@@ -114,7 +113,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Return the number of directions per forward pass; 1 where statistics or experts combine rows."""
+        """Return the number of directions in one forward pass; it is 1 if statistics or experts combine rows."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -131,7 +130,7 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """Return the derivatives of the loss along `some` directions, each a parameter and a direction number."""
+        """Return the derivatives of the loss along some directions, each given by a parameter and a number."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -144,7 +143,7 @@ class Derivatives:
         return self.of_batches(parameters, len(some))
 
     def of_batches(self, parameters: dict[str, Any], count: int) -> list[float]:
-        """Return the derivatives of the losses of `count` stacked batches, each perturbed in its own direction."""
+        """Return the derivatives of the losses of `count` stacked batches, each perturbed along its own direction."""
         size = len(self.targets)
         inputs = {name: repeated(value, count) for name, value in self.inputs.items()}
         masks = {name: repeated(value, count) for name, value in (self.masks or {}).items()}
@@ -156,30 +155,31 @@ class Derivatives:
 
 
 def targets_of(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return the target tokens: the inputs shifted by one, including padding."""
+    """Return the target tokens: the inputs, shifted by one position; padding is included."""
     return np.roll(inputs[config.input_names[-1]], -1, axis=1)
 
 
 ALL_AT_ONCE = 8
-"""The number of directions; a wrong gradient shows in nearly every one."""
+"""The number of directions that change all parameters; nearly every one shows a wrong gradient."""
 
 FAINTEST = 1e-2
-"""The smallest gradient norm, relative to the median, that is weighted like the others.
+"""Directions are divided by the norm of the gradient; a norm below this share of the median is replaced by the share.
 
-A gradient that is 0 except for rounding, such as the gradient of a key's bias, would otherwise amplify rounding.
+A gradient may be 0 except for rounding, such as the gradient of a key's bias. Without this limit, its rounding would be
+amplified.
 """
 
 POINTS = 3
-"""The points at which rounding is measured."""
+"""The number of points for measuring rounding."""
 
 
 class Together:
     """The derivatives of the loss along a few directions, each of which changes all parameters.
 
     Args:
-        each: the model, its batch and its loss.
-        gradients: the gradients under test; their norms scale the directions.
-        known: the parameters that change.
+        each: The derivatives of the same model, batch and loss along other directions.
+        gradients: The port's gradients, whose norms scale the directions.
+        known: The parameters that are changed.
     """
 
     def __init__(self, each: Derivatives, gradients: Mapping[str, np.ndarray], known: list[str]) -> None:
@@ -194,7 +194,7 @@ class Together:
         self.oracle = Oracle(self._run, each.oracle.arrays, neighbours=POINTS)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the derivatives that follow from `gradients`, one per direction."""
+        """Return the products of `gradients` with the directions."""
         return np.sum([along(gradients[name], parts) for name, parts in self.directions.items()], axis=0)
 
     def _run(self, arrays: Arrays, tap: Tap) -> None:

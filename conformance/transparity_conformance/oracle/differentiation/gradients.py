@@ -1,7 +1,7 @@
-"""The gradient of the loss by every parameter entry, many per forward pass, and the oracle of a training run.
+"""Gradients of the loss, with many entries of a parameter per forward pass, and the expected results of a training run.
 
-The reference changes one entry at a time, which is simple and slow; here each row of the batch changes another
-(`Leaning`).
+The reference changes one entry of a parameter at a time, which is simple and slow. Here, `Leaning` changes another
+entry in each row of the batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from transparity_numpy.transformer import transformer
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: np.ndarray, *, training: bool = False, **tokens: Any
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the loss and its gradient by every learned parameter, as the reference's function of this name does."""
+    """Return the loss and its gradients, as the reference's function of the same name does."""
     if not rows_are_apart(config, training=training):
         return differentiation.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
@@ -59,13 +59,13 @@ def loss_and_gradients(
 
 
 def _leaning(value: np.ndarray, name: str, some: list[tuple[str, int]], batch: int) -> Leaning:
-    """Return the parameter `name`, with another entry perturbed in each batch of `some` that belongs to it."""
+    """Return the parameter `name`, perturbed in another entry in each of the stacked batches that belong to it."""
     mine = {row: number for row, (other, number) in enumerate(some) if other == name}
     return Leaning(value, of_rows(_unit_vectors(value.shape), mine, len(some), batch))
 
 
 def _unit_vectors(shape: tuple[int, ...]) -> Directions:
-    """Return the directions of a parameter's entries, in order: each is a product of unit vectors."""
+    """Return the directions of the entries of a parameter, in order; each is a product of unit vectors."""
     numbers = np.indices(shape).reshape(len(shape), -1)
     return tuple(np.eye(size)[index] for size, index in zip(shape, numbers, strict=True))
 
@@ -80,10 +80,9 @@ def training_oracle(
     training: Training,
     by: Callable[..., tuple[list[float], Arrays]] | None = None,
 ) -> Oracle:
-    """Return the oracle of a training run from `parameters`, one step per batch: its `losses` and the learned
-    parameters.
+    """Return the expected `losses` and learned parameters of a training run from `parameters`, with one step per batch.
 
-    `by` replaces the reference's training.
+    `by` is a function that trains instead of the reference.
     """
 
     def run(arrays: Arrays, tap: Tap) -> None:

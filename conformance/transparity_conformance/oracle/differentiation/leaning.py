@@ -1,7 +1,8 @@
-"""Parameters perturbed differently in each row of a batch, so that one forward pass gives the derivatives along all.
+"""Parameters with another perturbation in each row of a batch, so that one forward pass gives many derivatives.
 
-In a large model, reading the matrices takes longest: each is read once for all directions. The perturbation of a matrix
-is a product of two vectors; its effect is added to the matrix product, so no changed matrix is built.
+Most of the time of a large model is spent on reading its matrices; here, each is read once for all directions. The
+perturbation of a matrix is a product of two vectors. Its effect is added to the product with the matrix, so that no
+perturbed matrix is stored.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from transparity.limits.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""Directions of a parameter, each a product of vectors: (directions, size) for every axis."""
+"""The directions of a parameter, each a product of vectors; for each axis of the parameter: (directions, size)."""
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter w as w + i·h·v in row k of a batch, where v is a product of vectors; NumPy treats it as an array.
+    """A parameter that is w + i·h·v in row k of a batch, where v is a product of vectors; NumPy can compute with it.
 
-    It supports the product with its transpose, lookup of rows or columns, and for a vector sum, product and exponent.
-    Activations have the batch first. Any other operation raises `TypeError`, because a derivative would be lost.
+    A matrix supports the product with its transpose, and the lookup of rows. A vector supports sums, products and the
+    exponential. The batch must be the first axis of activations. Any other operation raises `TypeError`, because it
+    would lose the derivative.
 
     Args:
-        value: a matrix (out, in) or a vector (out,), real.
-        vectors: (rows, out), and (rows, in) for a matrix; zeros in unperturbed rows.
-        is_transposed: whether it is the transpose of `value`.
-        used: called whenever activations use it.
+        value: The real parameter, a matrix (out, in) or a vector (out,).
+        vectors: The vectors (rows, out) and, for a matrix, (rows, in). They are zero in rows without a perturbation.
+        is_transposed: Whether this is the transpose of `value`.
+        used: Called whenever an operation uses the parameter.
     """
 
     def __init__(
@@ -43,11 +45,11 @@ class Leaning(NDArrayOperatorsMixin):
         used: Callable[[], Any] = lambda: None,
     ) -> None:
         if len(vectors) not in (1, 2):
-            raise TypeError(f"a parameter of {len(vectors)} axes; expected one or two")
+            raise TypeError(f"a parameter has {len(vectors)} axes; expected one or two")
         self.value, self.is_transposed, self.used = value, is_transposed, used
         self.vectors = tuple(
             vector.astype(value.dtype, copy=False) for vector in vectors
-        )  # in its precision, like everything else
+        )  # in the precision of the parameter
 
     @property
     def ndim(self) -> int:
@@ -66,26 +68,25 @@ class Leaning(NDArrayOperatorsMixin):
         return Leaning(self.value, self.vectors, is_transposed=not self.is_transposed, used=self.used)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Leaning:
-        """Return itself in its own dtype, which is all that `upcast` needs."""
+        """Return this object; raise `TypeError` unless `dtype` is its own dtype."""
         if np.dtype(dtype) != self.dtype:
-            raise TypeError(f"cast of a perturbed parameter to {dtype}")
+            raise TypeError(f"a perturbed parameter cannot be cast to {dtype}")
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Return rows of a matrix for indices (#batch, …), as (batch, …, in), or a vector with more axes (batch,
-        heads, 1, 1)."""
+        """Return the rows of a matrix for indices (#batch, …), as (batch, …, in), or a vector with more axes."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"
         if self.ndim != 2 or self.is_transposed or not is_index:
-            raise TypeError(f"part {index!r} of a perturbed parameter; expected rows of a matrix")
+            raise TypeError(f"a perturbed parameter was indexed by {index!r}; expected rows of a matrix")
         left, right = self.vectors
         rows = np.arange(len(left)).reshape(-1, *[1] * (index.ndim - 1))
         return self._leant(self.value[index], left[rows, index][..., None] * _over(right, index.ndim + 1))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or options or sum(isinstance(each, Leaning) for each in inputs) != 1:
-            raise TypeError(f"{ufunc.__name__} of a perturbed parameter")
+            raise TypeError(f"a perturbed parameter does not support {ufunc.__name__}")
         if ufunc is np.matmul and inputs[1] is self and self.is_transposed:
             return self._product(np.asarray(inputs[0]))
         if ufunc is np.exp and self.ndim == 1:
@@ -98,7 +99,7 @@ class Leaning(NDArrayOperatorsMixin):
             left, right = (_over(vectors, np.ndim(other) - 1) for vectors in self.vectors)
             return other * self._leant(self.value, left[..., None] * right[..., None, :])
         if ufunc not in (np.add, np.multiply) or self.ndim != 1:
-            raise TypeError(f"{ufunc.__name__} of a perturbed parameter")
+            raise TypeError(f"a perturbed parameter does not support {ufunc.__name__}")
         (vector,) = self.vectors
         if np.ndim(other):
             return ufunc(other, self._leant(self.value, _over(vector, np.ndim(other))))
@@ -112,16 +113,18 @@ class Leaning(NDArrayOperatorsMixin):
             return np.zeros(self.shape, self.dtype)
         if function is np.broadcast_to and self.ndim == 1 and not named:
             return self._leant(np.broadcast_to(self.value, args[1]), _over(self.vectors[0], len(args[1])))
-        raise TypeError(f"{function.__name__} of a perturbed parameter")
+        raise TypeError(f"a perturbed parameter does not support {function.__name__}")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        raise TypeError("a perturbed parameter is no array")
+        raise TypeError("a perturbed parameter cannot be converted to an array")
 
     def _product(self, x: np.ndarray) -> np.ndarray:
-        """Return x · valueᵀ plus the perturbation (x · right) leftᵀ."""
+        """Return x · valueᵀ, plus (x · right) leftᵀ for the perturbation."""
         left, right = self.vectors
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
-        found = parts.reshape(-1, parts.shape[-1]) @ self.value.T  # a real product, half of a complex product's work
+        found = (
+            parts.reshape(-1, parts.shape[-1]) @ self.value.T
+        )  # two real products instead of a complex one halve the work
         found = found.reshape(*parts.shape[:-1], -1)
         product = found[0] if len(found) == 1 else found[0] + 1j * found[1]
         along = (x * _over(right, x.ndim)).sum(-1, keepdims=True)
@@ -133,15 +136,16 @@ class Leaning(NDArrayOperatorsMixin):
 
 
 def _over(vectors: np.ndarray, ndim: int) -> np.ndarray:
-    """Return one vector for each row of a batch, with `ndim` axes."""
+    """Reshape one vector per row of the batch to `ndim` axes."""
     return vectors.reshape(len(vectors), *[1] * (ndim - 2), -1)
 
 
 def along(gradient: Any, directions: Directions) -> np.ndarray:
-    """Return the products of a gradient with directions, in float64, one per direction.
+    """Return the products of a gradient with the directions in float64.
 
     Args:
-        gradient: of the parameter's shape, in any precision; it is read in blocks of rows.
+        gradient: The gradient, in any precision; it is read in blocks of rows.
+        directions: The directions of a parameter of the same shape.
     """
     if len(directions) == 1:
         return directions[0] @ np.asarray(gradient, np.float64)
@@ -154,15 +158,18 @@ def along(gradient: Any, directions: Directions) -> np.ndarray:
 
 
 def repeated(value: np.ndarray, times: int) -> np.ndarray:
-    """Return a batch stacked `times` times."""
+    """Return a batch, repeated `times` times along the first axis."""
     return np.tile(value, (times, *[1] * (value.ndim - 1)))
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the vectors of each row of `count` batches of `size`; zeros for batches that are not perturbed.
+    """Return the vectors for each row of `count` stacked batches of `size` rows; they are zero for unperturbed batches.
 
     Args:
-        mine: the direction number of each perturbed batch.
+        parts: The directions of a parameter.
+        mine: The number of the direction for each perturbed batch.
+        count: The number of batches.
+        size: The number of rows in a batch.
     """
     found = [np.zeros((count, part.shape[1])) for part in parts]
     for whole, part in zip(found, parts, strict=True):
@@ -171,5 +178,5 @@ def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -
 
 
 def rows_are_apart(config: TransformerConfig, *, training: bool = False) -> bool:
-    """Return whether the rows of a batch are independent; statistics and capacities of experts combine them."""
+    """Return whether rows of a batch are independent; batch statistics and the capacities of experts combine rows."""
     return not (training and config.norm == "batch") and not most_experts(config)

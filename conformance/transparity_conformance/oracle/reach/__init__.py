@@ -1,1 +1,1 @@
-"""The reach of a verdict: thresholds, the calls that cross them, and the fields that calls exercise."""
+"""The reach of a verdict: thresholds, calls that cross them, and the configuration fields that calls exercise."""

@@ -1,6 +1,6 @@
-"""The reference by blocks of queries: masks, biases and scores of a long sequence are never all in memory.
+"""The reference's attention in blocks of queries, so that masks, biases and scores of a long sequence fit into memory.
 
-The results equal the whole: each query has its own softmax over the keys.
+The results are unchanged, because each query has its own softmax over the keys.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from transparity_numpy.positions.bias import score_bias
 from transparity_numpy.windows import window_mask
 
 BLOCK = 128
-"""Queries per block, as in the reference's own fused attention."""
+"""The number of queries per block, which the reference's fused attention also uses."""
 
 Make = Callable[[slice, slice], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """An array (batch, heads, queries, keys) that is computed for some queries and keys at a time."""
+    """An array (batch, heads, queries, keys) that is computed in parts, on request."""
 
     keys: int
     make: Make
 
-    __array_ufunc__ = None  # so that an array leaves `&` to this class
+    __array_ufunc__ = None  # NumPy arrays then use `__rand__` for `&`
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ class Rows:
 
 
 def part(value: Rows | np.ndarray, queries: slice, keys: slice) -> np.ndarray:
-    """Return some queries and keys of an array (batch, heads, queries or 1, keys)."""
+    """Return the part of an array (batch, heads, queries or 1, keys) for some queries and keys."""
     if isinstance(value, Rows):
         return value.make(queries, keys)
     return value[:, :, queries if value.shape[2] > 1 else slice(None), keys]
@@ -79,9 +79,10 @@ def _score_bias(
 
 
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
-    """Return the keys that a block of queries may see; all keys, unless masked ones weigh exactly 0.
+    """Return the range of keys that a block of queries may see.
 
-    Later queries see no earlier keys than the first and no fewer late ones, so the first and last query suffice.
+    It is the range of all keys if masked keys have weights other than 0. Otherwise, the first and the last query of the
+    block determine it, because no query between them sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -96,7 +97,7 @@ def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score
 
 
 def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """Return the attention function `whole` applied to one block of queries after another."""
+    """Return the attention function `whole`, applied to one block of queries at a time."""
 
     def attention(
         query: np.ndarray,
@@ -121,8 +122,8 @@ def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def blocks_of_queries() -> Iterator[None]:
-    """Make the reference attend by blocks of queries within the context, with its current attention."""
-    # The specification has no switch for this; it is for lengths at which its scores do not fit into memory.
+    """Make the reference compute attention in blocks of queries within the context."""
+    # The reference has no option for this; it is needed only if the scores do not fit into memory.
     with (
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
         mock.patch("transparity_numpy.transformer.window_mask", _window_mask),

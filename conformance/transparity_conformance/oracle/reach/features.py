@@ -1,8 +1,8 @@
-"""Features: the fields of a configuration that calls exercise, found by changing each field in the reference.
+"""The fields of a configuration that calls exercise, determined by changing each field in the reference.
 
-A field is active if a change of it shows in the logits of a small model whose thresholds are all crossed. It is
-exercised if such a change shows, by more than rounding, in one of the compared calls. There is no list of features: a
-new field of the configuration is covered as soon as the reference reads it.
+A field is active if changing it changes the logits of a small model with sizes beyond all thresholds. An active field
+is exercised if changing it changes the logits of a compared call by more than rounding. There is no list of fields: a
+new field is covered as soon as the reference reads it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""A call exercises a field if its change exceeds rounding in this precision, whatever the port computes in."""
+"""The rounding in this precision decides whether a call exercises a field, for ports of any precision."""
 
 SHOWS = 1e-5
-"""The smallest relative change of a small model's logits that counts as another behaviour; float32 hides less."""
+"""The smallest relative change of a small model's logits that makes a field active."""
 
 Change = tuple[str, str]
-"""A field and its change.
+"""A field and a change of its value.
 
-The change is `=` and another choice, `off`, an operation on a number such as `*10`, or `alike` for the kinds of layers.
+The change is `=` and another choice, or an operation such as `*10` or `off`. The change `alike` gives all layers the
+same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
-"""The operations on every number of a tuple."""
+"""The operations on a tuple, which multiply each of its numbers."""
 
 OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "off": lambda value: None,
@@ -53,14 +54,14 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def is_choice(name: str) -> bool:
-    """Return whether the values of a field are a list of words."""
+    """Return whether a field has one of several words as its value."""
     return get_origin(FIELD_TYPES[name]) is Literal
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes of a field that is not off: every other choice, or every operation on its numbers."""
+    """Return the changes of a field that has an effect: every other choice, or every operation on its numbers."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
-    if name == "layer_types":  # `layer_overrides`, the other fields of layers of a kind, changes with it
+    if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
     if value is None or value is False or get_origin(kind) is Mapping:
         return []
@@ -72,7 +73,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a field changed; None if that is impossible or needs missing parameters."""
+    """Return the configuration with a changed field; None if it is invalid or needs parameters that do not exist."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -102,14 +103,14 @@ _shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
 
 @functools.lru_cache(maxsize=64)
 def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
-    """Return the fields that the shapes of the parameters depend on."""
+    """Return the fields on which the shapes of the parameters depend."""
     read = set[str]()
     parameter_shapes(_watched(config, read))
     return frozenset(read)
 
 
 def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the logits in float64 of a configuration, or None if inputs are missing."""
+    """Return the logits of a configuration in float64; None if an input is missing."""
     shapes = parameter_shapes(config) if isinstance(config, _Watched) else _shapes(config)
     held = {name: parameters[name].astype(np.float64, copy=False) for name in shapes}
     names = (*config.input_names, *config.further_inputs)
@@ -118,7 +119,7 @@ def logits_with(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
     try:
         with np.errstate(all="ignore"):
             return transformer(config, held, **{name: inputs[name] for name in names})
-    except (IndexError, ValueError):  # such as more tokens than a shorter table of positions has
+    except (IndexError, ValueError):  # for example, a table of positions may be too short
         return None
 
 
@@ -129,7 +130,7 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that records which attributes are read, in its layer kinds too."""
+    """A configuration that records which of its attributes are read, also in the configurations of its layers."""
 
     read: set[str]
 
@@ -149,7 +150,7 @@ def _watched(config: TransformerConfig, read: set[str]) -> TransformerConfig:
 
 
 def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> set[str]:
-    """Return the fields that the reference reads on the way to the logits."""
+    """Return the fields that the reference reads to compute the logits."""
     read = set[str]()
     logits_with(_watched(config, read), parameters, inputs)
     return read & FIELD_TYPES.keys()
@@ -157,7 +158,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """Small models of a configuration, with all thresholds crossed, their logits, and the fields that these read."""
+    """A small configuration with sizes beyond all thresholds, its models and logits, and the fields that they read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]
@@ -167,11 +168,11 @@ class _Small:
 
 @functools.lru_cache(maxsize=64)
 def _small(config: TransformerConfig) -> _Small:
-    # with a single head, no field that separates heads acts
+    # with a single head, fields that separate heads have no effect
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
     inputs = mixed_inputs(small)
     models = [(probe_parameters(small), inputs), (probe_parameters(small, 3, 1e-3), inputs)]
-    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # below thresholds too
+    models += [(models[0][0], mixed_inputs(small, source=3, target=3))]  # lengths below the thresholds
     given = tuple(({name: held.astype(np.float64) for name, held in each.items()}, inputs) for each, inputs in models)
     logits = [logits_with(small, *model) for model in given]
     assert all(each is not None for each in logits)
@@ -181,7 +182,7 @@ def _small(config: TransformerConfig) -> _Small:
 
 @functools.lru_cache(maxsize=4096)
 def is_active(config: TransformerConfig, change: Change) -> bool:
-    """Return whether a change of a single field shows in the logits of a small model."""
+    """Return whether a change of one field changes the logits of a small model."""
     small = _small(config)
     if change[0] not in small.read:
         return False
@@ -203,7 +204,7 @@ def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
-    Every other choice of a field must show; for a number, one change suffices.
+    A field with several choices is exercised if every other choice changes logits. For a number, one change suffices.
     """
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])
@@ -222,7 +223,7 @@ def _exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tupl
 
 
 def is_visible(probe: Probe, change: Change) -> bool:
-    """Return whether the reference with a changed field answers differently on a probe, by more than rounding."""
+    """Return whether a changed field changes the reference's logits on a probe by more than rounding."""
     known: dict[Change, bool] = probe.visible_changes
     if change not in known:
         other = changed(probe.config, change)
@@ -238,7 +239,7 @@ def _shows(probe: Probe, other: TransformerConfig) -> bool:
 
 
 def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:
-    """Return the sizes of the models, by name."""
+    """Return the sizes of the models, by the name of the size."""
     every = list(configs)
     vocabularies = [
         config.stack_vocab_size(config.input_stack(name)) for config in every for name in config.token_inputs

@@ -1,7 +1,7 @@
-"""Long prompts: calls of thousands of positions, whose logits are compared by blocks.
+"""Long prompts: calls with thousands of positions, whose logits are compared in blocks.
 
-The oracle keeps the input of the head and multiplies it with the vocabulary for some positions at a time. Attention is
-computed by blocks of queries. So memory grows with the length, not with its square or with the vocabulary.
+The oracle keeps the input of the head, and computes the logits of some positions at a time. Attention is computed in
+blocks of queries. The memory therefore grows with the length, but not with its square or with the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from transparity_numpy.heads.table import head
 from transparity_numpy.transformer import transformer
 
 NUMBERS = 2**23
-"""Logits of one block: 64 MB in float64."""
+"""The number of logits in a block, which take 64 MB in float64."""
 
 
 @dataclass(eq=False)
 class LongOracle:
-    """The logits of one call in float64, and the reference's own error in them, by blocks of positions."""
+    """The logits of one call in float64, and the reference's own error in them, computed in blocks of positions."""
 
     config: TransformerConfig
     parameters: Arrays
@@ -43,27 +43,27 @@ class LongOracle:
 
     @functools.cached_property
     def states(self) -> np.ndarray:
-        """Return the input of the head in float64, (batch, length, embed_dim); a pooled state has length 1."""
+        """Return the input of the head in float64, (batch, length, embed_dim); a pooled state has the length 1."""
         return self._states(self.config, "float64")
 
     @functools.cached_property
     def scale(self) -> float:
-        """Return the largest logit."""
+        """Return the largest absolute value of the logits."""
         return max(float(np.abs(self.logits(block)).max(initial=0.0)) for block in self.blocks())
 
     def blocks(self) -> Iterator[slice]:
-        """Yield ranges of positions with at most `NUMBERS` logits."""
+        """Yield ranges of positions, each with at most `NUMBERS` logits."""
         batch, length, width = self.states.shape
         size = max(1, NUMBERS // (batch * max(width, self.config.vocab_size)))
         for begin in range(0, length, size):
             yield slice(begin, min(begin + size, length))
 
     def logits(self, positions: slice) -> np.ndarray:
-        """Return the logits in float64 of some positions; a pooled state has one position."""
+        """Return the logits of some positions in float64; a pooled state has one position."""
         return self._head(self.states[:, positions], "float64")
 
     def errors(self, actual: np.ndarray) -> np.ndarray:
-        """Return the largest error at each position, (length,), of logits of the same shape."""
+        """Return the largest error of logits at each position, (length,)."""
         actual = actual[:, None] if self.config.is_pooled else actual
         with np.errstate(all="ignore"):
             apart = (np.abs(less(actual[:, block], self.logits(block))) for block in self.blocks())
@@ -80,7 +80,10 @@ class LongOracle:
         return {}
 
     def noise(self, dtype: str) -> float:
-        """Return the reference's own error in `dtype`, with the table formula that errs most at these positions."""
+        """Return the reference's own error in `dtype`.
+
+        Position tables are computed by the formula with the largest error at these positions.
+        """
         if dtype not in self._noise:
             measured = "float32" if dtype == "float64" else dtype
             index = IN_BLOCKS[farthest_formula(self.config)]
@@ -91,7 +94,7 @@ class LongOracle:
         return self._noise[dtype]
 
     def shows(self, other: TransformerConfig, tolerance: float) -> bool:
-        """Return whether another configuration with these parameters answers differently, by more than `tolerance`."""
+        """Return whether the logits of another configuration with these parameters differ by more than `tolerance`."""
         changed = LongOracle(other, self.parameters, self.inputs)
         try:
             with np.errstate(all="ignore"):
@@ -111,7 +114,7 @@ class LongOracle:
         held = {name: rounded(self.parameters[name], dtype) for name in parameter_shapes(config)}
         tokens: dict[str, Any] = {name: self.inputs[name] for name in (*config.input_names, *config.further_inputs)}
         tap = (lambda name, value: rounded(value, dtype)) if dtype in HALF else identity
-        # The specification has no switch for this; the head is applied here, by blocks.
+        # The reference has no option for this; `_head` applies the head to blocks.
         with blocks_of_queries(), mock.patch("transparity_numpy.transformer.head", lambda config, tree, x: x):
             states = transformer(config, held, **tokens, tap=tap)
         return states[:, None] if config.is_pooled else states
@@ -129,14 +132,14 @@ class LongOracle:
 
 @dataclass(frozen=True, eq=False)
 class LongProbe(ReachProbe):
-    """A call of a long prompt, of one row."""
+    """A call with a long prompt of one row."""
 
     @functools.cached_property
     def oracle(self) -> LongOracle:  # type: ignore[override]
         return LongOracle(self.config, self.parameters, self.inputs)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the budget of the logits, as for any call."""
+        """Return the tolerance of the logits."""
         noise = max(self.oracle.noise(dtype), self.model.typical_noise(dtype))
         return RULES[dtype].budget(noise, epsilon(dtype), self.oracle.scale)
 
@@ -151,7 +154,7 @@ class LongProbe(ReachProbe):
 def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collection[int]) -> list[LongProbe]:
     """Return the calls of a model with long prompts, shortest first.
 
-    Raise `ConfigError` for a length that the model does not have, or that does not fit into memory.
+    Raises `ConfigError` if a length exceeds `max_length`, or if a prompt does not fit into memory.
     """
     for length in lengths:
         if not 1 <= length <= config.max_length:
@@ -165,14 +168,14 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """Return a lower bound of the bytes for a prompt: the port's logits, their float64 copy, and a layer."""
+    """Return a lower bound of the memory for a prompt: the port's logits, a copy in float64, and one layer."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
 
 
 def long_probe(model: ReachModel, length: int) -> LongProbe:
-    """Return the call of a model with one row of `length` tokens."""
+    """Return a call of a model with one row of `length` tokens."""
     inputs = reach_inputs(model.config, 1, (length,) * len(model.config.input_names))
     return LongProbe(model.name, _named(length), PURPOSE, model.config, model.parameters, inputs, model=model)
 
@@ -182,6 +185,8 @@ def _named(length: int) -> str:
 
 
 def has_prefixes(config: TransformerConfig) -> bool:
-    """Return whether a prefix has the same logits as the whole: a decoder with an exact mask and angles independent
-    of the length."""
+    """Return whether a prefix of a prompt has the same logits as the whole prompt.
+
+    This is so for a decoder with an exact mask, if rotary angles do not depend on the length.
+    """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

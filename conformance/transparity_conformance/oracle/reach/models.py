@@ -1,7 +1,8 @@
-"""Reach: calls of many lengths, batches and widths, of which only the logits are compared.
+"""Calls with many lengths, batches and widths; only their logits are compared.
 
-The probes of `probes` find faults with every activation of a small model. Reach calls show how far agreement extends:
-few rows of models whose sizes cross the thresholds of a configuration, cheap enough to try dozens.
+The probes in `probes` find faults with all activations of a small model. These calls show how far the agreement
+extends: they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that dozens are
+tried.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 VOCABULARY = 2**16 + 3
-"""More tokens than 16 bits can index."""
+"""A vocabulary of more tokens than 16 bits can index."""
 
 AFFORDABLE = 2e8
-"""Parameters × tokens of one call, about 0.2 s; a longer sequence is tried with a narrower model."""
+"""The largest number of parameters × tokens in one call, which takes about 0.2 s; longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The calls of a model that ignore the time limit; the rest are left out when the time is over."""
+"""The number of calls of a model that are made even if the time limit is exceeded."""
 
 
 ITSELF = "the model itself"
@@ -50,16 +51,16 @@ PURPOSE = "behaviour that depends on sizes"
 
 
 class LogitsOracle(Oracle):
-    """The logits of one call, computed without keeping any other activation."""
+    """The logits of one call; no other activation is kept."""
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
-        # far positions err by their tables, and each formula errs differently
+        # at late positions, the formula of the tables determines the error
         self.has_tables = config.has_tables
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
-            # without a tap the reference attends in blocks, with less memory and another order of sums
+            # without a tap, the reference computes attention in blocks, which needs less memory
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
@@ -83,7 +84,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the reference's largest error with sequential sums over the keys, and at `points` - 1 neighbours."""
+        """Return the reference's largest error with sequential sums over the keys, at the first `points` points."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:
@@ -92,7 +93,7 @@ class LogitsOracle(Oracle):
         return self.known_again(dtype)
 
     def known_again(self, dtype: str) -> float:
-        """Return the largest of these errors that is measured already, otherwise 0."""
+        """Return the largest error that `measure_again` has measured so far, or 0."""
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
@@ -102,7 +103,7 @@ class LogitsOracle(Oracle):
 
 @dataclass(frozen=True, eq=False)
 class ReachProbe(Probe):
-    """One call, of which the logits are compared."""
+    """One call; only its logits are compared."""
 
     model: ReachModel = field(kw_only=True)
 
@@ -120,10 +121,10 @@ class ReachProbe(Probe):
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the budget of the logits; short calls of the model give its minimum.
+        """Return the tolerance of the logits, which is at least as large as for short calls of the same model.
 
-        The reference's error at one point may be small by chance. With `in_sequence`, slower sequential sums over the
-        keys count too.
+        The error at one point may be small by chance. If `in_sequence` is true, sequential sums over the keys, which
+        are slower, are measured too.
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
@@ -136,17 +137,17 @@ class ReachModel:
     """A model, and the calls that are tried with it."""
 
     name: str
-    """`ITSELF`, `given a mask`, `long`, `deep`, `wide` or `vocabulary`."""
+    """One of `ITSELF`, `given a mask`, `long`, `deep`, `wide` and `vocabulary`."""
     config: TransformerConfig
     parameters: Arrays
     calls: list[tuple[int, tuple[int, ...]]]
-    """The batch and the length of each input."""
+    """The batch, and the length of each input, for every call."""
     is_asked: bool = False
-    """Whether it is the requested model, not one derived from it."""
+    """Whether it is the model that the user checks, as opposed to a model derived from it."""
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """Return the calls, most telling first."""
+        """Return the calls, the most informative first."""
         return [self.probe(batch, lengths) for batch, lengths in self.calls]
 
     def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
@@ -171,9 +172,10 @@ class ReachModel:
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:
-    """Draw random tokens that include the edges of the vocabulary.
+    """Draw random tokens that include the first and last tokens of the vocabulary.
 
-    Padding is on the right of some rows and inside others, never at the first position. No two inputs share a pattern.
+    Some rows have padding on the right, and others have padding inside, but none at position 0. Each input has another
+    pattern of padding.
     """
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, batch, batch)}
@@ -197,10 +199,10 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
-    """Write padding into rows of the input of this number.
+    """Write padding into some rows of the input with this number.
 
-    A run is shorter than a sliding window, so that every query sees a token. The last input has no padding after a
-    threshold, where it would fill the rest.
+    Consecutive padding is shorter than a sliding window, so that every query sees a token. The last input has no
+    padding after a threshold, because the padding might reach its end.
     """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
@@ -214,9 +216,10 @@ def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
 
 
 def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
-    """Return the attention mask and token types.
+    """Return the attention mask and the token types.
 
-    The mask hides in turn padding and one real token, nothing, or the first tokens of every row but one.
+    Depending on the sizes, the mask hides padding and one other token, nothing, or the first tokens of all rows but
+    one.
     """
     tokens = inputs[config.input_names[0]]
     further: Arrays = {}
@@ -237,7 +240,7 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
 
 @functools.cache
 def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
-    """Return the models of a preset: long, wide, and with many tokens; the probes have its document's sizes."""
+    """Return the models of a preset: a long one, a deep one, a wide one, and one with a large vocabulary."""
     config = preset(name)
     few: dict[str, Any] = {"max_length": SHORT + 3}
     wide = config.resized(num_heads=9, embed_dim=306, **few)
@@ -246,21 +249,21 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
         _model("long", narrow(config, LONGEST)),
         *deep_models(config),
         ReachModel("wide", wide, probe_parameters(wide, 7), few_calls(wide)),
-        # each position has 0.5 MB of logits, which stay in memory
+        # the logits of each position take 0.5 MB
         ReachModel("vocabulary", many, probe_parameters(many, 8), [(1, _sides(many, 9, 8)), (2, _sides(many, 2, 3))]),
     )
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""Returns whether a configuration can be given to the port, for example because a family's folder can express it."""
+"""Returns whether a port accepts a configuration; a loader, for example, accepts only what its family can express."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the models of a configuration: itself, a narrow one for sequences too long for it, and a deep one.
+    """Return the models of a configuration: the model itself, a narrow one for longer sequences, and a deep one.
 
-    With given parameters, there is only the model itself.
+    If its parameters are given and not drawn, there is only the model itself.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
@@ -277,7 +280,7 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return the model with the calls that cross a threshold beyond the lengths `reached` by others, or all calls."""
+    """Return a model with all calls, or only with calls that cross thresholds beyond the lengths `reached` before."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
@@ -287,13 +290,13 @@ def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel
 
 
 RAGGED = 100
-"""Tokens of a padded batch that is longer than short calls."""
+"""The length of a padded batch that is longer than short calls."""
 
 
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
-    """Return the same model with the caller's own mask: ones, a hidden token, rows padded on the left.
+    """Return the same model with an attention mask as an input: all ones, one hidden token, or padding on the left.
 
-    Return None for a model that always has a mask, that has no use for one, or that is large.
+    Return None if the model always has such a mask, has no use for one, or is large.
     """
     is_plain = config.architecture == "decoder" and config.padding == "token" and config.target_mask == "causal"
     if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):
@@ -305,11 +308,11 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""Layers of the deep model: each of up to three kinds occurs at least twice."""
+"""The number of layers of the deep model; if there are up to three kinds of layers, each occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return the configuration with more layers and few calls, because a fault may be only in later layers."""
+    """Return the configuration with more layers and few calls, because a fault may show only in later layers."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -321,7 +324,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield orders of the layer kinds of a deep model; a family may be able to express only a later one."""
+    """Yield the kinds of a deep model's layers, in several orders, because a family may not express the first one."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -333,7 +336,7 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration at the size of a probe, with tokens for its special ones, and with `sizes` replaced."""
+    """Return the configuration with the sizes of a probe, except `sizes`; vocabularies contain the special tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -346,9 +349,12 @@ def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
 
 
 def narrow(config: TransformerConfig, longest: int, **others: Any) -> TransformerConfig:
-    """Return the configuration with few features and layers, `longest` tokens, all thresholds, and `others` replaced.
+    """Return the configuration with few features and layers, but with all thresholds.
 
-    Angles depend on the features of a head, so rotary heads keep theirs.
+    Args:
+        config: The configuration.
+        longest: The `max_length` of the result.
+        others: Further sizes to replace. Rotary heads keep their width, because angles depend on it.
     """
     sizes: dict[str, Any] = {"max_length": longest, "sliding_window": config.sliding_window}
     for name in (
@@ -376,7 +382,7 @@ def _real_heads(config: TransformerConfig) -> dict[str, Any]:
 
 
 def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
-    """Return two calls: one row, and two."""
+    """Return two calls, with one row and with two rows."""
     if config.reads_pixels:
         return [(1, (config.max_length,)), (2, (config.max_length,))]
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
@@ -385,7 +391,7 @@ def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _calls(config: TransformerConfig, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the calls up to a length: first those just beyond a threshold or a power of two, then the others."""
+    """Yield the calls up to a length; calls just beyond a threshold or a power of two come first."""
     if config.reads_pixels:
         yield from ((batch, (config.max_length,)) for batch in BATCHES)
         return
@@ -412,7 +418,7 @@ def _calls_of_tokens(config: TransformerConfig, longest: int) -> Iterator[tuple[
 
 
 def _crossing(config: TransformerConfig, longest: int) -> list[int]:
-    """Return the lengths just beyond a threshold or a power of two, and the longest; longest first."""
+    """Return the lengths just beyond a threshold or a power of two, and the longest length, in descending order."""
     numbers = thresholds(config).values()
     lengths, crossed = lengths_up_to(longest, numbers), {1 + value for value in numbers}
     crossed |= {lengths[-1], *(length for length in lengths if not length - 1 & length - 2)}
@@ -420,9 +426,9 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's calls just beyond a threshold, and its longest, shortest first.
+    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of their lengths.
 
-    Other tasks than the forward pass are compared in these calls.
+    Capabilities other than the forward pass are compared in these calls.
     """
     chosen: dict[tuple[int, int], ReachProbe] = {}
     every = [probe for probe in reached if probe.name.partition(",")[0] not in ("wide", "vocabulary")]

@@ -1,7 +1,8 @@
-"""Thresholds: numbers at which a model, or a typical port of it, may change its behaviour.
+"""Thresholds: numbers at which a model, or a typical port of a model, may behave differently.
 
-The lengths are 1 to 17, powers of two and their neighbours, and the neighbours of every threshold of a configuration.
-The tokens are the first, the last, the special ones, and those around the limits of each kind of integer.
+Calls have lengths from 1 to 17, powers of two and their neighbors, and the neighbors of all thresholds of a
+configuration. Their tokens include the first, the last and the special tokens, and tokens at the limits of integer
+types.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from collections.abc import Iterable
 from transparity.config import TransformerConfig
 
 LONGEST = 1025
-"""The longest sequence, unless a threshold is beyond it."""
+"""The longest sequence that is tried, unless a threshold is larger."""
 
 LARGEST_POWER = 9
-"""Powers of two up to this one are tried with both neighbours; near 2¹⁰, only the longest length is tried."""
+"""The exponent of the largest power of two that is tried with its two neighbors; above it, only `LONGEST` is tried."""
 
 LONGEST_THRESHOLD = 4097
-"""A sequence up to this length is tried if a threshold needs it; its scores take 0.13 GB per head."""
+"""The longest sequence that is tried because of a threshold; its scores take 0.13 GB per head."""
 
 SHORT = 17
 """All lengths up to this one are tried."""
 
 BATCHES = (1, 2, 3, 5, 13, 8)
-"""Rows of the short calls, in turn: one, few, primes, a power of two."""
+"""The numbers of rows of short calls, used in turn: one, few, primes, and a power of two."""
 
 
 CHUNKS = (64, 256)
-"""Tokens per chunk of published recurrences: the gated delta rule, and Mamba-2 (`chunk_size`)."""
+"""The tokens per chunk of published recurrences: the gated delta rule, and Mamba-2 (`chunk_size`)."""
 
 
 def thresholds(config: TransformerConfig) -> dict[str, int]:
-    """Return the distances and lengths at which a field takes effect, by field."""
+    """Return the distances and lengths at which a field starts to have an effect, by the name of the field."""
     found = {}
     for kind, own in config.layer_kinds.items():
         of_kind = f" of {kind}" if config.layer_types else ""
@@ -48,20 +49,20 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
 
 
 def longest_length(config: TransformerConfig) -> int:
-    """Return the longest sequence that is tried with `config`."""
+    """Return the length of the longest sequence that is tried with a configuration."""
     reached = [value + 1 for value in thresholds(config).values() if value < LONGEST_THRESHOLD]
     return min(config.max_length, max([LONGEST, *reached]))
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """Return the lengths to try, in order, with the neighbours of the thresholds that are `crossed`."""
+    """Return the lengths to try in ascending order, including the neighbors of the thresholds `crossed`."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})
 
 
 def edge_tokens(config: TransformerConfig, size: int) -> list[int]:
-    """Return tokens at the limits of integer types, the first, the last and the special ones, without padding."""
+    """Return the first, last and special tokens, and the tokens at the limits of integer types, without padding."""
     ends = [2**power + step for power in (7, 8, 15, 16) for step in (-1, 0, 1)]
     special = [token for token in (config.bos_id, config.eos_id) if token is not None]
     chosen = dict.fromkeys([size - 1, 0, 1, *special, size - 2, *reversed(ends)])

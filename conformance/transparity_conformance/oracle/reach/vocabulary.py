@@ -1,7 +1,7 @@
-"""Every token of a vocabulary: given weights may be wrong only in one token's row.
+"""Calls that contain every token of a vocabulary, because given weights may be wrong in a single token's row.
 
-Drawn weights are alike in every row, so a few tokens suffice. A checkpoint's weights went through files and
-conversions.
+Drawn weights have the same distribution in every row, so a few tokens suffice. The weights of a checkpoint were
+converted and stored in files.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from transparity_conformance.oracle.reach.models import AFFORDABLE, ReachModel, 
 PURPOSE = "every token of the vocabulary"
 
 ROW = 16
-"""Tokens per row."""
+"""The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The most calls of affordable size: about a second of the reference's time, and several for its budget."""
+"""The largest number of calls, which take the reference about a second, and several seconds for the tolerance."""
 
 
 @dataclass(eq=False)
 class EveryToken(ReachModel):
-    """The model itself, called with its tokens one after another."""
+    """The model itself, whose calls contain all tokens in order."""
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
-        """Return one probe for each of `calls`, which share the vocabulary."""
+        """Return one probe for each of `calls`; the tokens of the vocabulary are divided between them."""
         names = self.config.token_inputs if self.calls else ()
         inputs = {name: _shared(self.config, name, self.calls) for name in names}
         if names and self.config.reads_frames:
@@ -52,7 +52,7 @@ class EveryToken(ReachModel):
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
-    """Return the calls with every token of a model with given parameters, or with as many as are affordable."""
+    """Return the calls with every token, or with as many tokens as the time allows."""
     if not config.token_inputs:
         return EveryToken("the model itself", config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
@@ -65,25 +65,29 @@ def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:
-    """Return lines that count the tokens of each input that no call of this model contains."""
+    """Return a line for each input with the number of tokens that no call of this model contains."""
     calls, lines = [probe for probe in probes if probe.config == config], []
     for name in config.token_inputs:
         seen = {int(token) for probe in calls for token in np.unique(probe.inputs[name])}
         wanted = _tokens(config, name)
         if missing := len(set(wanted.tolist()) - seen):
-            lines.append(f"{missing:,} of {len(wanted):,} {name}: no call has them, because they would take too long")
+            lines.append(
+                f"{missing:,} of {len(wanted):,} {name}: no call contains them, because it would take too long"
+            )
     return lines
 
 
 def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
-    """Return the vocabulary of an input without padding."""
+    """Return the vocabulary of an input, without padding."""
     every = np.arange(config.stack_vocab_size(config.input_stack(name)))
     return every[every != config.pad_id] if config.pad_id is not None and len(every) > 1 else every
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input for every call: all in order, then from the start; evenly spaced if there are
-    too many."""
+    """Return the tokens of an input for every call: all tokens in order, repeated from the start.
+
+    If there are too many tokens, evenly spaced ones are chosen.
+    """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)
     chosen = (

@@ -1,1 +1,1 @@
-"""Adapters: a file that maps the reference's parameters to a model's tensors, and a model with readable tensors."""
+"""Adapters: files that map the reference's parameters to the tensors of a model; and models with readable tensors."""

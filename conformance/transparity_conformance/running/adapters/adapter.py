@@ -1,4 +1,4 @@
-"""The adapter: a TOML file with one line per parameter, which names the port's tensor."""
+"""An adapter: a TOML file that names, for each parameter of the reference, the port's tensor that contains it."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from transparity_conformance.running.adapters.notation import (
 )
 
 ASKED = "?"
-"""The line of an undetermined parameter."""
+"""The line of a parameter whose tensor is not known."""
 
 KEYS = ("parameters", "zero", "unused")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The mapping from the reference's parameters to a port's tensors."""
+    """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """The lines by parameter name, with `{i}` for the number of a layer."""
+    """The line of each parameter; in both, `{i}` stands for the number of a layer."""
     zero: Sequence[str] = ()
-    """Tensors, or parts of tensors, that must be 0: biases that the reference lacks."""
+    """Lines that select numbers of the port to fill with 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
-    """Tensors whose other numbers stay unchanged."""
+    """The port's tensors whose remaining numbers stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Undetermined parameters, and the lines that fit their shapes."""
+    """The parameters whose tensor is not known, with the lines that fit their shapes."""
 
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return the port's `tensors` with the reference's parameters in them.
+        """Return the port's `tensors`, filled with the reference's `parameters`.
 
-        Raise `AdapterError` if a parameter has no tensor, or a tensor no line.
+        Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
         """
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
         known = {*shapes, *(LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
@@ -73,7 +73,7 @@ class Adapter:
         return filling.values
 
     def names(self, tensor: str) -> bool:
-        """Return whether a line names a tensor, with the number of any layer."""
+        """Return whether a line names the tensor, or names it with `{i}` for the number of a layer."""
         numbers = COUNTED.finditer(tensor)
         general = {tensor, *(f"{tensor[: each.start()]}{{i}}{tensor[each.end() :]}" for each in numbers)}
         return any(parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)
@@ -91,7 +91,7 @@ class Adapter:
 
 
 class _Filling:
-    """The port's tensors, into which each parameter is written once."""
+    """A copy of the port's tensors that receives the parameters; each number is written at most once."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.values = {name: np.array(value) for name, value in tensors.items()}
@@ -100,7 +100,7 @@ class _Filling:
         self.sizes = sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the line at every layer of the port."""
+        """Return the line once for each layer of the port, with the layer's number, if the port has such a tensor."""
         numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
         texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
         if line in texts:
@@ -113,12 +113,12 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Write a parameter, or 0 for None, to the place that the line selects."""
+        """Write a parameter to the numbers that the line selects; for a `value` of None, write 0."""
         if text == ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
-                    f"The adapter says that the port has no {ours}, which is not 0 in this model; choose a "
-                    "configuration without it, or name its tensor."
+                    f"The adapter says that the port has no {ours}, which is not 0 in this model; name its tensor, or "
+                    "use a configuration without it."
                 )
             return
         chosen = select(text, self.shapes, self.sizes)
@@ -135,7 +135,7 @@ class _Filling:
         flat = np.concatenate([self.values[name].ravel() for name in chosen.names])
         marks = np.concatenate([self.written[name] for name in chosen.names])
         if marks[index].any():
-            raise AdapterError(f"{shown(text)}, the line of {ours}, has numbers that another line has too.")
+            raise AdapterError(f"{shown(text)}, the line of {ours}, selects numbers that another line also selects.")
         flat[index], marks[index] = numbers, True
         ends = np.cumsum([self.values[name].size for name in chosen.names])[:-1]
         parts = zip(chosen.names, np.split(flat, ends), np.split(marks, ends), strict=True)
@@ -143,19 +143,19 @@ class _Filling:
             self.values[name], self.written[name] = part.reshape(self.shapes[name]), mark
 
     def check_complete(self, unused: Sequence[str]) -> None:
-        """Raise `AdapterError` for a tensor that is not written completely."""
+        """Raise `AdapterError` for a tensor with numbers that no line selects."""
         left = [name for name, written in self.written.items() if not written.all() and name not in unused]
         if left:
             name = left[0]
             missing = int((~self.written[name]).sum())
             raise AdapterError(
                 f"The adapter has no line for {missing:,} of the {self.values[name].size:,} numbers of the port's "
-                f"{shown(name)}. Add one under [parameters], or list the tensor under zero or unused."
+                f"{shown(name)}; add one under [parameters], zero or unused."
             )
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """Read an adapter; raise `AdapterError` for any other file."""
+    """Read the file of an adapter; raise `AdapterError` if it is not valid."""
     if (size := file_size(path, AdapterError)) > LARGEST_JSON:
         raise AdapterError(f"{path} has {size} bytes; expected an adapter, at most {LARGEST_JSON}.")
     try:
@@ -175,7 +175,7 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def written(adapter: Adapter, remarks: Sequence[str]) -> str:
-    """Return the text of the file, starting with `remarks`."""
+    """Return the text of an adapter's file, which starts with `remarks` as comments."""
     text = "".join(f"# {safe(line)}\n" for line in remarks)
     for key, names in (("zero", adapter.zero), ("unused", adapter.unused)):
         if names:
@@ -184,7 +184,7 @@ def written(adapter: Adapter, remarks: Sequence[str]) -> str:
     for ours, line in adapter.lines.items():
         fits = adapter.asked.get(ours, ())
         if line == ASKED:
-            text += f"# undetermined; by their shapes: {safe(listed(fits)) if fits else 'no tensor fits'}\n"
+            text += f"# tensor not known; candidates by shape: {safe(listed(fits)) if fits else 'none'}\n"
         if line == ABSENT:
             text += "# the port has no such tensor\n"
         text += f"{json.dumps(ours)} = {json.dumps(line)}\n"

@@ -1,4 +1,4 @@
-"""A port's model: build it, read and write its tensors, and call it with token ids."""
+"""A port's model: it is built, its tensors are read and written, and it is called with token ids."""
 
 from __future__ import annotations
 
@@ -34,27 +34,30 @@ from transparity_conformance.running.frameworks.modules import (
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
-"""`Model()` or `Model(config)`: a class of modules or a function that returns one; or a `build(config, parameters)`."""
+"""Builds a model: a class, a function with no argument or with a configuration, or a `build(config, parameters)`."""
 
 
 @dataclass(eq=False)
 class Model:
-    """A model and its tensors; a call is a forward pass."""
+    """A model with readable and writable tensors; calling it runs a forward pass."""
 
     forward: Callable[..., Any]
     _tensors: Mapping[str, ModuleTensor]
     _buffers: Mapping[str, ModuleTensor] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    """The model's name of each input, if it was built without a configuration."""
+    """The model's name of each input, if the model was built without a configuration."""
     module: Any = None
-    """The PyTorch module that computes, if any."""
+    """The PyTorch module that computes the forward pass; None without one."""
     memory: Any = None
-    """The owner of the tensors, if known: a module, or nested dicts and lists."""
+    """The object that holds the tensors, if known: a module, or nested dicts and lists."""
     _narrow: Callable[[], None] | None = None
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
-        """Save the tensors of the previous model that shares this memory, because it may be called again."""
+        """Mark this model as the one whose tensors are in the shared memory.
+
+        The tensors of the previous model in this memory are saved, because that model may be called again.
+        """
         if self.memory is None:
             return
         before = _OWNERS.get(id(self.memory))
@@ -70,48 +73,51 @@ class Model:
         return self.forward(**tokens)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the current tensors by name."""
+        """Return the current values of the tensors by name."""
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name; one may be a parameter of the reference, such as a bias that is not learned."""
+        """Return the buffers by name.
+
+        A buffer may be a parameter of the reference, such as a bias that is not learned.
+        """
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write `values` into tensors or buffers."""
+        """Write `values` to the tensors and buffers of these names."""
         every = {**self._buffers, **self._tensors}
         for name, value in values.items():
             every[name].write(value)
 
     def inputs(self) -> dict[str, str]:
-        """Return the model's name of each input; empty if it was built with a configuration."""
+        """Return the model's name of each input; empty if the model was built with a configuration."""
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Switch to float64, which needs a PyTorch module; return whether that succeeded."""
+        """Convert the model to float64, which works only for PyTorch modules; return whether it worked."""
         if self.module is not None:
             self._narrow = widened(self.module)
             self._tensors = tensors_of(self.module)
         return self.module is not None
 
     def narrow(self) -> None:
-        """Return to the original precision."""
+        """Convert the model back to its original precision."""
         if self._narrow is not None:
             self._narrow()
             self._tensors = tensors_of(self.module)
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
-"""The model whose weights are in shared memory, by the identity of that memory."""
+"""The model whose tensors are in a shared memory, by the `id` of the object that holds them."""
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
-    """Build the model; raise `PortError` with the reason if it cannot be built or has no tensors.
+    """Build a port's model; raise `PortError` if this fails or if the model has no tensors.
 
     Args:
-        make: the port, or a module.
-        config: the configuration, for a port that takes one; None if it is unknown, for a port without arguments.
-        parameters: the arguments of a `build(config, parameters)`; None if the port is no `build`.
+        make: The port, or a module.
+        config: The configuration, for a port that takes one. None if it is not known, for a port without arguments.
+        parameters: The parameters, for a `build(config, parameters)`. None for any other port.
     """
     if is_module(make):
         return _opened(make, config)
@@ -131,7 +137,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
         raise PortError(
-            f"{name} was given {what}, and raised {error}; if it needs sizes in another form, {write}."
+            f"{name} was given {what}, and raised {error}; if it needs other arguments, {write}."
         ) from error.__cause__
 
 
@@ -139,14 +145,14 @@ def _checked(model: Model, name: str, made: Any) -> Model:
     """Return the model; raise `PortError` if it has no tensors."""
     if not model.tensors():
         raise PortError(
-            f"{name} made {shown(made)}, in which no tensor was found. Expected a module of torch.nn, flax, Equinox or "
-            "Keras, a function that calls one, or a pair (function, parameters) with the parameters as first argument."
+            f"{name} returned {shown(made)}, which contains no tensor; expected a torch, flax, Equinox or Keras "
+            "module, a function that calls one, or a pair (function, parameters)."
         )
     return model
 
 
 def _opened(made: Any, config: TransformerConfig | None) -> Model:
-    """Return the model of a module, of a function that calls one, or of a pair (function, parameters)."""
+    """Return the `Model` of a module, of a function that calls a module, or of a pair (function, parameters)."""
     if is_instance(made, "flax.linen", "Module"):
         made = initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
@@ -183,7 +189,7 @@ def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
 def _called(
     made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, ModuleTensor]
 ) -> Model:
-    """Return the model, called by the inputs of a configuration or, without one, by its own names."""
+    """Return the `Model`; its inputs have the reference's names or, without a configuration, the model's own names."""
     if not tensors or config is not None:
         return Model(called(made, config, framework) if config is not None else made, tensors)
     forward, names = called_by_name(made, framework)
@@ -191,7 +197,7 @@ def _called(
 
 
 def adapted(make: Make, adapter: Adapter) -> Callable[..., Model]:
-    """Return `build(config, parameters)` of a port whose tensors an adapter maps to the reference's parameters."""
+    """Return `build(config, parameters)` for a port's model whose tensors an adapter maps to the parameters."""
 
     @functools.wraps(make, updated=())
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Model:

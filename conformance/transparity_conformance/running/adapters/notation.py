@@ -1,12 +1,13 @@
-"""The notation of an adapter's line: the part of a port's tensor that is a parameter of the reference.
+"""The notation of a line in an adapter, which selects the port's numbers for one parameter of the reference.
 
     h.{i}.attn.c_attn.weight.T[0:N*H]
     layers.{i}.query_key_value.weight.view(N, 3, H, -1)[:, 0]
     blocks.{i}.heads.{n}.key.weight
 
-A line is the name of a tensor, then any of `.T`, `.view(…)`, `.permute(…)` and `[…]` as in PyTorch. The result is read
-row by row in the shape of the parameter. Sizes are numbers, letters (`SIZES`), and `+ - * /` of them. `{n}` stacks the
-tensors of all numbers, and `{i}` is the number of a layer, on both sides. Nothing else is evaluated.
+A line is the name of a tensor, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, which mean the same as in
+PyTorch. The selected numbers are reshaped to the parameter. Sizes are numbers, letters (`SIZES`), and sums,
+differences, products and quotients of these. `{n}` stacks the tensors with any number in its place. `{i}` is the number
+of a layer, in the line and in the name of the parameter. No other code is evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SIZES = {
     "H": "head_dim",
     "F": "feed_forward_dim",
 }
-"""The letters of sizes, and the configuration's fields that they mean."""
+"""The letters that stand for sizes, and the fields of the configuration with these sizes."""
 
 OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
 OF_FRAMES = {"M": "mel_bins"}
@@ -42,62 +43,62 @@ OF_RECURRENCES = {
     "S": "recurrent_key_dim",
     "V": "recurrent_value_dim",
 }
-"""The letters of sizes that only some models have."""
+"""The letters that stand for sizes of images, audio frames and recurrences, which only some models have."""
 
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
 
 ABSENT = ""
-"""The line of a bias that only the port or only the reference lacks: it is 0."""
+"""The line of a parameter that the port lacks; the parameter must be 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
-"""A number that is a whole part of a name, or an index."""
+"""A number that is a whole part of a tensor's name, or an index."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""A number that may count layers, also after an underscore, as in `h_0` of flax."""
+"""A number that may be the number of a layer; it may also follow an underscore, as in flax's `h_0`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class AdapterError(PortError):
-    """An adapter cannot be read, or does not fit the port or the configuration."""
+    """Error for an adapter that cannot be read, or that does not fit the port or the configuration."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The numbers of concatenated tensors that are a parameter of the reference."""
+    """The numbers of one tensor, or of several concatenated tensors, that form a parameter of the reference."""
 
     names: tuple[str, ...]
     index: np.ndarray | None
-    """Positions, in the order of the parameter; None for all in order."""
+    """The index of each selected number among the flattened tensors, as an array; None selects all numbers in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the numbers, flat unless they are selected."""
+        """Return the selected numbers; they are flat if all are selected."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
-    """Return the letters of sizes that a configuration has, and their fields."""
+    """Return the letters that stand for sizes of a model with this configuration, and the fields with these sizes."""
     of_images = OF_IMAGES if config.reads_pixels else {}
     of_frames = OF_FRAMES if config.reads_frames else {}
     return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
 
 
 def sizes_of(config: TransformerConfig) -> dict[str, int]:
-    """Return the letters of sizes with their values in a configuration."""
+    """Return the letters that stand for sizes, and the sizes in a configuration."""
     return {letter: getattr(config, field) for letter, field in letters_of(config).items()}
 
 
 def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
-    """Read a line: the tensors that it names, and the positions of its numbers.
+    """Parse a line into the tensors that it names and the indices of the selected numbers.
 
     Args:
-        text: the tensor and the steps, with the layer's number for `{i}`.
-        shapes: the shapes of the port's tensors.
-        sizes: the values of letters.
+        text: The line, with the number of a layer in place of `{i}`.
+        shapes: The shapes of the port's tensors.
+        sizes: The size for each letter.
 
-    Raises `AdapterError` for a missing tensor, and for steps that do not fit its shape.
+    Raises `AdapterError` if the port has no such tensor, or if a step does not fit the tensor's shape.
     """
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
@@ -113,18 +114,20 @@ def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
         except (ValueError, IndexError, TypeError) as error:
             reason = safe(str(error)).rstrip(".")
             raise AdapterError(
-                f"{step[0]!r} of {shown(text)} does not fit the shape {index.shape} that it is given: {reason}."
+                f"{step[0]!r} of {shown(text)} does not fit the shape {index.shape}: {reason}."
             ) from None
     return Selection(names, index)
 
 
 def parted(text: str, names: Shapes) -> tuple[str, str]:
-    """Split a line into the name of a tensor and the steps; a name that ends like a step stays whole."""
+    """Split a line into the tensor's name and the steps; a name in `names` may itself end like a step."""
     if text in names:
         return text, ""
     found = STEPS.fullmatch(text.strip())
     if found is None:
-        raise AdapterError(f"{shown(text)} is not a line of an adapter; expected the name of a tensor, then steps.")
+        raise AdapterError(
+            f"{shown(text)} is not a valid line of an adapter; expected the name of a tensor, then steps."
+        )
     name, steps = found["name"], found["steps"]
     longer = [step.end() for step in STEP.finditer(steps) if name + steps[: step.end()] in names]
     end = longer[-1] if longer else 0
@@ -132,7 +135,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
-    """Return the tensors whose names have a number for `{n}`, in the order of the numbers."""
+    """Return the tensors whose names have a number in place of `{n}`, sorted by this number."""
     pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
     found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
     return tuple(found[number] for number in sorted(found))
@@ -148,7 +151,7 @@ def _taken(value: np.ndarray, step: re.Match[str], sizes: Mapping[str, int]) -> 
 
 
 def _item(text: str, sizes: Mapping[str, int]) -> int | slice:
-    """Return a number, or a slice without a step."""
+    """Parse an index or a slice without a step."""
     if ":" not in text:
         return size_of(text, sizes)
     first, _, last = text.partition(":")
@@ -164,7 +167,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def size_of(text: str, sizes: Mapping[str, int]) -> int:
-    """Evaluate a whole number in digits, letters, and `+ - * /`."""
+    """Evaluate an integer expression of digits, letters and `+ - * /`."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, sizes)
     except (SyntaxError, RecursionError):
@@ -190,11 +193,11 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
 LAYER = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.")
 
 Lines = dict[str, str]
-"""The port's place of each parameter, by the parameter's name."""
+"""Maps the name of a parameter to its line."""
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
-    """Yield lines for all layers from the line of one: `{i}` is the layer's number, `{i+1}` the next one."""
+    """Yield lines that become `text` for this layer, with `{i}` for its number and `{i+1}` for the next number."""
     name, steps = parted(text, names)
     for match in COUNTED.finditer(name):
         offset = int(match[0]) - layer
@@ -205,12 +208,12 @@ def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
 
 
 def at_layer(template: str, layer: int) -> str:
-    """Return the line of one layer."""
+    """Return the line for one layer."""
     return re.sub(r"\{i(?:\+(\d+))?\}", lambda found: str(layer + int(found[1] or 0)), template)
 
 
 def for_all_layers(lines: Mapping[str, str], names: Shapes) -> Lines:
-    """Return the lines with `{i}` for the number of the layer, where all layers have the same line."""
+    """Return the lines with `{i}` in place of the layer's number, wherever one line serves all layers."""
     found: Lines = {}
     for ours, text in lines.items():
         match = LAYER.match(ours)
@@ -231,7 +234,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return the line of a parameter, its own or the one for all layers, or None."""
+    """Return the line for a parameter: its own, or the line for all layers; None without either."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

@@ -1,1 +1,1 @@
-"""Modules of frameworks with their own way to call a model: one file per framework, with a common protocol."""
+"""Support for frameworks whose modules are called in their own way; each file implements `modules.Kind`."""

@@ -1,4 +1,4 @@
-"""Modules of Equinox, written for one sequence, as its manual recommends, or for a batch."""
+"""Equinox modules, which take one sequence, as Equinox's manual recommends, or a batch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transparity_conformance.running.inputs import add_mask, arguments, taps_in
 
 
 class EquinoxForward:
-    """The forward pass of a module in inference mode, mapped over the batch if the module takes one sequence.
+    """The forward pass of an Equinox module in inference mode.
 
-    Other attributes are the module's own.
+    A module that takes one sequence is mapped over the batch. All other attributes are the module's own.
     """
 
     def __init__(self, model: Any, config: TransformerConfig) -> None:
@@ -42,7 +42,7 @@ class EquinoxForward:
 
 
 def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
-    """Return the arrays of a module in inference mode, and its call as a function of them."""
+    """Return the arrays of a module in inference mode, and a function that calls the module with such arrays."""
     leaves, structure = jax.tree.flatten(eqx.nn.inference_mode(model))
     is_array = list(map(eqx.is_array, leaves))
 
@@ -57,9 +57,10 @@ def _called(model: Any) -> tuple[list[Any], Callable[..., Any]]:
 def _as_its_users_do(
     call: Callable[..., Any], arrays: list[Any], args: list[Any], named: dict[str, Any], config: TransformerConfig
 ) -> Callable[..., Any]:
-    """Compile the call; map it over the batch if it takes one sequence; leave it unchanged if it cannot be traced.
+    """Return the compiled call, mapped over the batch if it takes one sequence.
 
-    It takes one sequence if it rejects a batch, or if its answer for a sequence has one axis less.
+    A call takes one sequence if it rejects a batch, or if its result for one sequence has the axes of one row. A call
+    that cannot be traced stays unchanged.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
@@ -71,10 +72,10 @@ def _as_its_users_do(
 
 
 def _axes(call: Callable[..., Any], arrays: Any, args: Any, named: Any, config: TransformerConfig) -> int | None:
-    """Return the number of axes of the answer; None if the module raises."""
+    """Return the number of axes of the result; None if the module raises an exception."""
     try:
         answer = taps_in(eqx.filter_eval_shape(call, arrays, args, named), config).get("logits")
-    except Exception:  # noqa: BLE001 - whatever it raises, it does not take such arrays
+    except Exception:  # noqa: BLE001 - any exception means that the module rejects such arrays
         return None
     return len(getattr(answer, "shape", ()))
 
@@ -87,7 +88,7 @@ forward_of = EquinoxForward
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the floating-point arrays by path; an array in two places is one tensor, under its first name."""
+    """Yield the floating-point arrays by path; an array in two places is yielded once, under its first path."""
     places: dict[int, list[list[Any]]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
         if eqx.is_inexact_array(leaf) and leaf.size:
@@ -98,7 +99,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _step(key: Any) -> Any:
-    """Return an attribute, an index or a key."""
+    """Return one step of a path: an attribute, an index or a key."""
     return next(getattr(key, each) for each in ("name", "idx", "key") if hasattr(key, each))
 
 
@@ -116,7 +117,7 @@ def _write(model: Any, paths: list[list[Any]], numbers: np.ndarray) -> None:
 
 
 def _put(node: Any, path: list[Any], value: Any) -> Any:
-    """Put a value at a path: in place, also in frozen modules, or by a new tuple."""
+    """Replace the value at a path, also in frozen modules; return the changed node, which is new if it is a tuple."""
     if not path:
         return value
     step, rest = path[0], path[1:]

@@ -1,4 +1,4 @@
-"""Models and layers of Keras 3, on any of its backends."""
+"""Models and layers of Keras 3, with any of its backends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INPUTS = {
     "attention_mask": ("padding_mask",),
     "token_types": ("segment_ids",),
 }
-"""Further names of the inputs of a functional model, in addition to `NAMES`."""
+"""Further names of inputs in functional models, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""Attributes in which Keras and PyTorch store the layers of a model."""
+"""The attributes that Keras and PyTorch themselves use to store layers; they are ignored."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """Return the forward pass of a model or a layer, called as `model(inputs)`, without gradients."""
+    """Return the forward pass of a model or a layer, called as `model(inputs)` without gradients."""
     functional = [each.name for each in getattr(model, "inputs", None) or ()]
     parameters = _parameters(model)
     is_one = len(parameters) == 1 and len(config.input_names) > 1
@@ -49,8 +49,8 @@ def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
 def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     """Yield the floating-point variables by their attributes, as in `blocks.0.attention.query.kernel`.
 
-    A layer that is no attribute, as in a functional model, has its own name, with a final number as an index. Keras
-    numbers its default names per process; here they are numbered from 0 in every model.
+    A layer that is not an attribute, as in a functional model, has its Keras name, whose final number becomes an index.
+    Keras numbers its default names per process; here, every model starts at 0.
     """
     known: set[int] = set()
     for name, variable in _variables("", model, {id(model)}):
@@ -61,7 +61,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _parameters(model: Any) -> list[str]:
-    """Return the argument names of `call`, without Keras's own."""
+    """Return the names of the arguments of `call`, except those that Keras defines."""
     signature = signature_of(model.call)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
     names = [] if signature is None else [each.name for each in signature.parameters.values() if each.kind in plain]
@@ -69,7 +69,7 @@ def _parameters(model: Any) -> list[str]:
 
 
 def _by_input(given: Mapping[str, np.ndarray], names: list[str]) -> Any:
-    """Return the inputs of a functional model: the only one, or all by name."""
+    """Return the inputs of a functional model: a single input itself, or several inputs by name."""
     if len(names) == 1:
         return next(iter(given.values()))
     known = {theirs: ours for ours in given for theirs in (*NAMES[ours], *INPUTS[ours])}
@@ -94,7 +94,7 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
 
 
 def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the variables of a layer, its own first."""
+    """Yield a layer's own variables, and then the variables of the layers inside it."""
     children = {name: child for name, child in _children(layer).items() if id(child) not in above}
     inside = {id(variable) for child in children.values() for variable in child.weights}
     named = {id(value): name.lstrip("_") for name, value in vars(layer).items() if isinstance(value, keras.Variable)}
@@ -106,7 +106,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """Return the layers in a layer: first the ones under its attributes, then others by their own names."""
+    """Return the layers inside a layer: by attribute, or by the layer's own name if no attribute has it."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:
@@ -120,7 +120,7 @@ def _children(layer: Any) -> dict[str, Any]:
 
 
 def _name(layer: Any) -> str:
-    """Return the name that a layer was given: `block.3` for block_3, and `dense` for Keras's automatic dense_3."""
+    """Return the name of a layer: `block.3` for block_3, but `dense` for dense_3, which is a default name."""
     found = re.fullmatch(r"(.+)_(\d+)", layer.name)
     if found is None:
         return str(layer.name)
@@ -129,7 +129,7 @@ def _name(layer: Any) -> str:
 
 
 def _under(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values under an attribute: the value itself, and the items of a list or a dict."""
+    """Yield the value of an attribute, and the items of a list or dict."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     yield name, value
     for key, item in items:

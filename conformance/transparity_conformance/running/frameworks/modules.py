@@ -1,4 +1,4 @@
-"""Modules by framework: their protocol, the module that a function contains, and PyTorch's modules in float64."""
+"""Modules by framework: the protocol, the search for a module in a function, and PyTorch modules in float64."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from transparity_conformance.running.inputs import input_names, is_instance, set
 
 @dataclass(frozen=True)
 class ModuleTensor:
-    """A tensor that NumPy reads and writes."""
+    """A tensor of a module that can be read and written as a NumPy array."""
 
     read: Callable[[], np.ndarray]
     write: Callable[[np.ndarray], None]
 
 
 class Kind(Protocol):
-    """The modules of a framework."""
+    """A framework's functions to call a module and to find its tensors."""
 
     def forward_of(self, model: Any, config: TransformerConfig) -> Callable[..., Any]:
-        """Return the forward pass `forward(**inputs)` of NumPy arrays, as the framework's users call a module."""
+        """Return `forward(**inputs)` of NumPy arrays, which calls the module as the framework's users do."""
 
     def tensors_of(self, model: Any) -> Iterator[tuple[str, ModuleTensor]]:
-        """Yield the learned tensors, by their path in the module."""
+        """Yield the learned tensors by their path in the module."""
 
 
 CLASSES = (("keras", "Layer", "keras"), ("equinox", "Module", "equinox"))
-"""Package and class of modules, and the file here that is their `Kind`.
+"""The package and class of modules, and the file in this package that implements their `Kind`.
 
 Keras comes first, because its layers on PyTorch are also `torch.nn.Module`.
 """
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the kind of a module; None if it is called with arrays in batches, like any function."""
+    """Return the `Kind` of a module; None for a module or function that is called with batches of arrays."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 
 
 def of_build(made: Any, config: TransformerConfig) -> Any:
-    """Return the forward pass of the result of `build(config, parameters)`, called in its framework's way."""
+    """Return the forward pass of the object that `build(config, parameters)` returned."""
     kind = kind_of(made)
     return made if kind is None else kind.forward_of(made, config)
 
 
 def module_in(function: Any) -> Any:
-    """Return the PyTorch module that a function is or contains, or None."""
+    """Return the PyTorch module that a function is, or refers to; None without one."""
     return next((node for node in contents_of(function) if is_instance(node, "torch.nn", "Module")), None)
 
 
 def contents_of(function: Any) -> Iterator[Any]:
-    """Yield a function and the objects it refers to, nearest first."""
+    """Yield a function and all objects that it refers to, directly or indirectly, nearest first."""
     waiting, seen = [function], set()
     while waiting:
         node = waiting.pop(0)
@@ -78,7 +78,7 @@ def contents_of(function: Any) -> Iterator[Any]:
 
 
 def _named_by(function: Any) -> Iterator[Any]:
-    """Yield the PyTorch modules and the functions of the same file that a function names."""
+    """Yield the PyTorch modules, and the functions of the same file, whose names a function uses."""
     if not isinstance(function, FunctionType):
         return
     for name in function.__code__.co_names:
@@ -89,7 +89,7 @@ def _named_by(function: Any) -> Iterator[Any]:
 
 
 def is_module(port: Any) -> bool:
-    """Return whether a port is a module, and not a function that returns one."""
+    """Return whether a port is a module, as opposed to a function that returns one."""
     return any(
         is_instance(port, package, name)
         for package, name in (("torch.nn", "Module"), ("flax.nnx", "Module"), ("flax.linen", "Module"))
@@ -97,7 +97,7 @@ def is_module(port: Any) -> bool:
 
 
 def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
-    """Return a flax linen module as a pair (function, parameters), with newly drawn parameters."""
+    """Return a pair (function, parameters) for a flax linen module, with new random parameters."""
     import jax
     import jax.numpy as jnp
 
@@ -116,7 +116,7 @@ def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
 
 @contextlib.contextmanager
 def kept(port: Any) -> Iterator[None]:
-    """Restore, after the context, the weights and the mode of the PyTorch module that a port is or contains."""
+    """Restore, after the context, the weights and modes of the PyTorch module that a port is or refers to."""
     module = module_in(port)
     if module is None:
         yield
@@ -132,14 +132,14 @@ def kept(port: Any) -> Iterator[None]:
 
 
 def widened(module: Any) -> Callable[[], None]:
-    """Convert a PyTorch module to float64; return a function that undoes it."""
+    """Convert a PyTorch module to float64; return a function that converts it back."""
     undo = _undo(module, {})
     module.double()
     return undo
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors, or their copies."""
+    """Return a function that restores a module's current tensors; a tensor in `copies` is restored from its copy."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()
@@ -155,14 +155,14 @@ def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
 
 
 STATISTICS = ("running_mean", "running_var")
-"""Buffers of a batch norm that are parameters of the reference."""
+"""The buffers of a batch norm, which are parameters of the reference."""
 
 
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the learned tensors of a module, or of nested dicts and lists, by name; empty if there are none.
+    """Return the learned tensors of a module, or of nested dicts and lists, by name; empty without tensors.
 
-    Buffers (masks, rotary tables) are left out, except for the statistics of a batch norm. Two names of one memory are
-    one tensor, under its first name.
+    Buffers such as masks and rotary tables are left out, except for the statistics of a batch norm. If two names share
+    memory, the tensor is returned once, under its first name.
     """
     if (kind := kind_of(model)) is not None:
         return dict(kind.tensors_of(model))
@@ -174,9 +174,9 @@ def tensors_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def buffers_of(model: Any) -> dict[str, ModuleTensor]:
-    """Return the saved buffers of a PyTorch module and its frozen parameters, such as the sinusoids of Whisper.
+    """Return the saved buffers and frozen parameters of a PyTorch module, such as Whisper's sinusoids.
 
-    Other modules have none.
+    The result is empty for any other module.
     """
     if not is_instance(model, "torch.nn", "Module"):
         return {}
@@ -191,10 +191,9 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 
 
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
-    """Return the tensors of the model that a function refers to.
+    """Return the tensors of the first model that a function refers to; empty without a model.
 
-    The model is the function itself, the object of a bound method, an attribute, or a variable that it closes over or
-    names.
+    The model may be the function itself, the object of a bound method, an attribute, or a variable of the function.
     """
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
@@ -211,7 +210,7 @@ def package_of(node: Any) -> str:
 def _of_torch(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     every = list(model.named_parameters())
     trained = [(name, value) for name, value in every if value.requires_grad]
-    if not any(value.ndim > 1 for _, value in trained):  # built for inference, where all maps are frozen
+    if not any(value.ndim > 1 for _, value in trained):  # a model for inference, in which all weights are frozen
         trained = every
     buffers = [(name, value) for name, value in model.named_buffers() if name.endswith(STATISTICS)]
     known = set()
@@ -263,7 +262,7 @@ def _nnx_write(model: Any, path: tuple[Any, ...], numbers: np.ndarray) -> None:
 
 
 def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
-    """Yield the arrays in nested dicts and lists, which are replaced in place."""
+    """Yield the floating-point arrays in nested dicts and lists, which can be replaced in place."""
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         path = f"{name}.{key}" if name else str(key)

@@ -1,1 +1,1 @@
-"""A port in its own process: start it, send requests over a pipe, and stop it in time."""
+"""Processes of ports: start a process, send requests over a socket, and stop it in time."""

@@ -1,4 +1,4 @@
-"""A child process: a port that answers requests, or a program on a bundle; stopped with its descendants."""
+"""Child processes: ports that answer requests, and programs that run on a bundle; both are stopped in time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.wire import Closed, largest_answer, receive_answer, send_request
 
 TIMEOUT = 300.0
-"""Seconds that a port has to answer one call, or a program to finish."""
+"""The default timeout in seconds for one call of a port, or for a program."""
 
 LONGEST_TIMEOUT = 1e6
-"""Eleven days; sockets wait for at most 2³¹ milliseconds."""
+"""The longest timeout, 11 days, because sockets wait for at most 2³¹ milliseconds."""
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Return the timeout, or the default for None; raise `UsageError` for one that never ends, such as NaN."""
+    """Return the timeout, or the default for None; raise `UsageError` for a value out of range, such as NaN."""
     if seconds is None:
         return TIMEOUT
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -44,16 +44,16 @@ def checked_timeout(seconds: float | None) -> float:
 
 
 QUIET = {"TQDM_DISABLE": "1"}
-"""Variables that hide a loader's progress bars; the user's environment overrides them."""
+"""Environment variables that hide progress bars; the user's environment overrides them."""
 
 
 class PortProcess:
-    """A port's process, which answers one request after another.
+    """The process of a port, which answers one request at a time.
 
     Args:
-        spec, timeout, adapter: as for `ProcessGroup`.
-        environment: variables added to this process's environment.
-        who: the process in messages.
+        spec, timeout, adapter: The same as for `ProcessGroup`.
+        environment: Variables that are added to the environment.
+        who: The name of the process in messages.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PortProcess:
         return self.process.poll() is None
 
     def processor_seconds(self) -> float | None:
-        """Return the processor time of the process and of its ended children; None where the system has no `/proc`."""
+        """Return the processor time of the process and its ended children; None on systems without `/proc`."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
@@ -95,7 +95,7 @@ class PortProcess:
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> None:
-        """Send a request; `received` returns its answer."""
+        """Send the request `name`; `received` returns the answer. `what` names the request in messages."""
         numbers = [self.released.pop() for _ in range(len(self.released))]
         if numbers:
             self._send(0, "release", numbers)
@@ -106,11 +106,11 @@ class PortProcess:
         try:
             self.connection.settimeout(self.timeout)
             send_request(self.connection, (name, arguments, largest))
-        except OSError:  # the process has ended or does not read: reading its answer shows which
+        except OSError:  # the process has ended or is stuck; `received` reports which
             pass
 
     def received(self, what: str, deadline: float | None = None) -> Any:
-        """Return the answer to a request before `deadline`; None starts the timeout at this call."""
+        """Return the answer to a request; raise an exception at `deadline`, by default `timeout` from now."""
         try:
             deadline = deadline or time.monotonic() + self.timeout
             kind, *content = receive_answer(self.connection, deadline, largest_answer(), lambda: self.is_running)
@@ -144,7 +144,7 @@ class PortProcess:
         return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
-        """Return a folder for files that the process reads; it is removed after the process ends."""
+        """Return a folder for files that the process reads; the folder is removed when the process is stopped."""
         if not self.folders:
             self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
         return self.folders[0]
@@ -158,11 +158,11 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket, folders: l
 
 
 class PortTimeoutError(PortProcessError):
-    """The port gave no answer in time."""
+    """Error for a port that gives no answer in time."""
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as `SIGKILL`, or `the signal 40` for a number without a name."""
+    """Return the name of a signal, such as `SIGKILL`, or `the signal 40` if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -170,7 +170,7 @@ def signal_name(number: int) -> str:
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its descendants; a survivor could still write."""
+    """Kill a process and all its descendants, because a descendant could still write files."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -180,33 +180,33 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
 
 
 PATIENCE = 0.02
-"""Seconds between checks of running programs."""
+"""The number of seconds between two checks whether programs still run."""
 
 TAIL = 2000
-"""Bytes kept from the end of a program's standard error."""
+"""The number of bytes that are kept from the end of a program's standard error."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """The end of a program."""
+    """The result of running a program."""
 
     actual: Path
-    """The file that it should have written."""
+    """The file that the program should have written."""
     failure: str | None
-    """The reason of its failure, as a sentence; None if the exit code is 0."""
+    """The reason why the program failed, as a sentence; None if its exit code is 0."""
 
 
 def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: float = TIMEOUT) -> Completed:
     """Run a program on a bundle.
 
     Args:
-        command: the program and its arguments, split as a shell does, but without a shell. `{bundle}` and `{actual}`
-            are replaced by the two paths; without either, the paths are the last arguments.
-        bundle: the folder that the program reads.
-        actual: the file that it should write.
-        timeout: seconds after which it is stopped, with all processes that it started.
+        command: The program and its arguments, split like a command of a shell; no shell runs it. `{bundle}` and
+            `{actual}` are replaced by the two paths. If neither occurs, the paths are appended as the last arguments.
+        bundle: The folder that the program reads.
+        actual: The file that the program should write.
+        timeout: The number of seconds after which the program and its descendants are stopped.
 
-    Raises `BundleError` if it cannot be started.
+    Raises `BundleError` if the program cannot be started.
     """
     return run_together(command, bundle, [(Path(actual), {})], timeout)[0]
 
@@ -214,9 +214,9 @@ def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: f
 def run_together(
     command: str, bundle: str | Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
 ) -> list[Completed]:
-    """Run a program several times in parallel, each with its own output file and environment, as `run_command`.
+    """Run a program several times in parallel, as `run_command` does; each run has its own output file and environment.
 
-    If one fails, the others are stopped, because they may wait for it.
+    If one run fails, the others are stopped, because they may wait for it.
     """
     programs: list[_Program] = []
     try:
@@ -264,7 +264,7 @@ class _Program:
         return bool(self.process.poll())
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """Return how the program ended; if it waited for the `first` failure, return how that one ended."""
+        """Return the result of the program; if it was stopped because the run `first` failed, return that failure."""
         code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
         if code == 0:
             return Completed(self.actual, None)
@@ -278,7 +278,7 @@ class _Program:
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
-    """Return the command as a program and its arguments."""
+    """Split a command into the program and its arguments, and insert the paths."""
     try:
         parts = shlex.split(command)
     except ValueError as error:
@@ -294,7 +294,7 @@ def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
 
 
 class _Tail:
-    """The end of a stream that is read in a thread; the rest is discarded, because the stream may be endless."""
+    """The end of a stream, which a thread reads; earlier bytes are discarded, because the stream may be endless."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.content = b""
@@ -308,7 +308,7 @@ class _Tail:
                 self.content = (self.content + chunk)[-TAIL:]
 
     def last_line(self) -> str:
-        """Return the last nonempty line, in printable characters."""
+        """Return the last line that is not empty, without unprintable characters."""
         self.thread.join(1)
         lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""

@@ -1,7 +1,7 @@
-"""A port in its own process, from which every call expects an answer.
+"""A port in its own process, which answers every call or is stopped.
 
-Exits, signals, closed streams and patched globals of the port stay in its process. The process and its descendants are
-stopped if an answer is late, and when the check ends.
+If the port exits, crashes, closes streams or patches globals, only its own process is affected. The process and its
+descendants are stopped if an answer is late, and at the end of the check.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from transparity_conformance.running.process.wire import (
 
 
 def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> contextlib.closing[IsolatedBuild]:
-    """Return the context of a port's `build`, as `isolated_build`, in a process that ends with the context.
+    """Start a port as `isolated_build` does; return a context that stops the process at its end.
 
-    With a `model_type`, the port is a loader of hub folders of that family.
+    With a `model_type`, the port is a loader of Hugging Face folders of that family.
     """
     return contextlib.closing(isolated_build(spec, timeout).loading(model_type))
 
@@ -45,18 +45,18 @@ def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None)
 def isolated_build(
     spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
 ) -> IsolatedBuild:
-    """Start a process, or one per rank, for the port `spec` (`file.py:build`); return its `build`.
+    """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`.
 
-    With the file of an `adapter`, `spec` builds a model; with an empty one, that model keeps its own weights. The
-    process loads the port in the background. The first use raises `LoadError` if the port does not exist. Calls raise
-    `PortCallError` for the port's exceptions. They raise `PortProcessError` if the process ends, or gives no answer
-    within `timeout` seconds.
+    If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If it is empty, the
+    model keeps its own weights. The process loads the port in the background, and the first use raises `LoadError` if
+    the port does not exist. A call raises `PortCallError` if the port raises an exception. It raises `PortProcessError`
+    if the process ends, or gives no answer within `timeout` seconds.
     """
     return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
 def spec_of(build: Callable[..., Any] | str) -> str:
-    """Return the name under which another process can import a function; raise `PortError` if that is impossible."""
+    """Return the name under which another process can import a function; raise `PortError` if there is no such name."""
     if isinstance(build, str):
         return build
     name, module = getattr(build, "__qualname__", ""), getattr(build, "__module__", "") or ""
@@ -64,7 +64,7 @@ def spec_of(build: Callable[..., Any] | str) -> str:
     if not name.isidentifier() or file is None:
         raise PortError(
             f"isolated=True was given {name or type(build).__name__}, which another process cannot import; expected a "
-            "function at the top of a file: move it there, or leave out isolated=True."
+            "function at the top level of a file: move it there, or omit isolated=True."
         )
     return f"{os.path.realpath(file)}:{name}"
 
@@ -84,10 +84,10 @@ class _Remote:
 
 
 class RemoteForward(RemotePort):
-    """A built port in another process."""
+    """A built port in another process; calling it runs the forward pass."""
 
     is_filled = True
-    """Whether its tensors have the weights that it was given."""
+    """Whether its tensors were filled with the weights that the caller passed."""
 
     def __init__(
         self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
@@ -99,7 +99,7 @@ class RemoteForward(RemotePort):
         return _signature(self._described)
 
     def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the forward pass; its answer is at most as large as all taps together."""
+        """Run the forward pass; the answer may be as large as all activations together."""
         config, largest = self._config, None
         if config is not None:
             largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
@@ -114,7 +114,10 @@ class RemoteForward(RemotePort):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Record the operations in the port's process, with values of up to half an answer's size."""
+        """Call a method, or by default the forward pass, and record its operations.
+
+        Operations with values larger than half of the largest answer are left out.
+        """
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
         try:
@@ -133,41 +136,40 @@ class RemoteForward(RemotePort):
 
 
 class IsolatedModel(RemoteForward):
-    """A model in another process, whose tensors are read and written."""
+    """A model in another process, with tensors that can be read and written."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors by name; raise `PortProcessError` for a malformed reply."""
+        """Return the tensors by name; raise `PortProcessError` for a malformed answer."""
         return self._arrays("tensors")
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name; raise `PortProcessError` for a malformed reply."""
+        """Return the buffers by name; raise `PortProcessError` for a malformed answer."""
         return self._arrays("buffers")
 
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
         answer = self.asked(what)
         if not (isinstance(answer, Mapping) and all(isinstance(value, np.ndarray) for value in answer.values())):
-            raise PortProcessError(f"The port's process answered {what} without arrays.")
+            raise PortProcessError(f"The port's process returned no arrays as its {what}.")
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write `values` into tensors or buffers."""
+        """Write `values` to the tensors and buffers of these names."""
         self.asked("assign", dict(values))
 
     def inputs(self) -> dict[str, str]:
-        """Return the model's name of each input."""
         return {str(ours): str(name) for ours, name in dict(self.asked("inputs")).items()}
 
     def widen(self) -> bool:
-        """Switch to float64; return whether that succeeded."""
+        """Convert the model to float64; return whether it worked."""
         return bool(self.asked("widen"))
 
     def narrow(self) -> None:
-        """Return to the original precision."""
+        """Convert the model back to its original precision."""
         self.asked("narrow")
 
 
 class IsolatedBuild:
-    """`build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
+    """The `build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
     def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
         self.process, self.model_type, self.edit = process, model_type, edit
@@ -178,28 +180,28 @@ class IsolatedBuild:
 
     @property
     def has_own_weights(self) -> bool:
-        """Return whether it is an artefact, to which no weights are sent."""
+        """Return whether the port is an exported model, which has its own weights."""
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of folders of the family, or as a `build` for None."""
+        """Return the same port as a loader of folders of a family; for None, return it as a `build`."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
-        """Return the same port in another process, or in several."""
+        """Return the same port in other processes."""
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """Return the same loader for changed folders."""
+        """Return the same loader, for folders with this change."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        """Return the calls that an artefact takes, as fields of `Limits`."""
-        return dict(self.process.answer("what it takes", "limits", self.process.loaded()[0]))
+        """Return the fields of `Limits`: the calls that an exported model accepts."""
+        return dict(self.process.answer("the request for its limits", "limits", self.process.loaded()[0]))
 
     def __call__(self, *args: Any, **named: Any) -> RemoteForward:
         handle, signature, offered = self._built(args, named)
@@ -209,11 +211,11 @@ class IsolatedBuild:
         return forward
 
     def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemoteForward:
-        """Return the forward pass of a loaded folder, or of a built module; inputs have the model's own names.
+        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
 
-        The module's tensors are filled if their names are equal to those in `weights`.
+        The module's tensors are filled with `weights` if all names are equal.
         """
-        what = "load(folder)" if folder is not None else "making the module"
+        what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
         made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
         forward = RemoteForward(self.process, self.process.handle(made), None, signature)
@@ -221,14 +223,15 @@ class IsolatedBuild:
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Return the model that a port builds with its own weights; one that takes parameters receives `parameters`.
+        """Build a port's model, which has its own weights, and return the model.
 
-        Without a configuration, the model determines its inputs.
+        A port that takes parameters receives `parameters`. Without a configuration, the model has its own names of
+        inputs.
         """
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:
-        """Build a port; return its handle, its signature, and the signatures of the methods that it offers."""
+        """Build a port; return its handle, its signature, and the signatures of its methods."""
         process = self.process
         number, _ = process.loaded()
         family = None if self.model_type is None else (self.model_type, process.folder(), self.edit)
@@ -242,28 +245,28 @@ class IsolatedBuild:
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port; a module-level function, so that it does not keep the port alive."""
+    """Call a method of a built port; this is no method of `RemoteForward`, so that it does not keep the port alive."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Make a port's process release the objects of an answer when the checker does."""
+    """Release the objects in a port's answer in its process as soon as the checker releases them."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)
 
 
 def _stays(name: str) -> int | None:
-    """Return the item of a method's result that stays in the port's process."""
+    """Return the index of the item in a method's result that stays in the port's process; None without one."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 
 def _signature(described: Any) -> inspect.Signature:
-    """Return the signature that the port's process described; raise `TypeError` if the function has none."""
+    """Return the signature that a port's process described; raise `TypeError` if the function has none."""
     if described is None:
-        raise TypeError("a function without a signature")
+        raise TypeError("the function has no signature")
     empty = inspect.Parameter.empty
     return inspect.Signature(
         [

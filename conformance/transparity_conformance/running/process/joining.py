@@ -1,6 +1,6 @@
-"""Join the answers of all ranks: arrays by their placements; everything else must be equal.
+"""Joining of the answers of all ranks: arrays are joined by their placements, and all other values must be equal.
 
-Operations are kept only if their value is equal on every rank, because a shard may have another activation's shape.
+An operation is kept only if its value is equal on all ranks, because a shard might be mistaken for another activation.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Replicas:
-    """Differing replicas of a value, in the call with the largest difference."""
+    """The replicas of a value that differ between two ranks, in the call with the largest difference."""
 
     name: str
     relative: float
-    """The difference relative to the largest number."""
+    """The difference, divided by the largest number."""
     gap: float
     ranks: tuple[int, int]
 
 
 @dataclass
 class Differing:
-    """All replicas that were not bitwise equal."""
+    """All values whose replicas were not bitwise equal."""
 
     worst: dict[str, Replicas] = field(default_factory=dict)
     last: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """The value of each rank in the last call, by name."""
+    """The differing values of the last call: one array per rank, by name."""
 
     def note(self, name: str, values: Sequence[Any], gap: float, rank: int) -> None:
-        """Record replicas that differ."""
+        """Record the replicas of a value that differ between rank 0 and `rank`."""
         numbers = [np.asarray(value) for value in values if value is not None]
         self.last[name] = numbers
         largest = float(np.abs(np.nan_to_num(numbers[0])).max(initial=0.0))
@@ -62,21 +62,21 @@ class RankHandle(Handle):
 def joined(
     name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing, depth: int = 0
 ) -> Any:
-    """Return the joined answer of all ranks.
+    """Join the answers of all ranks to one request.
 
     Args:
-        name: the name of the value: a tap, a parameter, or the method that returned it.
-        answers: the answers by rank.
-        sharding: the declared placements.
-        shapes: the expected shapes, by name.
-        differing: receives the replicas that differ.
+        name: The name of the value: an activation, a parameter, or the method that returned it.
+        answers: The answers by rank.
+        sharding: The placements that the port declares.
+        shapes: The expected shapes by name.
+        differing: Records the replicas that differ.
 
-    Raises `PortError` for inconsistent answers.
+    Raises `PortError` if the answers are inconsistent.
     """
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):
-        if len(given) < len(answers):  # a rank without an answer has none of its values
+        if len(given) < len(answers):  # a rank that returned None has no part of any value
             answers = [{} if answer is None else answer for answer in answers]
         names = dict.fromkeys(key for answer in answers for key in answer)
         return {
@@ -103,12 +103,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _same(name: str, answers: Sequence[Any]) -> Any:
-    """Return the answer that all ranks gave."""
+    """Return the answer of all ranks; raise `PortError` unless all are equal."""
     for rank, answer in enumerate(answers):
         if type(answer) is not type(answers[0]) or answer != answers[0]:
             raise PortError(
                 f"Ranks 0 and {rank} answer {name} differently: {shown(answers[0])} and {shown(answer)}; expected the "
-                "same on every rank, or arrays with a declared placement."
+                "same answer on every rank, or arrays with a declared placement."
             )
     return answers[0]
 
@@ -117,22 +117,22 @@ Names = tuple[str, ...]
 
 
 class Whole:
-    """The operations of built ports with equal values on all ranks.
+    """The operations of built ports whose values are equal on all ranks.
 
-    The first call decides, because shards of short inputs may be equal by chance.
+    The first call decides, because parts of a short input may be equal by chance.
     """
 
     def __init__(self) -> None:
         self.told: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """Return the first rank's operations with equal values on all ranks; data flows through the others.
+        """Return the operations of rank 0 whose values are equal on all ranks; the data flow between them is kept.
 
-        Ranks that do different work, such as pipeline stages, have whole values of their own.
+        If ranks run different operations, as pipeline stages do, return all operations of rank 0.
 
         Args:
-            number: the number of the built port.
-            by_rank: the operations of one call, by rank.
+            number: The number of the built port.
+            by_rank: The operations of one call, by rank.
         """
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]
         if any(other != names[0] for other in names):

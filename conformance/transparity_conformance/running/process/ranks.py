@@ -1,6 +1,6 @@
-"""The processes of a port, called together: to the rest of the checker, several ranks are one port.
+"""The processes of a port, one per rank, which the rest of the checker uses as one port.
 
-A port and its descendants are stopped if an answer is late, and when the check ends.
+A port and its descendants are stopped if an answer is late, and at the end of the check.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from transparity_conformance.running.process.wire import Handle, described, rece
 
 
 class ProcessGroup:
-    """The processes of a port, one for each rank, which answer together.
+    """The processes of a port, one per rank, which answer every request together.
 
     Args:
         spec: `file.py:build` or `module:build`.
-        timeout: seconds for an answer.
-        adapter: the file of an adapter; empty if the port builds a model with its own weights.
-        ranks: the number of processes.
-        is_launched: whether the environment contains a rank, and answers are joined; otherwise there is one process.
+        timeout: The number of seconds in which an answer must arrive.
+        adapter: The path of an adapter; empty if the port builds a model with its own weights.
+        ranks: The number of processes.
+        is_launched: Whether each process gets the environment variables of its rank, and the answers are joined. If
+            false, there is one process.
     """
 
     def __init__(self, spec: str, timeout: float, adapter: str | None, ranks: int = 1, *, is_launched: bool) -> None:
@@ -50,10 +51,10 @@ class ProcessGroup:
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
         self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True) if ranks > 1 else None
-        """One rank of the same code, which is started with the others."""
+        """A single rank with the same code; it is started and stopped together with the others."""
 
     def stop(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         for process in self.processes:
             process.stop()
         if self.alone is not None:
@@ -81,7 +82,7 @@ class ProcessGroup:
         return None if None in known else sum(filter(None, known))
 
     def loaded(self) -> tuple[int, Any]:
-        """Return the number of the port's function and its signature; raise `LoadError` if it does not exist."""
+        """Return the number of the port's function, and its signature; raise `LoadError` if the port does not exist."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")
@@ -91,7 +92,10 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Return the answer to a request, of at most `largest` bytes; `what` names the request in messages."""
+        """Send a request to all ranks, and return the joined answer.
+
+        `what` names the request in messages. An answer may have at most `largest` bytes.
+        """
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
@@ -105,14 +109,16 @@ class ProcessGroup:
         return self._joined(what, answers, arguments) if name == "call" else answers[0]
 
     def _built(self, answers: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """Return the first rank's result of `build`, and record the placements that it declares."""
+        """Record the placements that a built port declares, and return the answer of rank 0."""
         numbers = [answer[0] for answer in answers]
         if None in numbers:
             return answers[numbers.index(None)]
         if len(set(numbers)) > 1:
-            raise PortProcessError(f"The ranks built different objects: {numbers}.")
+            raise PortProcessError(
+                f"The ranks built objects with different numbers, {numbers}; expected the same calls on every rank."
+            )
         number = int(numbers[0])
-        declared = self._asked("its placements", "placements", number)
+        declared = self._asked("the request for its placements", "placements", number)
         for rank, each in enumerate(declared):
             if each != declared[0]:
                 raise PortError(f"Ranks 0 and {rank} declare different placements; expected the same on every rank.")
@@ -132,17 +138,17 @@ class ProcessGroup:
         return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
 
     def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
-        """Return the answers of all ranks to a request."""
+        """Send a request to all ranks, and return the answers by rank."""
         for rank, process in enumerate(self.processes):
             given = _of_rank(arguments, rank) if self.is_launched else arguments
             process.ask(what, name, *given, largest=largest)
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
-        """Return the answers of all ranks, received in any order, because a rank may wait for another."""
+        """Receive the answers of all ranks in any order, because a rank may wait for another; return them by rank."""
         try:
             return SharedCall(self.processes, what).answers()
-        except PortCallError:  # all processes still run
+        except PortCallError:  # no process has ended
             raise
         except BaseException:
             self.stop()
@@ -154,18 +160,18 @@ class ProcessGroup:
 
     def offers(self, forward: Any, name: str) -> bool:
         """Return whether a built port has the method `name` on every rank."""
-        return all(self._asked("what it offers", "offers", forward.handle.number, name))
+        return all(self._asked("the request for its methods", "offers", forward.handle.number, name))
 
     def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
-        """Return the answers of a method of a built port, by rank."""
+        """Call a method of a built port, and return the answers by rank."""
         return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
-        """Return the ranks of a built port and the placements that it declares."""
+        """Return the ranks of a built port, and the placements that it declares."""
         return self.shardings.get(handle.number, ALONE)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the replicas that differed in the last call."""
+        """Return the values whose replicas differed in the last call: one array per rank, by name."""
         return self.differing.last
 
     def handle(self, number: int) -> Handle:
@@ -173,7 +179,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Make the processes release an object when the checker does."""
+        """Release an object in the processes as soon as the checker releases its handle."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -181,7 +187,7 @@ class ProcessGroup:
 
 
 def _of_rank(value: Any, rank: int) -> Any:
-    """Return a request as one rank receives it: with its own objects."""
+    """Return the arguments of a request for one rank, with the handles of this rank."""
     if isinstance(value, RankHandle):
         return value.handles[rank]
     if isinstance(value, dict):
@@ -192,24 +198,24 @@ def _of_rank(value: Any, rank: int) -> Any:
 
 
 def isolated_of(build: Callable[..., Any]) -> Any:
-    """Return the port in other processes, without the options bound to it."""
+    """Return a port without the options that were bound to it."""
     return isolated_of(build.func) if isinstance(build, functools.partial) else build
 
 
 def ranks_of(build: Callable[..., Any]) -> int:
-    """Return the number of ranks that a port runs on."""
+    """Return the number of ranks of a port."""
     group = group_of(build)
     return 1 if group is None else group.ranks
 
 
 def group_of(build: Callable[..., Any]) -> ProcessGroup | None:
-    """Return the processes of a port on ranks; None for any other port."""
+    """Return the processes of a port that runs on ranks; None for any other port."""
     process = getattr(isolated_of(build), "process", None)
     return process if isinstance(process, ProcessGroup) and process.is_launched else None
 
 
 def processor_seconds(build: Callable[..., Any]) -> float | None:
-    """Return the processor time of a port's own processes; None if it has none, or if the time is not known."""
+    """Return the processor time of a port's processes; None if it has no processes, or if the time is not known."""
     process = getattr(isolated_of(build), "process", None)
     return process.processor_seconds() if isinstance(process, ProcessGroup) else None
 
@@ -221,13 +227,18 @@ LOCAL = {
     "GLOO_SOCKET_IFNAME": "lo",
     "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
 }
-"""Variables that existing settings override: threads as `torchrun` sets them, and collectives over the loopback."""
+"""Variables that are set unless the user sets them.
+
+As with `torchrun`, each rank has one thread. Collectives use the loopback interface.
+"""
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return the environment of each rank: `torchrun`'s variables, and the coordinator of
-    `jax.distributed.initialize`."""
-    with socket.socket() as one, socket.socket() as other:  # two ports that nothing listens on
+    """Return the environment variables of each rank.
+
+    They are the variables of `torchrun`, and the coordinator's address for `jax.distributed.initialize`.
+    """
+    with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):
             each.bind((ADDRESS, 0))
         torch_port, jax_port = (each.getsockname()[1] for each in (one, other))
@@ -243,14 +254,14 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 WAITS = 5.0
-"""Seconds after a rank failed, in addition to its own time, until the others are assumed to wait for it."""
+"""The seconds that the other ranks get after one rank failed, in addition to the time that the failed rank took."""
 
 PATIENCE = 0.5
-"""Seconds without an answer until the processes are checked."""
+"""The checker tests after this number of seconds without an answer whether the processes still run."""
 
 
 class SharedCall:
-    """One request that all ranks answer."""
+    """One request to all ranks."""
 
     def __init__(self, processes: Sequence[PortProcess], what: str) -> None:
         self.processes, self.what = processes, what
@@ -259,7 +270,7 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Wait for every rank, or until the remaining ones wait for a failed one; return the waiting ones."""
+        """Receive answers until every rank has answered, or the others wait for a failed rank; return those ranks."""
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
         while waiting and time.monotonic() < deserted_at:
@@ -291,19 +302,19 @@ class SharedCall:
         if not isinstance(error, PortCallError):
             raise error
         if self.waited:
-            said = f"and {_named(self.waited)} waited for it; all were stopped"
-            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} at {self.what}, {said}.")
+            said = f"while {_named(self.waited)} waited for it; all were stopped"
+            raise PortProcessError(f"Rank {rank} of {len(self.processes)} raised {error} at {self.what} {said}.")
         everywhere = len(self.errors) == len(self.processes)
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """Return the message about ranks that gave no answer in time."""
+        """Return the message for ranks that gave no answer in time."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (
             f"{_named(timeouts).capitalize()} of {len(self.processes)} gave no answer to {self.what} within "
-            f"{process.timeout:g} s{others} and all were stopped. A collective that not every rank enters never ends; "
-            "--timeout gives a slow port more time."
+            f"{process.timeout:g} s{others}; all were stopped: raise --timeout, or make every rank enter "
+            "each collective."
         )
 
 

@@ -1,4 +1,4 @@
-"""Build a port in this process and run it on probes; every call of it uses `call_port`."""
+"""Build a port and run it on probes, in this process; every call of the port's code uses `call_port`."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26
-"""Bytes that an answer may have in addition to its taps, so that a wrong shape is reported as such."""
+"""The bytes that an answer may have in addition to its activations, so that a wrong shape can be reported."""
 
 Port = Callable[..., Callable[..., Any]]
-"""`build(config, parameters)` → `forward(source=…, target=…)` or `forward(tokens=…)`."""
+"""`build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 
 def in_precision(build: Port, dtype: str) -> Port:
-    """Bind `dtype` in a `build` that takes one by name, as the installed backends do; other ports keep their own."""
+    """Bind `dtype` to a `build` that takes the name of a dtype, as the three columns do; other ports are unchanged."""
     signature = signature_of(build)
     if signature is None:
         return build
     parameter = signature.parameters.get("dtype")
-    # the default may be None, as in the installed backends; then the annotation decides
+    # if the default is None, the annotation shows whether the port takes a name
     takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
@@ -61,10 +61,10 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return copies of the parameters, from which a port is built.
+    """Return the parameters that a port receives, as copies.
 
-    A loader gets the checkpoint's own folder if a float32 copy does not fit. An artefact has its own weights and gets
-    nothing.
+    A loader receives the path of the checkpoint's own folder if it cannot receive a copy. An exported model has its own
+    weights and receives nothing.
     """
     if getattr(_inner(build), "has_own_weights", False):
         return {}
@@ -81,7 +81,7 @@ def is_loader(build: Port) -> bool:
 
 
 def model_type_of(build: Port) -> str | None:
-    """Return the family of the folders that a loader reads; None for another port."""
+    """Return the family of the folders that a loader reads; None for any other port."""
     return getattr(_inner(build), "model_type", None)
 
 
@@ -90,7 +90,7 @@ def _inner(build: Port) -> Any:
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return a line on a checkpoint's own folder, if a loader received it."""
+    """Return a line which states that a loader received the checkpoint's own folder, and why; else nothing."""
     if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
         return ()
     if not parameters.is_given_itself:
@@ -101,50 +101,52 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
 
 
 class RemotePort:
-    """A built port that runs in another process and records its operations there."""
+    """A built port in another process, which also records its operations."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Return the result of a method, or of a forward pass if empty, and its operations."""
+        """Return the result of a method, or by default of the forward pass, and the recorded operations."""
         raise NotImplementedError
 
     def offers(self, name: str) -> bool:
-        """Return whether it has a method."""
         raise NotImplementedError
 
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        """Return the result of a method."""
+        """Call a method, and return its result."""
         raise NotImplementedError
 
     def sharding(self) -> Sharding:
-        """Return the ranks that it runs on, and its placements."""
+        """Return the number of ranks and the placements."""
         return ALONE
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values that differed between ranks in the last call, by rank."""
+        """Return the values that differed between ranks in the last call: one array per rank, by name."""
         return {}
 
 
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
-    """Return the ranks of a built port."""
+    """Return the number of ranks of a built port, and its placements."""
     return forward.sharding() if isinstance(forward, RemotePort) else ALONE
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its taps by name as NumPy arrays. Names and kinds are checked here, shapes
-    later."""
+    """Run a port on a probe; return its activations as NumPy arrays by name.
+
+    Names and types are checked here, but not shapes.
+    """
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
 def run_listening(
     forward: Callable[..., Any], probe: Probe, framework: str | None = None
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
-    """Run a port on a probe, here or in its own process; return its taps, and its operations in order.
+    """Run a port on a probe; return its activations, and its operations in order.
 
-    A port in its own process is recorded in all frameworks imported there. Operations whose values exceed half of the
-    largest answer are left out. The taps may round differently from `run` if recording disables a compiler (`jit`,
-    `torch.compile`). Buffers are truncated to the sequence length.
+    A port in another process is recorded in all frameworks that it has imported. An operation is left out if its values
+    have more than half of the bytes of the largest answer. The activations may differ by rounding from the result of
+    `run`, because recording may disable a compiler (`jit`, `torch.compile`). Buffers are truncated to the sequence
+    length.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
@@ -153,21 +155,21 @@ def run_listening(
 
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
-    """Return the result of a method of a built port (empty: the forward pass), and its operations, including integers.
+    """Call a method of a built port, or the forward pass for an empty name; return its result and all operations.
 
-    Raise `PortError` for the port's exceptions.
+    The operations include operations on integers. Raises `PortError` if the port raises an exception.
     """
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 
 
 def offers(forward: Any, method: str) -> bool:
-    """Return whether a built port has a method, here or in its own process."""
+    """Return whether a built port has a method."""
     return forward.offers(method) if isinstance(forward, RemotePort) else has_method(forward, method)
 
 
 def ask(forward: Any, method: str, *args: Any, **named: Any) -> Any:
-    """Return the result of a method of a built port, or of a forward pass if empty."""
+    """Call a method of a built port, or the forward pass for an empty name; return the result."""
     if isinstance(forward, RemotePort) and method:
         return forward.asked(method, *args, **named)
     return call_port(getattr(forward, method) if method else forward, *args, **named)
@@ -190,7 +192,10 @@ def listen_once(
     *,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """Return the result of a function and its operations; the rehearsal gets copies of arguments such as a cache."""
+    """Call a function once and return its result and its operations.
+
+    A rehearsal before the call gets copies of the arguments, because the call may change an argument such as a cache.
+    """
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),
@@ -202,7 +207,7 @@ def listen_once(
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """Return the result of `call`, which is the port's `forward` or calls it, on the inputs of a probe."""
+    """Call `call` with the inputs of a probe; messages show the signature of `forward`, the port."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_port(call, **inputs)
@@ -214,7 +219,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
-    """Return the taps that a port returned, or only its logits."""
+    """Return the known activations that a port returned; with `logits_only`, only the logits."""
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:
@@ -234,7 +239,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
 
 
 def _array(name: str, value: Any, most: int) -> np.ndarray:
-    """Return a tap in float64; its size is checked before copying, because a view of one number may have any shape."""
+    """Convert an activation to float64; its size is checked first, because a view of one number may have any shape."""
     try:
         array = call_port(as_numbers, value)
     except PortCallError as error:
@@ -246,5 +251,5 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
             f"{name} is {shown(value)}, which is not an array of numbers: its dtype is {safe(array.dtype, VALUE)}."
         )
     if array.size > most:
-        raise PortError(f"{name} has {array.size:,} numbers, more than all taps of this probe together.")
+        raise PortError(f"{name} has {array.size:,} numbers; expected at most {most:,}.")
     return np.array(array, np.float64)

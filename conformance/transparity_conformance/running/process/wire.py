@@ -1,7 +1,7 @@
-"""Messages between the checker and the process of a port.
+"""The messages between the checker and the process of a port.
 
-The checker is trusted, so its messages are pickled. A port's answers are JSON and the bytes of arrays, which cannot run
-code in the checker. Any other object stays in the port's process, and the checker gets its number.
+The port trusts the checker, so requests are pickled. The checker does not trust the port: an answer is JSON and the
+bytes of arrays, which cannot run code. Any other object stays in the port's process, and the checker gets its number.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from transparity_conformance.listening.source import LONGEST_PATH
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")
-"""The lengths of the JSON and of the arrays' bytes."""
+"""The header of an answer: the number of bytes of JSON, and the number of bytes of arrays."""
 
 LARGEST_TEXT = 2**26
-"""The most bytes of JSON in an answer, without arrays."""
+"""The largest number of bytes of JSON in an answer."""
 
 LARGEST_IN_MEMORY = 2**26
-"""The most bytes of an answer's arrays in memory; larger answers are written to a file."""
+"""The largest number of bytes of arrays that are kept in memory; larger answers are written to a file."""
 
 PATIENCE = 1.0
-"""Seconds without a byte until the checker tests whether the port's process still runs."""
+"""The checker tests after this number of seconds without a byte whether the port's process still runs."""
 
 DEPTH = 8
-"""The most nested containers in an answer; deeper ones stay in the port's process."""
+"""The largest depth of nested containers in an answer; deeper containers stay in the port's process."""
 
 
-class Closed(Exception):  # noqa: N818 - no error of ours
-    """The other side has closed the connection."""
+class Closed(Exception):  # noqa: N818 - it is always caught
+    """Exception for a connection that the other side has closed."""
 
 
 class Kept:
-    """A value that stays in the port's process, whatever it is."""
+    """A value that stays in the port's process, even if it could be sent."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Handle:
-    """An object that stays in the port's process, such as a cache."""
+    """A reference to an object that stays in the port's process, such as a cache."""
 
     def __init__(self, number: int, kind: str) -> None:
         self.number, self.kind = int(number), str(kind)
@@ -66,30 +66,30 @@ class Handle:
 
 
 def send_request(connection: socket.socket, request: Any) -> None:
-    """Send a request of the checker."""
+    """Send a request to the port's process."""
     body = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
     connection.sendall(struct.pack("<Q", len(body)))
     connection.sendall(body)
 
 
 def receive_request(connection: socket.socket) -> Any:
-    """Receive a request, in the port's process."""
+    """Receive a request from the checker."""
     (length,) = struct.unpack("<Q", _received(connection, 8))
     return pickle.loads(_received(connection, length))
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
-    """Return an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
+    """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
 
-    Raise `ValueError` for arrays of more than `largest` bytes before copying any: a view of one number may have
-    petabytes.
+    Raises `ValueError` if the arrays have more than `largest` bytes. This is tested before any array is copied, because
+    a view of one number may claim petabytes.
     """
     encoder = _Encoder(keep, largest)
     return json.dumps(encoder.node(answer)).encode(), encoder.arrays
 
 
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
-    """Send an encoded answer, in the port's process."""
+    """Send an encoded answer to the checker."""
     connection.sendall(HEADER.pack(len(text), sum(array.nbytes for array in arrays)))
     connection.sendall(text)
     for array in arrays:
@@ -97,16 +97,16 @@ def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]
 
 
 def receive_answer(connection: socket.socket, deadline: float, largest: int, is_running: Callable[[], bool]) -> Any:
-    """Receive an answer, in the checker.
+    """Receive an answer from the port's process.
 
-    Raise `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raise
-    `ValueError` for a malformed answer, or for more than `largest` bytes of arrays. `is_running` is called repeatedly,
-    because a fork of the port's process keeps the connection open.
+    Raises `Closed` if the port's process has ended, and `TimeoutError` after `deadline` (of `time.monotonic`). Raises
+    `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` is called
+    repeatedly, because a fork of the port's process may keep the connection open.
     """
     receive = functools.partial(_received, connection, deadline=deadline, is_running=is_running)
     length, size = HEADER.unpack(receive(HEADER.size))
     if length > LARGEST_TEXT or size > largest:
-        raise ValueError(f"an answer of {max(length, size):,} bytes, expected at most {largest:,}")
+        raise ValueError(f"it has {max(length, size):,} bytes; expected at most {largest:,}")
     text = json.loads(receive(length))
     with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_IN_MEMORY else io.BytesIO()) as file:
         for chunk in _chunks(connection, size, deadline, is_running):
@@ -146,19 +146,22 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest total of array bytes in one answer: an eighth of memory, because float64 doubles float32."""
+    """Return the largest number of bytes of arrays in an answer.
+
+    It is an eighth of the memory, because the checker converts float32 to float64.
+    """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
 class _Encoder:
-    """An answer as a JSON tree, with separate arrays."""
+    """An encoder of an answer, as a tree of JSON and a list of arrays."""
 
     def __init__(self, keep: Callable[[Any], int], largest: int) -> None:
         self.keep, self.largest, self.taken = keep, largest, 0
         self.arrays: list[np.ndarray] = []
 
     def node(self, value: Any, depth: int = 0) -> Any:
-        """Return the JSON of a value; an object that cannot be sent stays, and its number is sent."""
+        """Return a value as JSON; an object that cannot be sent is kept, and its number is returned."""
         if value is None or isinstance(value, bool | str | int):
             return {"value": value}
         if isinstance(value, float):
@@ -182,15 +185,15 @@ class _Encoder:
 
 
 def _read_array(file: IO[bytes], code: str, sizes: list[int]) -> np.ndarray:
-    """Return the next array, of the dtype `code` and the shape `sizes`."""
+    """Read the next array, which has the dtype `code` and the shape `sizes`."""
     dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
     if dtype.kind not in "fiub" or any(size < 0 for size in shape):
-        raise ValueError(f"an array of the dtype {dtype} and the shape {shape}")
+        raise ValueError(f"an array has the dtype {dtype} and the shape {shape}")
     return np.frombuffer(bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype).reshape(shape)
 
 
 def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    """Return the answer that `node` describes; `store` creates a dictionary of arrays."""
+    """Decode the JSON `node` of an answer; `store` makes the container for a dictionary of arrays."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
@@ -208,11 +211,11 @@ def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth:
         return _read_array(file, *content)
     if kind == "handle":
         return Handle(*content)
-    raise ValueError(f"an answer of the kind {kind!r}")
+    raise ValueError(f"a value has the unknown kind {kind!r}")
 
 
 def described(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return operations in tables of names, sources and inputs, because many operations share few lines."""
+    """Encode operations as tables of names, sources and inputs, because many operations share a few source lines."""
     names: dict[Hashable, int] = {}
     sources: dict[tuple[Source, Any], int] = {}
     stacks: dict[tuple[int, ...], int] = {}
@@ -233,9 +236,9 @@ def described(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def received(answer: Any) -> list[Operation]:
-    """Return the operations that a port's process, which is not trusted, described.
+    """Decode the operations that a port's process described; the process is not trusted.
 
-    Raise `ValueError`, `TypeError`, `LookupError` or `OverflowError` for a malformed description.
+    Raises `ValueError`, `TypeError`, `LookupError` or `OverflowError` if the description is malformed.
     """
     names = [safe(str(name), VALUE) for name in answer["names"]]
     sources = [
@@ -252,7 +255,7 @@ def received(answer: Any) -> list[Operation]:
 
 
 def _pair(columns: Any) -> tuple[int, int] | None:
-    """Return the start and end of an expression in its line."""
+    """Return the first and last column of an expression in its line; None if they are not known."""
     if columns is None:
         return None
     start, end = columns
@@ -260,21 +263,21 @@ def _pair(columns: Any) -> tuple[int, int] | None:
 
 
 def _item(items: Sequence[Any], index: Any) -> Any:
-    """Return the item at a nonnegative index."""
+    """Return the item at an index; raise `IndexError` if the index is negative."""
     if int(index) < 0:
-        raise IndexError(f"the number {index} of a line")
+        raise IndexError(f"an index is {index}")
     return items[int(index)]
 
 
 def _value(value: Any) -> np.ndarray:
     array = np.asarray(value, np.float64)
     if array.size == 0:
-        raise ValueError("an operation without a value")
+        raise ValueError("an operation has no value")
     return array
 
 
 def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
-    """Return the inputs of an operation, all of which ran before it."""
+    """Return the indices of an operation's inputs; raise `ValueError` unless all of them ran before it."""
     if not ((inputs >= 0) & (inputs < index)).all():
-        raise ValueError(f"operation {index} with the inputs {inputs.tolist()}")
+        raise ValueError(f"operation {index} has the inputs {inputs.tolist()}")
     return tuple(inputs.tolist())

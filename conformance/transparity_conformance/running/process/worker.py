@@ -1,6 +1,6 @@
-"""The process of a port: `python -m transparity_conformance.running.process.worker DESCRIPTOR`, started by `isolation`.
+"""The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
 
-It loads the port, calls it on request, and sends the results. It judges nothing.
+`child` starts it. It loads the port, calls it on request, and sends the results. It judges nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from transparity_conformance.running.process.wire import (
 
 
 class Worker:
-    """The port's objects by number, and the calls that the checker may request."""
+    """The objects of a port, by number, and the requests that the checker may send."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
@@ -65,9 +65,10 @@ class Worker:
         return self.number
 
     def load(self, spec: str, adapter: str | None = None) -> Any:
-        """Load the function or the artefact that `spec` names; return its number and its signature.
+        """Load the function or the exported model that `spec` names; return its number and its signature.
 
-        With the file of an `adapter`, it builds models with the given parameters; with an empty one, with their own.
+        If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If it is
+        empty, the model keeps its own weights.
         """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
@@ -76,35 +77,38 @@ class Worker:
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
-        """Return the calls that an artefact takes."""
+        """Return the fields of `Limits`: the calls that an exported model accepts."""
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
-        """Call an object, or its method `attribute`; item `stays` of a returned sequence stays in this process."""
+        """Call an object, or its method `attribute`.
+
+        If the result is a sequence, its item with the index `stays` stays in this process.
+        """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
         with tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
         config = self.configs.get(number)
-        if not attribute and config is not None:  # a forward pass may return more than its taps
+        if not attribute and config is not None:  # the result may contain more than the activations
             return taps_in(result, config)
         if stays is None or not isinstance(result, tuple | list):
             return result
         return [Kept(item) if index == stays else item for index, item in enumerate(result)]
 
     def placements(self, number: int) -> Any:
-        """Return the placements that a built port on several ranks declares, as JSON values."""
+        """Return the placements that a built port declares, as JSON values."""
         declared = getattr(self.objects[number], "placements", {})
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 
     def offers(self, number: int, name: str) -> bool:
-        """Return whether an object has the method `name`."""
         return has_method(self.objects[number], name)
 
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
-        `whole_numbers` includes integers and bools. An artefact reports its own operations, and no integers or bools.
+        `whole_numbers` includes operations on integers and bools. An exported model records its own operations instead,
+        and only on floating-point numbers.
         """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):
@@ -122,11 +126,13 @@ class Worker:
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
     ) -> Any:
-        """Build a port; return its number, its signature, and the signatures of the methods it offers.
+        """Build a port; return its number, its signature, and the signatures of its methods.
 
-        `family` is the model type, a folder for temporary files, and a change to them; the object `number` is then a
-        loader of hub folders. If the result is no function, return None and its description. If building failed, return
-        None, a sentence and None.
+        With a `family`, the object `number` is a loader of Hugging Face folders. `family` has the model type, a folder
+        for temporary files, and a change to the folders.
+
+        If the result is not callable, return None and a description of the result. If building failed, return None, the
+        message and None.
         """
         build = self.objects[number] if family is None else HubBuild(self.objects[number], *family)
         if family is None:
@@ -144,10 +150,10 @@ class Worker:
         return kept, described_signature(forward), offered
 
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
-        """Call a loader with a folder, or a function that builds a module, and fill its tensors if the names are equal.
+        """Load a folder, or build a module and fill its tensors with `weights` if all names are equal.
 
-        Return the number of its forward pass, which takes inputs by their names, its signature, and whether the names
-        are equal.
+        Return the number of the forward pass, which takes inputs by their names, its signature, and whether the tensors
+        are filled.
         """
         made = self.objects[number](*([] if folder is None else [folder]))
         is_filled = weights is None or filled_by_name(made, weights)
@@ -173,7 +179,7 @@ class Worker:
 
 
 def _in_memory(parameters: Any) -> Any:
-    """Return parameters as arrays; a large checkpoint's are matrices in its files."""
+    """Read the matrices of a large checkpoint from their files."""
     if not isinstance(parameters, dict):
         return parameters
     return {name: np.asarray(value) if isinstance(value, Mapped) else value for name, value in parameters.items()}
@@ -198,7 +204,7 @@ def described_signature(function: Callable[..., Any]) -> Any:
 def _described_method(forward: Any, name: str) -> Any:
     try:
         return described_signature(call_port(getattr, forward, name))
-    except PortCallError:  # the call will raise it too
+    except PortCallError:  # a later call raises the same exception
         return None
 
 
@@ -215,13 +221,13 @@ def serve(connection: socket.socket) -> None:
             parts = encoded(answer, worker.keep, largest)
         except LoadError as error:
             parts = encoded(("refused", str(error)), worker.keep, largest)
-        except BaseException as error:  # noqa: BLE001 - everything that a port raises, including exits, is its answer
+        except BaseException as error:  # noqa: BLE001 - any exception of a port, including exits, is an answer
             parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
         send_answer(connection, *parts)
 
 
 def _end_with(checker: int) -> None:
-    """End this process once the checker has ended, even during a call; no signal reports a killed parent."""
+    """End this process once the checker has ended, even during a call; no signal reports a parent's end."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)
@@ -230,13 +236,13 @@ def _end_with(checker: int) -> None:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-    os.dup2(2, 1)  # output of the port is not part of the checker's report
+    os.dup2(2, 1)  # the checker's report must not contain the port's output
     try:
         serve(connection)
     except OSError:  # the checker has ended
         pass
     finally:
-        os._exit(0)  # skip the threads and exit handlers of the port
+        os._exit(0)  # the port's threads and exit handlers do not run
 
 
 if __name__ == "__main__":

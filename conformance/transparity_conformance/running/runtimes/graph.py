@@ -1,4 +1,4 @@
-"""An exported graph: its inputs, its fixed sizes, and its nodes as operations with their source lines."""
+"""ONNX graphs: their inputs, their fixed sizes, and their nodes as operations with source lines."""
 
 from __future__ import annotations
 
@@ -20,51 +20,57 @@ from transparity_conformance.running.loading import LoadError
 
 TOKENS, IMAGES, FRAMES = ("input_ids", "decoder_input_ids"), "pixel_values", "input_features"
 READS = {IMAGES: "images", FRAMES: "frames of audio"}
-"""The kind of input that replaces tokens, by the name of the input."""
+"""The data that a model with this input reads instead of token ids."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
-"""The names that exporters give to inputs; a cache enters as `past…` and leaves as `present…`."""
+"""The names of further inputs that exporters use.
+
+Inputs for a cache have names with `past…`, and the matching outputs have names with `present…`.
+"""
 
 PAST, PRESENT = "past", "present"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The signature of a graph."""
+    """The inputs and outputs of a graph."""
 
     path: Path
     inputs: dict[str, Any]
-    """Each input by name, with its `shape` and `type`; a single input of tokens has the standard name."""
+    """Each input by name, with its `shape` and `type`; a single input of tokens is renamed to `input_ids`."""
     renamed: dict[str, str]
-    """The graph's own names of renamed inputs."""
+    """The graph's own name of each renamed input."""
     outputs: Sequence[str]
 
     @property
     def past(self) -> list[str]:
-        """Return the inputs of the cache."""
+        """Return the names of the inputs for a cache."""
         return [name for name in self.inputs if name.startswith(PAST)]
 
     @property
     def present(self) -> list[str]:
-        """Return the outputs of the cache, in the order of the inputs that they become."""
+        """Return the outputs with the new cache, in the order of the inputs for a cache."""
         ends = {name.lstrip("_.").removeprefix(PRESENT): name for name in self.outputs if name.startswith(PRESENT)}
         found = [next((full for end, full in ends.items() if name.endswith(end)), None) for name in self.past]
         return list(filter(None, found))
 
     @property
     def reads(self) -> str:
-        """Return the kind of input that the first stack reads."""
+        """Return what the first stack reads: token ids, images or frames of audio."""
         return next((what for name, what in READS.items() if name in self.inputs), "token ids")
 
     def fixed(self, axis: int) -> int | None:
-        """Return the size of an axis of the tokens, or of the batch of images or audio, if the graph fixes it."""
+        """Return the number of rows (axis 0) or of tokens per row (axis 1) if the graph fixes it."""
         names = (*TOKENS, *READS) if axis == 0 else TOKENS
         sizes = [self.inputs[name].shape[axis] for name in names if name in self.inputs]
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """Return the signature from the runtime's inputs and outputs; raise `LoadError` for an unknown kind of model."""
+    """Return the inputs and outputs of a graph, from the runtime's description.
+
+    Raises `LoadError` for inputs that no known kind of model has.
+    """
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
@@ -79,9 +85,9 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
         }
     if unknown or "input_ids" not in named:
         raise LoadError(
-            f"{path} takes {listed(list(map(shown, named)))}; expected token ids named input_ids, with only "
-            f"{', '.join((TOKENS[1], *OTHERS))} and {PAST}… as further inputs. Images are only {IMAGES}, with four "
-            f"axes; audio is {FRAMES}, with three axes, and {TOKENS[1]}. Export it with these names."
+            f"{path} takes {listed(list(map(shown, named)))}; expected input_ids, optionally with "
+            f"{', '.join((TOKENS[1], *OTHERS))} and {PAST}…, or {IMAGES} with four axes, or {FRAMES} with three axes "
+            f"and {TOKENS[1]}."
         )
     shapes = [len(named[name].shape or ()) for name in TOKENS if name in named]
     if set(shapes) != {2}:
@@ -90,22 +96,22 @@ def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph
 
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""The metadata in which PyTorch's exporter stores the stack of a node."""
+"""The key of the stack trace that PyTorch's exporter stores in a node's metadata."""
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-"""The types of weights that are not quantized."""
+"""The types of floating-point weights."""
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
-"""Parts of the names of operations on quantized numbers."""
+"""The parts of names that all operations on quantized numbers share."""
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most real weights; `int8` if there are operations on quantized ones.
+    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers.
 
-    It is empty if the file contains no real weights.
+    The result is empty if the file contains neither.
     """
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
@@ -127,7 +133,7 @@ class Nodes:
         self.nodes = list(self.model.graph.node)
 
     def opened(self) -> bytes:
-        """Return the same graph with the results of all nodes as outputs."""
+        """Return the same graph, whose outputs include the results of all nodes."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         known = {each.name for each in model.graph.output}
@@ -136,10 +142,10 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on real numbers from the values of all nodes; other nodes pass on the origins of their
-        inputs.
+        """Record the operations on floating-point numbers, from the results of all nodes.
 
-        The input `given` is the last recorded operation.
+        Nodes without such results only connect the operations before and after them. The input `given` is the result of
+        the last operation in the record.
         """
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):
@@ -149,7 +155,7 @@ class Nodes:
                 comes_from[name] = record.add(node.op_type, numbers, inputs, self._stack(node, number))
 
     def _stack(self, node: Any, number: int) -> tuple[Source, ...]:
-        """Return the lines of the exported code, or the node itself with its number as the line."""
+        """Return the stack trace of a node; without one, a line with the node itself and its number."""
         noted = next((each.value for each in node.metadata_props if each.key == STACK_TRACE), "")
         frames = [Source(safe(file), int(line), safe(code)) for file, line, code in FRAME.findall(noted)]
         outputs, inputs = (", ".join(filter(None, names)) for names in (node.output, node.input))

@@ -1,4 +1,4 @@
-"""Graphs in ONNX files, run by ONNX Runtime: one, or an encoder and a decoder in two files of a folder."""
+"""Models in ONNX files, run by ONNX Runtime: one graph, or an encoder and a decoder in two files of a folder."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from transparity_conformance.running.loading import Limits, Listened, LoadError
 from transparity_conformance.running.runtimes.graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
-"""The dtypes of inputs; others are int64."""
+"""The dtypes of inputs by their ONNX type; all other inputs are int64."""
 
 FATAL = 4
-"""The log level at which the runtime prints nothing; errors are raised."""
+"""The log level at which ONNX Runtime prints nothing; errors are raised as exceptions."""
 
 Cache = tuple[dict[str, np.ndarray], np.ndarray]
-"""The keys and values of earlier tokens, by the names of inputs, and their mask."""
+"""The cache of earlier tokens (keys and values by the name of the input), and the mask of these tokens."""
 
 
 class OnnxModel:
@@ -49,16 +49,16 @@ class OnnxModel:
         self.has_steps = self.has_cache and length is None and self.limits.batch is None
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxForward:
-        """Return the forward pass, `forward(**inputs)`; raise `LoadError` for a model with other inputs."""
+        """Return `forward(**inputs)`; raise `LoadError` if graph and checkpoint read different kinds of input."""
         check_reads(self.graph.path, self.graph.reads, config)
         return OnnxForward(self, config)
 
     def at_once(self, inputs: Mapping[str, np.ndarray], answer: str) -> np.ndarray:
-        """Return the answer to a whole call, in batches that the graph takes."""
+        """Run the graph on whole inputs; return the output `answer`. Batches are split if the graph fixes the size."""
         length, found = None if self.limits.length is None else [*inputs.values()][-1].shape[1], []
         for part in _parts(inputs, self.limits.batch):
             padded = part
-            if (most := self.limits.length) is not None:  # zeros on the right of tokens, and of their mask
+            if (most := self.limits.length) is not None:  # pad tokens and their mask with zeros on the right
                 widths = {name: ((0, 0), (0, most - value.shape[1])) for name, value in part.items() if value.ndim == 2}
                 padded = part | {name: np.pad(part[name], width) for name, width in widths.items()}
             found.append(self.run(padded, self.empty(padded), answer)[0])
@@ -66,7 +66,7 @@ class OnnxModel:
         return joined[:, :length] if joined.ndim == 3 else joined
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the cache of no tokens; the first axis that is not fixed is the batch."""
+        """Return the cache before any token; the first axis that the graph does not fix is the batch."""
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -77,12 +77,12 @@ class OnnxModel:
     def run(
         self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray], answer: str
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the answer, and the cache for the next step."""
+        """Run the graph; return the output `answer`, and the cache for the next step."""
         logits, *present = self.session.run([answer, *self.graph.present], self.given(inputs, past))
         return logits, dict(zip(self.graph.past, present, strict=False))
 
     def given(self, inputs: Mapping[str, np.ndarray], past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all inputs of the graph, by its own names; missing ones are set as for plain text."""
+        """Return all inputs by the graph's names; missing inputs get the values for text without padding."""
         if self.graph.reads != "token ids":
             return {name: np.ascontiguousarray(inputs[name], self._dtype(name)) for name in self.graph.inputs}
         tokens = inputs["input_ids"]
@@ -119,7 +119,7 @@ class OnnxForward(Listened):
         return self.model.at_once(self._named(inputs), self.answer)
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the answer, and the operations if one call of the graph computes it."""
+        """Return the output and the operations; the operations are empty if the graph fixes the batch or the length."""
         result, limits = self(**inputs), self.model.limits
         if limits.batch is not None or limits.length is not None:
             return result, []
@@ -128,7 +128,7 @@ class OnnxForward(Listened):
         return result, record.operations
 
     def _step(self, tokens: np.ndarray, cache: Cache | None, **further: np.ndarray) -> tuple[np.ndarray, Cache]:
-        """Return the logits of the next tokens, and the cache with them."""
+        """Return the logits of the next tokens, and the cache that includes these tokens."""
         inputs = self._named({"tokens": tokens, **further})
         past, seen = (self.model.empty(inputs), np.ones((len(tokens), 0), np.int64)) if cache is None else cache
         mask = np.concatenate([seen, inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))], axis=1)
@@ -136,7 +136,7 @@ class OnnxForward(Listened):
         return logits, (present, mask)
 
     def _named(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the inputs by the names of exporters, tokens first."""
+        """Return the inputs under the names that exporters use, tokens first."""
         every = add_mask(inputs, self.config)
         ordered = sorted(every, key=lambda ours: ours in self.config.input_names)
         names = {ours: names[0] for ours, names in NAMES.items()}
@@ -145,7 +145,7 @@ class OnnxForward(Listened):
 
 
 def load(path: Path) -> OnnxModel | OnnxPair:
-    """Open an ONNX file, or a folder with an encoder and a decoder."""
+    """Open an ONNX file, or a folder with the files of an encoder and a decoder."""
     if is_folder(path):
         return OnnxPair(path)
     session = opened(path)
@@ -153,7 +153,7 @@ def load(path: Path) -> OnnxModel | OnnxPair:
 
 
 def opened(path: Path) -> Any:
-    """Return the session of an ONNX file; raise `LoadError` if it cannot be read."""
+    """Return the session of an ONNX file; raise `LoadError` if the file cannot be read."""
     file_size(path, LoadError)
     try:
         return call_port(session_of, str(path))
@@ -162,16 +162,16 @@ def opened(path: Path) -> Any:
 
 
 def session_of(model: str | bytes) -> Any:
-    """Return the session of a file, or of the content of one."""
+    """Return the session of a file, or of the bytes of a file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # its fallback prints, and tries the same again
+    # ONNX Runtime's fallback prints a message and tries the same again
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray], after: str = "") -> None:
-    """Record the operations of a graph in one call, as `Nodes.add_to`."""
+    """Run a graph once, and record its operations with `Nodes.add_to`."""
     nodes = Nodes(path)
     session = session_of(nodes.opened())
     names = [each.name for each in session.get_outputs()]
@@ -179,17 +179,17 @@ def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray],
 
 
 def check_reads(path: Path, reads: str, config: TransformerConfig) -> None:
-    """Raise `LoadError` for a graph that reads other inputs than the model of a checkpoint."""
+    """Raise `LoadError` unless a graph reads the same kind of input as the checkpoint's model."""
     theirs = "images" if config.reads_pixels else "frames of audio" if config.reads_frames else "token ids"
     if reads != theirs:
         raise LoadError(
-            f"{path} takes {reads}, but the checkpoint's model takes {theirs}; expected a graph exported from "
+            f"{path} reads {reads}, but the checkpoint's model takes {theirs}; expected a graph exported from "
             "that checkpoint."
         )
 
 
 def _parts(inputs: Mapping[str, np.ndarray], rows: int | None) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the inputs, `rows` at a time; the last part repeats its last row."""
+    """Yield the inputs in parts of `rows` rows; the last part repeats its last row."""
     batch = _rows(inputs)
     for start in range(0, batch, rows or batch):
         chosen = np.minimum(np.arange(start, start + (rows or batch)), batch - 1)
@@ -201,17 +201,17 @@ def _rows(inputs: Mapping[str, np.ndarray]) -> int:
 
 
 MEMORY = "encoder_hidden_states"
-"""The input of the decoder that takes the encoder's first output."""
+"""The input through which the decoder gets the encoder's first output."""
 
 TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
     DECODER: {"input_ids": "target", "encoder_attention_mask": "attention_mask", MEMORY: MEMORY},
 }
-"""The inputs of each graph by their exported names, and their meaning."""
+"""The inputs of both graphs: the name of each in the file, and the value that it gets."""
 
 
 class OnnxPair:
-    """Both graphs with their weights."""
+    """The graphs of an encoder and a decoder, with their weights."""
 
     def __init__(self, folder: Path) -> None:
         self.sessions = {name: opened(folder / name) for name in TAKEN}
@@ -224,18 +224,18 @@ class OnnxPair:
         self.limits = Limits(has_mask=masked, has_token_types=False, dtype=min(narrow or dtypes, key=len))
 
     def __call__(self, config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> OnnxPairForward:
-        """Return the forward pass, `forward(source=…, target=…)`."""
+        """Return `forward(source=…, target=…)`; raise `LoadError` if the graphs do not fit the configuration."""
         if config.architecture != "encoder-decoder":
             raise LoadError(
                 f"{self.paths[ENCODER].parent} has an encoder and a decoder, but the checkpoint is a "
-                f"{config.architecture}; give the checkpoint of their export."
+                f"{config.architecture}; pass the checkpoint from which they were exported."
             )
         names = [each.name for each in self.sessions[ENCODER].get_inputs()]
         check_reads(self.paths[ENCODER], READS[FRAMES] if FRAMES in names else "token ids", config)
         return OnnxPairForward(self, config)
 
     def given(self, name: str, every: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the inputs of a graph, by its own names."""
+        """Return the values of all inputs of one graph, by the graph's names."""
         return {
             each.name: np.ascontiguousarray(every[TAKEN[name][each.name]], DTYPES.get(each.type, np.int64))
             for each in self.sessions[name].get_inputs()
@@ -243,7 +243,7 @@ class OnnxPair:
 
 
 class OnnxPairForward(Listened):
-    """The encoder followed by the decoder."""
+    """The forward pass of an encoder and a decoder."""
 
     def __init__(self, model: OnnxPair, config: TransformerConfig) -> None:
         self.model, self.config = model, config
@@ -256,25 +256,25 @@ class OnnxPairForward(Listened):
         return logits
 
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[np.ndarray, list[Operation]]:
-        """Return the answer, and the operations of both graphs in turn."""
+        """Return the output, and the operations of the encoder and then the decoder."""
         result, every, record = self(**inputs), self._every(inputs), Record(largest)
         for name, path in self.model.paths.items():
             listen_to_nodes(record, path, self.model.given(name, every), MEMORY)
         return result, record.operations
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all inputs of the graphs: tokens, the mask of the source, and the encoder's output."""
+        """Return the values of all inputs of both graphs: tokens, the source's mask, and the encoder's output."""
         every = add_mask(inputs, self.config)
         every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
         return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}
 
 
 def _check_inputs(path: Path, session: Any, taken: Mapping[str, str]) -> None:
-    """Raise `LoadError` for a graph with other inputs or with fixed sizes."""
+    """Raise `LoadError` if a graph has other inputs, or if it fixes sizes."""
     for each in session.get_inputs():
         if each.name not in taken:
             raise LoadError(
                 f"{path} takes {shown(each.name)}; expected {listed(list(taken))}: export it without a cache."
             )
         if any(isinstance(size, int) for size in each.shape[: 1 if each.name == FRAMES else 2]):
-            raise LoadError(f"{path} fixes the shape {each.shape} of {each.name}; export it with free sizes.")
+            raise LoadError(f"{path} fixes the shape {each.shape} of {each.name}; export it with dynamic axes.")

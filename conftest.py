@@ -104,15 +104,14 @@ LONG_CLAIMS = (
     *(f"families.taps_and_logits-flax-{dtype}-" for dtype in ("float64", "bfloat16", "float16")),
     *("decoding.every_chunking-flax-", "sharding.ten_steps-", "sharding.greedy_generation-"),
 )
-"""Parts of the names of claims that are long. Some have a full range, of which another claim makes a part. Some are
-about `torch.compile`, or about JAX without compilation. For the others, a shorter claim covers the most: families in
-float32, chunks, and gradients and decoding over ranks."""
+"""Parts of the names of claims that count as long tests. A shorter claim covers a part of each, except claims about
+`torch.compile` and about JAX without compilation."""
 
 ALWAYS = "decoding.single_row-flax-float32-eager"
-"""A claim that always runs; it is the only one about JAX without compilation that does."""
+"""The only claim about JAX without compilation that does not count as long."""
 
 MANY = 8
-"""The largest number of processes for which there are enough subjects."""
+"""With more processes than this, some would be idle if each process had whole subjects."""
 
 
 def measured() -> dict[str, dict[str, float]]:

@@ -31,7 +31,7 @@ class Limit:
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """Return the time in which the fastest run would do `WORK` FLOPs or read as many bytes."""
+        """Return the time in which the fastest run would do `WORK` FLOPs, or read `WORK` bytes."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 

@@ -160,8 +160,7 @@ def transformer(
     Args:
         parameters: Arrays by flat name. Their dtype is the dtype of the computation, complex128 for the complex step.
         source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
-        tokens: The input of an encoder-only or decoder-only model.
-        pixels: Images, the input of an encoder in place of tokens.
+        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
         attention_mask: Zero where the source, or `tokens`, has padding.
         tap: A function that is called with every named activation; its result replaces the activation.
     """

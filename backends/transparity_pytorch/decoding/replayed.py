@@ -1,4 +1,4 @@
-"""Generation on GPUs with CUDA graphs: one recording for the prompt, and one that is replayed for each further
+"""Generation on GPUs with CUDA graphs: one recording for the prompt, and another that is replayed for each later
 token."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Query, key and value in one product, for inference; one wide product uses a device better than three narrow ones."""
+"""Query, key and value in one product, for inference; one wide product uses a device better than three narrow
+products."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hugging Face's Marian (an encoder and a decoder) and GPT-2 (only a decoder), with PyTorch's attention.
 
-No weights are tied, and no token ends a text. Marian keeps its sinusoidal positions in a table, which is replaced by
-the task's.
+No weights are tied, and no token ends a text. Marian keeps its sinusoidal positions in a table, which the task's table
+replaces.
 """
 
 from __future__ import annotations

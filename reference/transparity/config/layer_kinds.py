@@ -86,8 +86,8 @@ def checked_types(name: str, value: Any) -> tuple[str, ...]:
     given = tuple(value) if isinstance(value, list | tuple) else (None,)
     if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
         raise ConfigError(
-            f"{name} is {shown(value)}; it should list the kind of each layer of a cycle, such as "
-            f"['sliding_attention', 'full_attention'], and {shown(wrong[0])} is no name."
+            f"{name} is {shown(value)}; expected a list of names, such as ['sliding_attention', 'full_attention'], and "
+            f"{shown(wrong[0])} is no name."
         )
     lengths = (length for length in range(1, len(given)) if given == given[:length] * (len(given) // length))
     return given[: next(lengths, len(given))]
@@ -121,9 +121,7 @@ def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[
     for kind in overrides:
         if kind not in kinds:
             listed = ", ".join(kinds) or "none"
-            raise ConfigError(
-                f"layer_overrides has the kind {shown(kind)}, which layer_types does not; it has: {listed}."
-            )
+            raise ConfigError(f"layer_overrides has the kind {shown(kind)}, which is not in layer_types, {listed}.")
     return {kind: _of_kind(config, kind, overrides.get(kind, {})) for kind in kinds}
 
 

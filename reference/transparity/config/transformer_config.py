@@ -204,7 +204,7 @@ class TransformerConfig:
     shared by all heads, and only they are rotated. None means that keys and values are projected from the layer's
     input."""
     value_head_dim: int | None = None
-    """Features of each value head. None means as many as a key head has. Requires `kv_lora_rank`."""
+    """Features of each value head. None means the number of features of a key head. Requires `kv_lora_rank`."""
     query_key_norm: bool = False
     """Whether an RMS norm normalizes queries and keys (Qwen 3)."""
     query_key_norm_over: QueryKeyNormOver = "head"
@@ -575,7 +575,8 @@ class TransformerConfig:
 
     @property
     def projected_key_dim(self) -> int:
-        """Features of a key that each head projects itself: all, or in latent attention those that are not rotated."""
+        """Features of a key that are projected for each head; in latent attention, the rotated features are shared and
+        do not count."""
         return self.head_dim - (self.rotated_dim if self.kv_lora_rank else 0)
 
     @property

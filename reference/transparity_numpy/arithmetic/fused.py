@@ -36,7 +36,7 @@ def attention(
     """softmax(query · keyᵀ · scale) · value in blocks of queries; each block ends at the last key that its queries see.
 
     The result is divided by the sum of the weights after the values are summed, which needs fewer divisions. If all
-    keys of a query are masked, they have equal weights, so its block keeps every key.
+    keys of a query are masked, they have equal weights, so the block of this query keeps every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

@@ -91,7 +91,7 @@ def layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Self-attention or another mixer, cross-attention if there is an encoder, then the feed-forward, if any.
+    """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
 
     Each has its residual. With a `cache`, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """

@@ -90,7 +90,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Exempt compiled code from garbage collection, which would take seconds at the end."""
+    """Exempt compiled code from garbage collection at the end, which would take seconds."""
     gc.freeze()
     if session.config.getoption("--record-durations") and not hasattr(session.config, "workerinput"):
         record_durations()

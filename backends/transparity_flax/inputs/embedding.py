@@ -1,4 +1,5 @@
-"""The embedding of a stack's input, with token types and positions; each kind of input is a file and a row."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
+`INPUTS`."""
 
 from __future__ import annotations
 

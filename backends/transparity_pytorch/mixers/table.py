@@ -1,4 +1,4 @@
-"""The table of mixers; each mixer is a file and a row."""
+"""The table of mixers: each mixer has a file in this folder, and a row here."""
 
 from __future__ import annotations
 

@@ -471,7 +471,7 @@ class TransformerConfig:
 
     @property
     def masked_score(self) -> float:
-        """The number that a masked score has after scaling; if the mask is applied before, `mask_value` is scaled
+        """The number that a masked score has after scaling; if masking comes before scaling, `mask_value` is scaled
         too."""
         return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
 

@@ -1,4 +1,4 @@
-"""The table of heads; each head is a file and a row."""
+"""The table of heads: each head has a file in this folder, and a row here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of layers; each kind of layer is a file and a row."""
+"""The table of layers: each kind of layer has a file in this folder, and a row here."""
 
 from __future__ import annotations
 

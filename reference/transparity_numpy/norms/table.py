@@ -1,4 +1,4 @@
-"""The table of norms; each norm is a file and a row."""
+"""The table of norms: each norm has a file in this folder, and a row here."""
 
 from __future__ import annotations
 

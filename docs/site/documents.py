@@ -84,7 +84,7 @@ def section(document: str) -> str:
     parts = [_preset(name, system.config, system.decided) for name, system in systems.items()]
     shown = [_numbers(each) for each in NUMBERS.get(document, ())]
     shown += [_shape(name) for name in systems if name in printed.PRINTED_SHAPES]
-    told = "Computed when this site was built, by the three columns." if shown else "It prints no numbers."
+    told = "Computed when this site was built, by the three columns." if shown else "The document prints no numbers."
     return "\n\n".join([*parts, f"## What it prints, computed again\n\n{told}", *shown]) + "\n"
 
 

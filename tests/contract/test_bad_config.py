@@ -194,7 +194,7 @@ def test_a_lone_stack_shares_no_embedding() -> None:
         ),
         (
             {"other": {"rope_theta": 5.0}},
-            "layer_overrides has the kind 'other', which is not in layer_types, full",
+            "layer_overrides has the kind 'other', which is not in layer_types (full",
         ),
         ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' is impossible: rope_theta is -1"),
         (

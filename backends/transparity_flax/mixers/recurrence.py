@@ -34,7 +34,7 @@ def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> F
 def by_head(
     x: Float[Array, "batch length heads"], context: LayerContext, cache: Cache | None
 ) -> Float[Array, "batch heads length"]:
-    """Return `x` with heads before positions, in at least float32, and 0 for a cache's filler tokens."""
+    """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
     return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

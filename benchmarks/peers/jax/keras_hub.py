@@ -23,7 +23,7 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""Names in a layer of this project, with the names in KerasHub, for both stacks or for one."""
+"""KerasHub's names of the parts of a layer, by this project's names: in both stacks, or only in one."""
 
 
 def model_of(config: TransformerConfig) -> Any:

@@ -121,7 +121,7 @@ def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[
     for kind in overrides:
         if kind not in kinds:
             listed = ", ".join(kinds) or "none"
-            raise ConfigError(f"layer_overrides has the kind {shown(kind)}, which is not in layer_types, {listed}.")
+            raise ConfigError(f"layer_overrides has the kind {shown(kind)}, which is not in layer_types ({listed}).")
     return {kind: _of_kind(config, kind, overrides.get(kind, {})) for kind in kinds}
 
 

@@ -52,7 +52,7 @@ def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
     """
     left = set(parameters) - set(model.state_dict())
     if left:
-        raise ParameterError(f"the model has no parameters {', '.join(sorted(left))}")
+        raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")
     model.load_state_dict({name: torch.tensor(np.asarray(value)) for name, value in parameters.items()})
 
 

@@ -1,4 +1,4 @@
-"""Choose the tests of a session by their durations; benchmarks and tests of real weights run only if asked for.
+"""Select the tests of a session by their durations. Benchmarks and tests with real weights run only on request.
 
 | session | option | runs |
 |---|---|---|
@@ -6,10 +6,9 @@
 | `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` test |
 | `nox -s nightly` | `--every-case` | everything |
 
-A test is long if it is marked so, or if a case takes more than `LONGEST` seconds and its file has a shorter test.
-
-`tests/durations.json` has the seconds of one case of each test, as `--record-durations` measured them. A test that is
-not in it takes none. `pytest FILE::TEST` runs all cases of the test.
+A test is long if it has the mark `long`. It is also long if a case takes more than `LONGEST` seconds and its file has a
+shorter test. `tests/durations.json` has the seconds that one case of each test takes, as `--record-durations` measured
+them. A test that is not in this file counts as 0 seconds. `pytest FILE::TEST` runs all cases of the test.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 DURATIONS = Path(__file__).parent / "tests/durations.json"
 
 QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
-"""Seconds of a processor: of one case of a test in `nox -s quick`, and of all cases and of one in `nox -s tests`."""
+"""Seconds of processor time. `nox -s quick` runs tests whose cases take at most `QUICK`. `nox -s tests` runs cases of a
+test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,18 +38,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="Write tests/durations.json.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
     group = parser.getgroup("benchmarks of this project, with --benchmark")
-    group.addoption("--rounds", type=int, default=5, help="How often each candidate runs (default: %(default)s).")
-    group.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="Where to compute (default: %(default)s).")
+    group.addoption("--rounds", type=int, default=5, help="Rounds of each candidate (default: %(default)s).")
+    group.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="Device of the race (default: %(default)s)."
+    )
     group.addoption(
         "--against",
         metavar="PATH",
-        help="Race our columns with the columns of the checkout at PATH. Write `=`, or pytest takes PATH for its root.",
+        help="Race our columns with the columns of another checkout. Write it as --against=PATH.",
     )
     group.addoption(
         "--output",
         metavar="PATH",
         default="reports/race.json",
-        help="Where results are kept (default: %(default)s); written with `=`, too.",
+        help="The file of the results (default: %(default)s). Write --output=PATH.",
     )
 
 
@@ -59,14 +61,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_named(folder: Path, config: pytest.Config) -> bool:
-    """Return whether the command line names the folder, or something in it."""
+    """Return whether the command line names the folder or something in it."""
     named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
     return any(path.resolve().is_relative_to(folder.resolve()) for path in named)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out benchmarks without `--benchmark`, with it all else that the command line does not name, and tests of
-    real weights unless they are named."""
+    """Ignore what the session does not collect.
+
+    Without `--benchmark`, benchmarks are ignored. With it, everything else is ignored unless the command line names it.
+    Tests with real weights are ignored unless the command line names them.
+    """
     if collection_path == CHECKPOINTS and not is_named(CHECKPOINTS, config):
         return True
     is_benchmark = collection_path.is_relative_to(BENCHMARKS)
@@ -78,40 +83,39 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """Exempt imported modules from garbage collection, which would walk three frameworks again and again."""
+    """Exempt imported modules from garbage collection, which would visit all objects of three frameworks each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Leave compiled code to the end of the process; collecting it piece by piece takes seconds."""
+    """Exempt compiled code from garbage collection at the end, which would take seconds."""
     gc.freeze()
     if session.config.getoption("--record-durations") and not hasattr(session.config, "workerinput"):
         record_durations()
 
 
 EXPECTED_SLOWLY = ("optimization", "differentiation", "dropout")
-"""Topics whose expected values take long to compute: derivatives by the complex step."""
+"""Topics whose expected values take long to compute, because they are derivatives by the complex step."""
 
 LONG_CLAIMS = (
     *("-in-full-", "-float32-compile]", "-flax-float32-eager]"),
     *(f"families.taps_and_logits-flax-{dtype}-" for dtype in ("float64", "bfloat16", "float16")),
     *("decoding.every_chunking-flax-", "sharding.ten_steps-", "sharding.greedy_generation-"),
 )
-"""Claims over their full range, which are made over a part of it, too; claims about `torch.compile`, and about JAX
-without compilation; and claims of which a shorter one says most: of families in float32, of chunks, of gradients and
-decoding over ranks. They are long,"""
+"""Parts of the names of claims that count as long tests. A shorter claim covers a part of each, except claims about
+`torch.compile` and about JAX without compilation."""
 
 ALWAYS = "decoding.single_row-flax-float32-eager"
-"""but this, the only one about JAX without compilation."""
+"""The only claim about JAX without compilation that does not count as long."""
 
 MANY = 8
-"""The number of processes that the subjects keep busy."""
+"""With more processes than this, some would be idle if each process had whole subjects."""
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """The seconds of one case of each test, by file and name."""
+    """Return the seconds that one case of each test takes, by file and name."""
     found: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     return found
 
@@ -121,11 +125,11 @@ ROWS = (
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
-"""Tables of which each row is a test of its own, as every claim about a subject is."""
+"""Tests of which each case has its own duration, like the claims."""
 
 
 def name_of(nodeid: str) -> tuple[str, str]:
-    """The file and the name of a test."""
+    """Return the file and the name of a test."""
     file, _, test = nodeid.partition("::")
     name, _, case = test.partition("[")
     if name == "test_claim":
@@ -134,7 +138,8 @@ def name_of(nodeid: str) -> tuple[str, str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the session does not run, unless tests are named; begin with the files that take longest."""
+    """Remove the tests that the session does not run, unless tests are named, and start with the files that take
+    longest."""
     known = measured()
     seconds = {item: known.get(name_of(item.nodeid)[0], {}).get(name_of(item.nodeid)[1], 0.0) for item in items}
     if not config.getoption("--every-case") and not any("::" in argument for argument in config.args):
@@ -150,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _of_session(
     items: Iterable[pytest.Item], seconds: dict[pytest.Item, float], *, quick: bool
 ) -> Iterator[pytest.Item]:
-    """The tests of `nox -s tests`, or of `nox -s quick`."""
+    """Yield the tests of `nox -s tests`, or of `nox -s quick`."""
     cases: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     shortest: defaultdict[str, float] = defaultdict(lambda: math.inf)
     for item in items:
@@ -167,7 +172,7 @@ def _of_session(
 
 
 def _is_quick_claim(item: pytest.Item) -> bool:
-    """Return whether `nox -s conformance` makes the claim, however long it takes."""
+    """Return whether this is a claim that `nox -s conformance` makes."""
     return "::test_claim[" in item.nodeid and (ALWAYS in item.nodeid or item.get_closest_marker("slow") is None)
 
 
@@ -177,24 +182,24 @@ def _is_long(item: pytest.Item) -> bool:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str:
-    """Tell how long the tests take, as far as they were measured."""
+    """Print how long the tests take, as far as they were measured."""
     known = measured()
     names = [name_of(item.nodeid) for item in items]
     taken = sum(known.get(file, {}).get(name, 0.0) for file, name in names)
-    return f"{len(items)} tests, which take about {taken:,.0f} s of a processor"
+    return f"{len(items)} tests, which take about {taken:,.0f} s of processor time"
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note how long the parts of a test took."""
+    """Add the duration of a part of a test."""
     SECONDS[report.nodeid] += report.duration
 
 
 SECONDS: defaultdict[str, float] = defaultdict(float)
-"""Durations of this session's tests, with their set-up."""
+"""The durations of this session's tests, including set-up."""
 
 
 def record_durations() -> None:
-    """Write the mean of the cases of each test that has run, and keep what is known of others that still exist."""
+    """Write the mean duration of the cases of each test that has run; durations of other tests are kept."""
     of_tests: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for nodeid, taken in SECONDS.items():
         of_tests[name_of(nodeid)].append(taken)
@@ -207,10 +212,10 @@ def record_durations() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send all claims about one subject to one process, to share models and compiled code.
+    """Send all claims about a subject to the same process, where they share models and compiled code.
 
-    Topics with expensive expected values go to one process whole, and so do all ranks of one column. More
-    processes than `MANY` get the topics of a subject one by one."""
+    All claims of a topic in `EXPECTED_SLOWLY` also go to one process, and so do all claims about ranks of a column.
+    With more than `MANY` processes, the topics of a subject are distributed separately."""
     from xdist.scheduler import LoadScopeScheduling
 
     class BySubject(LoadScopeScheduling):  # type: ignore[misc]
@@ -222,7 +227,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _scope(nodeid: str, *, few: bool) -> str:
-    """The tests that share a process: a file, or claims; with `few` processes all topics of a subject."""
+    """Return the name of the group of tests that run in one process."""
     file, _, test = nodeid.partition("::")
     if "transparity_conformance" not in file:
         return file

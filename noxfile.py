@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["nox>=2025.5.1"]
 # ///
-"""The project's sessions: `nox -l` lists them, `nox -s NAME` runs one."""
+"""The project's sessions. `nox -l` lists them, and `nox -s NAME` runs one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import nox
 
 nox.options.sessions = ["conformance"]
 nox.options.reuse_existing_virtualenvs = True
-# `installed` is for three versions of Python: one that is missing is not left out in silence.
+# `installed` runs on three versions of Python; a missing version is an error.
 nox.options.error_on_missing_interpreters = True
 
-# Two processes of one thread each: the models are small, and threads that wait for each other cost more than they gain.
+# Tests run in two processes with one thread each, because in small models threads cost more time than they save.
 PARALLEL = ["-n", "2"]
 SIDE_BY_SIDE = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # or the first process would take most of a GPU's memory
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # otherwise the first process would take most of a GPU's memory
 }
 
-# XLA compiles every shape anew; most of that time goes into its passes.
+# XLA compiles a program for every shape; these flags turn off the passes that take most of this time.
 COMPILE_QUICKLY = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
@@ -35,7 +35,8 @@ COMPILE_QUICKLY = [
     "--xla_gpu_autotune_level=0",
 ]
 
-# `as_users_compile` has them on, as users do, for models in the usual precisions; all other sessions have them off.
+# `as_users_compile` leaves these passes on, as users do, for models in the usual precisions. The other sessions turn
+# them off.
 AS_USERS_COMPILE = (
     "flax and jit and (float32 or bfloat16) and (forward or attention or loss or chunks or model_gradients)"
     " or pytorch and compile"
@@ -43,7 +44,7 @@ AS_USERS_COMPILE = (
 
 
 def compiled(session: nox.Session) -> dict[str, str]:
-    """Return variables with which Python and JAX keep compiled code from run to run."""
+    """Return the environment variables with which Python and JAX keep compiled code for the next run."""
     return {
         "PYTHONDONTWRITEBYTECODE": "",
         "JAX_COMPILATION_CACHE_DIR": f"{session.virtualenv.location}/compiled",
@@ -56,9 +57,9 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None:
-    """Install the project, editable, and `groups` within constraints.txt; again only after a change of either.
+    """Install the project as editable, and `groups` with the versions of constraints.txt, if any of these has changed.
 
-    Python compiles what it imports: compiling all that is installed takes 39 s of a processor's time and saves 6.
+    Installed packages are not compiled, because this takes 39 s of processor time and saves 6 s.
     """
     requirements = nox.project.dependency_groups(PYPROJECT, *groups)
     arguments = ["--constraint", "constraints.txt", *requirements]
@@ -72,7 +73,7 @@ def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None
 
 
 def install_alone(session: nox.Session, group: str) -> None:
-    """Install `group` without its dependencies, which are large and not needed here."""
+    """Install `group` without its dependencies, which are large and not needed."""
     requirements = nox.project.dependency_groups(PYPROJECT, group)
     session.install("--no-deps", "--constraint", "constraints.txt", *requirements)
 
@@ -87,7 +88,7 @@ def conformance(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session, *options: str) -> None:
-    """Run the tests that a session has (conftest.py tells which) in two processes."""
+    """Run the tests of a session, which conftest.py selects, in two processes."""
     install(session, "test", "benchmarks", "examples", "runtimes")
     environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("pytest", "conformance", "tests", *PARALLEL, *options, *session.posargs, env=environment)
@@ -95,19 +96,19 @@ def run_tests(session: nox.Session, *options: str) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """Run one case of each test that takes little time: two minutes, while you work."""
+    """Run one case of each short test, in two minutes."""
     run_tests(session, "--quick")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test but the long ones, of each as many cases as take half a second."""
+    """Run all tests except the long ones, each with as many cases as take half a second."""
     run_tests(session)
 
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Run every case of every test. `-- --record-durations` measures how long each takes."""
+    """Run every case of every test; `-- --record-durations` writes their durations."""
     run_tests(session, "--every-case")
 
 
@@ -122,14 +123,14 @@ def as_users_compile(session: nox.Session) -> None:
 
 @nox.session
 def meta(session: nox.Session) -> None:
-    """Plant a fault for every claim: the claim must catch it."""
+    """Check that every claim fails on a planted fault."""
     install(session, "test")
     session.run("pytest", "conformance/meta", "--every-case", *PARALLEL, *session.posargs, env=SIDE_BY_SIDE)
 
 
 @nox.session
 def equivalents(session: nox.Session) -> None:
-    """Plant every line that mutation testing leaves out, and show that it computes the same."""
+    """Check that every mutation that is listed as equivalent computes the same results."""
     install(session, "test")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.measure", "--pool", "equivalents", *session.posargs, env=environment)
@@ -137,7 +138,7 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right: planted bugs, right ports, attacks, audits and adapters."""
+    """Measure how often the checker is right, on planted bugs, correct ports, attacks, audits and adapters."""
     install(session, "test")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)
@@ -149,7 +150,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session
 def exam(session: nox.Session) -> None:
-    """Take the published exam: bugs in other people's code. It resumes after an interruption."""
+    """Run the exam: bugs in published code; it continues after an interruption."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
@@ -158,7 +159,7 @@ def exam(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Try 20,000 malformed inputs: each ends soon, in a verdict or one sentence."""
+    """Try 20,000 malformed inputs, each of which must soon end in a verdict or an error of one sentence."""
     install(session, "test")
     environment = SIDE_BY_SIDE | compiled(session)
     environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
@@ -167,14 +168,14 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def calibrate(session: nox.Session) -> None:
-    """Measure the factors of budgets again; fail if a constant no longer covers what was measured."""
+    """Measure the factors of the error budgets again; fail if a constant is too small."""
     install(session, "test")
     session.run("python", "-m", "transparity_conformance.oracle.calibrate", *session.posargs, env=SIDE_BY_SIDE)
 
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Time the columns beside other libraries: ratios, and shares of what the machine can do."""
+    """Time the columns and other libraries; show ratios, and shares of the machine's limits."""
     install(session, "test", "peers")
     install_alone(session, "peers-alone")
     session.run("pytest", "--benchmark", *(session.posargs or ["-k", "race and not tiny"]))
@@ -182,7 +183,7 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def checkpoints(session: nox.Session) -> None:
-    """Run two models with real weights in every backend, from text to a known answer."""
+    """Run two models with real weights in every backend, and compare their answers with known answers."""
     install(session, "test", "checkpoints")
     install_alone(session, "weights")
     environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
@@ -214,7 +215,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the site into build/site/html; a broken link fails. `-- serve` shows it in a browser."""
+    """Build the site into build/site/html, and fail on a broken link; `-- serve` shows it in a browser."""
     install(session, "docs")
     environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     session.run("python", "-m", "docs.site", *session.posargs, env=environment)
@@ -240,7 +241,7 @@ def dist(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13"], requires=["dist"], reuse_venv=False)
 def installed(session: nox.Session) -> None:
-    """Check the wheel in empty environments: alone, with extras, and with each install line of the pages."""
+    """Check the wheel in empty environments: without extras, with extras, and with each install line of the pages."""
     (wheel,), (archive,) = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
     script, version = Path("tests/release/installed.py").resolve(), wheel.name.split("-")[1]
     session.chdir(session.create_tmp())
@@ -257,7 +258,7 @@ def installed(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Train two small models, some minutes: a character model in two frameworks, and a toy translation."""
+    """Train two small models for some minutes: a character model in two frameworks, and a toy translation."""
     install(session, "examples")
     for script in ("character_model", "toy_translation"):
         session.run("python", "-m", f"examples.{script}", env=SIDE_BY_SIDE | compiled(session))

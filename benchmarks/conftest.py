@@ -1,4 +1,4 @@
-"""With `--benchmark`, load `benchmarks.plugin`; without, or without pytest-benchmark, import nothing."""
+"""Load `benchmarks.plugin` if pytest has the option `--benchmark` and pytest-benchmark is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment that figures depend on: cores, thread variables, kernels, the processor, versions."""
+"""The environment that timings depend on: cores, variables for threads and kernels, the processor, versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KERNEL_VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE"),
 )
-"""Variables that restrict a library to the kernels of another processor."""
+"""Environment variables that make a library use the kernels of another processor."""
 
 PACKAGES = (
     *("torch", "jax", "flax", "numpy", "optax", "transformers", "equinox", "keras", "keras-hub"),
@@ -30,25 +30,27 @@ def cores() -> int:
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """Return a line of a process's status, or of another file of Linux, in bytes; raise `OSError` on another system."""
+    """Return a number of bytes from a line of `/proc/self/status` or of another file; raise `OSError` without such a
+    file."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def python_path(root: Path) -> str:
-    """Return the path on which a process finds the packages of a checkout, and everything else that this process
-    finds."""
+    """Return the PYTHONPATH with which a process imports the packages of a checkout, and otherwise what this one
+    imports."""
     found = [str(root / name) for name in ("", "reference", "backends", "conformance")]
     return os.pathsep.join([*found, *(path for path in sys.path if path and not Path(path).is_relative_to(ROOT))])
 
 
 def variables() -> dict[str, str]:
-    """Return the variables that limit threads or choose an allocator; candidates inherit them, except their threads."""
+    """Return the environment variables that limit threads or choose an allocator."""
     return {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_", "MALLOC_", "XLA_"))}
 
 
 def overridden_kernels() -> dict[str, str]:
-    """Return the kernel variables of this process; candidates of the race do not inherit them."""
+    """Return the environment variables of this process that change kernels; candidates of the race do not inherit
+    them."""
     return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
 
 
@@ -58,7 +60,8 @@ def versions() -> dict[str, str]:
 
 
 def cuda(device: str) -> dict[str, str]:
-    """Return the name of a CUDA device and the precision of its float32 products; below `highest`, TF32 may be used."""
+    """Return the name of the CUDA device, and the precision of its float32 products; below `highest`, TF32 may be
+    used."""
     if device != "cuda":
         return {}
     import torch

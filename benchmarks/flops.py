@@ -1,7 +1,7 @@
-"""Floating-point operations of a forward pass, counted from the configuration.
+"""The number of floating-point operations (FLOPs) of a forward pass, computed from the configuration.
 
-A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions: 2 · m · n · k FLOPs.
-With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attention_dim`:
+A product of (m, k) and (k, n) matrices takes m · n · k multiplications and as many additions, together 2 · m · n · k
+FLOPs. `transparity.axes` explains the letters; F is `feed_forward_dim` and A is `attention_dim`.
 
 | product                                            | FLOPs                  |
 |----------------------------------------------------|------------------------|
@@ -20,10 +20,10 @@ With the letters of `transparity.axes`, F for `feed_forward_dim`, A for `attenti
 | two convolutions of frames of M mel bins           | 4·B·T·D·3M; 2·B·T·D·3D |
 | head: logits, or the pooled first position     | 2·B·T·D·V; 2·B·D·D     |
 
-The count follows the definition of the model. Hidden scores count too (a causal mask saves nothing), and each decoder
-layer projects the memory again. All experts (E) count, as PyTorch and JAX compute them. A state-space model corrects
-nothing: it has one number for each state, no k·k, and no product that corrects. Operations other than matrix products
-do not count: softmax, masks, scales, norms, biases, residuals, activations and embeddings.
+Masked scores also count, so a causal mask saves nothing. Each decoder layer projects the encoder's output again. All
+experts (E) count, because PyTorch and JAX compute all of them. A state-space model has one number per state instead of
+two, and neither k·k nor the product for the correction. Only matrix products count: no softmax, masks, scales, norms,
+biases, residuals, activations or embeddings.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from __future__ import annotations
 from transparity.config import TransformerConfig
 
 CHUNK = 64
-"""Positions per chunk of a recurrence, in PyTorch."""
+"""Positions per chunk of a recurrence in the PyTorch column."""
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
     """Return the FLOPs of one forward pass.
 
-    `lengths` has the length of each input by name (`transparity.taps.lengths_of`); for `pixels`, the positions of an
-    image.
+    `lengths` has the number of positions of each input, by name (`transparity.taps.lengths_of`).
     """
     if set(lengths) != set(config.input_names):
         expected, given = ", ".join(config.input_names), ", ".join(lengths) or "none"
@@ -58,7 +57,7 @@ def stack_flops(config: TransformerConfig, name: str, **lengths: int) -> int:
 
 
 def mixer_flops(config: TransformerConfig, length: int) -> int:
-    """Count self-attention, or the recurrence that replaces it: its maps, its convolutions and its states."""
+    """Return the FLOPs of self-attention, or of the recurrence that replaces it."""
     if config.mixer == "attention":
         return attention_flops(config, length, length)
     projected = sum(config.convolution_dims.values()) + config.recurrent_dim + config.recurrent_heads
@@ -69,10 +68,11 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 
 
 def state_flops(config: TransformerConfig, length: int) -> int:
-    """Count the states of all heads, chunk by chunk.
+    """Return the FLOPs of a recurrence's states, which are computed chunk by chunk.
 
-    Each chunk multiplies its queries, and with a correction its keys, with its keys and with the values that they add.
-    It then multiplies each with the state. One position after another, only the products with the state remain.
+    Within a chunk, the queries are multiplied by the keys, and the result by the values; with a correction, the keys
+    are too. Queries and keys are then multiplied by the state. If `length` is 1, only the products with the state
+    remain.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
@@ -82,7 +82,7 @@ def state_flops(config: TransformerConfig, length: int) -> int:
 
 
 def front_flops(config: TransformerConfig, name: str, length: int) -> int:
-    """Count the linear map of patches, or the two convolutions of frames of audio; 0 for tokens."""
+    """Return the FLOPs of the linear map of patches, or of the convolutions of audio; 0 for tokens."""
     if name in config.token_inputs:
         return 0
     if config.mel_bins is None:
@@ -92,7 +92,7 @@ def front_flops(config: TransformerConfig, name: str, length: int) -> int:
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
-    """Count the attention of `queries` positions to `keys` positions."""
+    """Return the FLOPs of attention from `queries` positions to `keys` positions."""
     scores = product_flops(queries, config.attention_dim, keys)
     context = product_flops(queries, config.context_dim, keys)
     output = product_flops(queries, config.context_dim, config.embed_dim)
@@ -101,7 +101,7 @@ def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
 
 
 def query_flops(config: TransformerConfig, length: int) -> int:
-    """Count the queries of every head, with their latent."""
+    """Return the FLOPs of the projection to queries, with the latent vector if there is one."""
     if config.q_lora_rank is None:
         return product_flops(length, config.attention_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.q_lora_rank)
@@ -109,7 +109,7 @@ def query_flops(config: TransformerConfig, length: int) -> int:
 
 
 def key_value_flops(config: TransformerConfig, length: int) -> int:
-    """Count the keys and values of every head, with their latent and the rotated features."""
+    """Return the FLOPs of the projections to keys and values, with the latent vector if there is one."""
     if config.kv_lora_rank is None:
         return 2 * product_flops(length, config.key_value_heads * config.head_dim, _projected_features(config))
     latent = product_flops(length, config.embed_dim, config.kv_lora_rank + config.rotated_dim)
@@ -118,7 +118,7 @@ def key_value_flops(config: TransformerConfig, length: int) -> int:
 
 
 def feed_forward_flops(config: TransformerConfig, length: int) -> int:
-    """Count up, down, and a gate if there is one; with experts, all of them, the router and the shared expert."""
+    """Return the FLOPs of the feed-forward; with experts, of all experts, the router and the shared expert."""
     dense = (2 + config.gated) * product_flops(length, config.embed_dim, config.feed_forward_dim)
     if not config.num_experts:
         return dense
@@ -130,7 +130,7 @@ def feed_forward_flops(config: TransformerConfig, length: int) -> int:
 
 
 def head_flops(config: TransformerConfig, length: int) -> int:
-    """Count the head on `length` positions."""
+    """Return the FLOPs of the head for `length` positions."""
     rows = 1 if config.is_pooled else length
     square = product_flops(rows, config.embed_dim, config.embed_dim)
     final = product_flops(rows, config.embed_dim, config.head_size) if config.head in ("logits", "classes") else 0
@@ -138,10 +138,10 @@ def head_flops(config: TransformerConfig, length: int) -> int:
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:
-    """Return the FLOPs of (rows, inner) times (inner, columns), a multiplication and an addition each."""
+    """Return the FLOPs of the product of a (rows, inner) and an (inner, columns) matrix."""
     return 2 * rows * inner * columns
 
 
 def _projected_features(config: TransformerConfig) -> int:
-    """Return the number of features that each feature of a query, a key or a value sums."""
+    """Return the number of input features of the projection to queries, keys or values."""
     return {"full": config.embed_dim, "shared-per-head": config.head_dim}[config.projection]

@@ -1,4 +1,4 @@
-"""The gate of every benchmark: results are compared with the reference in float64, and timed only if they agree."""
+"""Oracles of benchmarks: a result is compared with the reference in float64, and is timed only if they agree."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from transparity_numpy.decoding.generation import generate
 from transparity_numpy.transformer import transformer
 
 ORACLES = ROOT / "build/oracles"
-"""Oracles are kept here until the code that computes them changes."""
+"""The folder in which oracles are kept until the code that computes them changes."""
 
 SOURCES = (
     *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),
     *("benchmarks/workloads.py", "benchmarks/workloads.toml", "benchmarks/oracles.py"),
 )
-"""The code of the reference, of weights and budgets, and of workloads; for training, PyTorch's column too."""
+"""The code that computes oracles; oracles of training also depend on the PyTorch column."""
 
 WRITE = """
 import pathlib, sys
@@ -44,15 +44,15 @@ write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
 """
 
 CHUNK = 64
-"""Positions compared at a time: all float64 logits, twice, would fill the memory."""
+"""Number of positions that are compared at a time, because two copies of all float64 logits would fill the memory."""
 
 UNSURE = -1
-"""The mark of a token that rounding may change, and of the tokens after it."""
+"""The number that replaces a token that rounding may change, and all tokens after it."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected result of a workload, in float64, and the largest difference that rounding explains."""
+    """The expected result of a workload in float64, and its budget: the largest difference that rounding explains."""
 
     workload: Workload
     values: np.ndarray
@@ -68,28 +68,30 @@ def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expec
 def conformity(expected: Expected, result: Any) -> dict[str, float]:
     """Compare a result with the oracle.
 
-    Returns: its `error`, its `budget`, and the `share` of the budget that the error uses; above 1, or not a number, the
-        result is wrong.
+    Returns: the `error` of the result, its `budget`, and the `share` of the budget that the error is. The result is
+    wrong if the share is above 1 or NaN.
     """
     if expected.workload.kind == "decode":
         error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
     elif expected.workload.kind == "train":
         error = difference(as_numbers(result), expected.values)
     else:
-        right_dtype = dtype_name(result) in (expected.workload.dtype, "float32")  # a peer may widen its logits
+        right_dtype = dtype_name(result) in (expected.workload.dtype, "float32")  # a peer may return logits in float32
         found = as_numbers(result)
         error = max(_differences(expected.workload, found, expected.values)) if right_dtype else np.inf
     return {"error": error, "budget": expected.budget, "share": share(error, expected.budget)}
 
 
 def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Return the conformity that uses most of the budget."""
+    """Return the comparison with the largest share of the budget."""
     return max(found, key=lambda item: item["share"])
 
 
 def oracle_of(workload: Workload, root: Path | None = None) -> Path:
-    """Return the folder with the oracle of a workload; with `root`, from that checkout's code and workload of this
-    name."""
+    """Return the folder with the oracle of a workload.
+
+    With `root`, the code and the workload of this name are from that checkout.
+    """
     digest = digest_of(workload, root or ROOT)
     if root is None:
         return kept(f"{workload.name}-{digest}", lambda folder: write_oracle(folder, workload))
@@ -102,7 +104,7 @@ def oracle_of(workload: Workload, root: Path | None = None) -> Path:
 
 
 def digest_of(workload: Workload, root: Path) -> str:
-    """Return the digest of a workload and of the code that computes its oracle."""
+    """Return a digest of a workload and of the code that computes its oracle."""
     found = hashlib.sha256(json.dumps(workload.as_dict()).encode())
     for source in (*SOURCES, *["backends/transparity_pytorch"] * (workload.kind == "train")):
         path = root / source
@@ -112,7 +114,10 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`, ending in a digest, filled by `write`; folders with other digests are removed."""
+    """Return the folder `name`; if it is missing, fill it by `write`.
+
+    The name ends with a digest. Folders with the same name but another digest are removed.
+    """
     folder = ORACLES / name
     if not folder.exists():
         ORACLES.mkdir(parents=True, exist_ok=True)
@@ -121,12 +126,13 @@ def kept(name: str, write: Callable[[Path], None]) -> Path:
         with tempfile.TemporaryDirectory(dir=ORACLES) as temporary:
             write(Path(temporary))
             Path(temporary).rename(folder)
-            Path(temporary).mkdir()  # for the context manager to remove
+            Path(temporary).mkdir()  # the context manager removes this folder
     return folder
 
 
 def write_oracle(folder: Path, workload: Workload) -> None:
-    """Write the weights, the inputs, the expected result and its budget into `folder`, for all processes."""
+    """Write the weights, the inputs, the expected result and its budget into `folder`, where all processes read
+    them."""
     folder.mkdir(parents=True, exist_ok=True)
     parameters, inputs = parameters_of(workload), inputs_of(workload)
     expected = expected_of(workload, parameters, inputs)
@@ -137,7 +143,7 @@ def write_oracle(folder: Path, workload: Workload) -> None:
 
 
 def read_oracle(folder: Path) -> Expected:
-    """Return the oracle that `write_oracle` wrote; its values stay on the disk."""
+    """Return the oracle that `write_oracle` wrote; its values are memory-mapped."""
     written = json.loads((folder / "oracle.json").read_text())
     values = np.load(folder / "expected.npy", mmap_mode="r")
     return Expected(Workload.from_dict(written["workload"]), values, written["budget"])
@@ -151,7 +157,7 @@ def read_task(folder: Path, device: str = "cpu") -> Task:
 
 
 def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -> Iterator[float]:
-    """Yield the errors of the compared positions, some at a time."""
+    """Yield the largest error of each group of compared positions."""
     shape = (workload.batch, list(workload.lengths.values())[-1], workload.config.vocab_size)
     yield 0.0 if result.shape == shape else np.inf
     for row, positions in enumerate(expected):
@@ -161,7 +167,7 @@ def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -
 
 
 def sure_tokens(workload: Workload, result: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the generated tokens and the expected ones, without those that rounding may change."""
+    """Return the generated and the expected tokens, without tokens that rounding may change."""
     generated = result[:, -workload.new_tokens :]
     if generated.shape != expected.shape:
         return generated, expected
@@ -177,7 +183,7 @@ def logits(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
 
 def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """Return the most likely tokens in float64, up to the first that rounding may change, with a budget of 0."""
+    """Return the most likely tokens in float64, up to the first token that rounding may change, and a budget of 0."""
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     written = generate(workload.config, exact, inputs["tokens"], workload.new_tokens)
     truth, budget = logits(workload, parameters, {"tokens": written[:, :-1]})
@@ -188,11 +194,12 @@ def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
 
 def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """Return the losses before each step, by PyTorch's column in float64.
+    """Return the losses before each step, computed by the PyTorch column in float64, and their budget.
 
-    The reference differentiates by one forward pass for each parameter, which would take days; the conformance suite
-    compares the two on small models. AdamW divides a small gradient by itself, so rounding may move a loss by much or
-    by little. The error is therefore measured at neighbouring points too, as in the suite's oracle.
+    The reference needs a forward pass for each parameter to compute gradients, which would take days. The conformance
+    suite compares the PyTorch column with it on small models. AdamW divides a small gradient by its own size, so
+    rounding may change a loss by little or by much. The error is therefore also measured at slightly different weights,
+    as in the suite's oracle.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:
@@ -213,6 +220,6 @@ def _logits_in(dtype: str, workload: Workload, parameters: Arrays, inputs: Array
 
 
 def _budget(dtype: str, exact: np.ndarray, rough: np.ndarray) -> float:
-    """Return the budget of the conformance suite's oracle, from the error at one point or at several."""
+    """Return the budget, as the conformance suite computes it from the largest rounding error."""
     noise = max(difference(one, other) for one, other in zip(rough, exact, strict=True))
     return RULES[dtype].budget(noise, epsilon(dtype), np.abs(exact).max())

@@ -1,7 +1,7 @@
-"""`pytest --benchmark` is the race: a test for each candidate on each workload, and one table at the end.
+"""`pytest --benchmark` runs the race: a test for each candidate on each workload, and a table at the end.
 
-pytest-benchmark times one function after another, so noise may affect one candidate and not the next. The race
-interleaves the rounds of all candidates, and pytest-benchmark receives the seconds: it saves and compares them.
+pytest-benchmark times one function after another, so noise may affect only one candidate. The race interleaves the
+rounds of all candidates instead, and passes the times to pytest-benchmark, which can save and compare them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rich.console import Console
 Measure = Callable[[str, str], None]
 
 RESULTS = pytest.StashKey[dict[str, list[Result]]]()
-"""The results of the session, by workload."""
+"""The results of this session, by workload."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start without results; the race's table is the only one."""
+    """Clear the results, and turn off the table of pytest-benchmark."""
     config.stash[RESULTS] = {}
     config._benchmarksession.quiet = True  # type: ignore[attr-defined]
     if reason := why_not_kept(Path(config.getoption("--output")), surroundings(conditions_of(config))):
@@ -36,17 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def candidates_of(config: pytest.Config) -> list[Candidate]:
-    """Return the project's columns and their peers; with `--against`, the columns of both checkouts."""
+    """Return the candidates: the project's columns and their peers or, with `--against`, the columns of both
+    checkouts."""
     root = config.getoption("--against")
     if root is None:
         return list(CANDIDATES)
     if not (Path(root) / "benchmarks/race/worker.py").exists():
-        raise pytest.UsageError(f"--against {root}: this is no checkout of the project; name the folder of one")
+        raise pytest.UsageError(f"--against {root}: this is no checkout of the project; give the folder of one")
     return against(Path(root).resolve())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Create a test for every candidate that can run a workload; by default, only the presets are raced."""
+    """Create a test for every candidate and every workload that it can run; by default, only for the presets."""
     config = metafunc.config
     device, asked = config.getoption("--device"), config.option.keyword or any("::" in each for each in config.args)
     entries = [
@@ -60,12 +61,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def missing(config: pytest.Config) -> list[str]:
-    """Return the candidates whose libraries are not installed, each with what is missing."""
+    """Return the candidates whose libraries are not installed, with the names of the libraries."""
     return [f"{each.name}: {reason}" for each in candidates_of(config) if (reason := each.why_missing())]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Report what is timed, and what is missing, before the first oracle is computed."""
+    """Print the number of benchmarks and the missing libraries before the first oracle is computed."""
     absent = [f"missing: {line}" for line in missing(config)]
     return [f"{len(items)} benchmarks; each is compared with the reference, then timed", *absent]
 
@@ -76,9 +77,10 @@ def conditions_of(config: pytest.Config) -> Conditions:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Give pytest-benchmark the rounds of a candidate; the first test of a workload races all its tests."""
+    """Pass the times of a candidate to pytest-benchmark; the first test of a workload runs the race for all its
+    tests."""
     if hasattr(request.config, "workerinput"):
-        pytest.skip("benchmarks are off under xdist, whose processes share the cores: run them without -n")
+        pytest.skip("benchmarks do not run under xdist, whose processes share the cores; run them without -n")
     raced = request.config.stash[RESULTS]
 
     def measured(workload: str, candidate: str) -> None:
@@ -87,7 +89,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
         (result,) = (each for each in raced[workload] if each.candidate.name == candidate)
         if result.failed:
             pytest.fail(f"Not timed: {candidate}, {workload}: {result.failed}", pytrace=False)
-        # A round lasts from one reading of the clock to the next.
+        # A round lasts from one reading of the clock to the next reading.
         readings = itertools.chain.from_iterable((0.0, seconds) for seconds in result.seconds.values())
         request.applymarker(pytest.mark.benchmark(timer=lambda: next(readings), group=workload))
         benchmark = request.getfixturevalue("benchmark")
@@ -113,7 +115,7 @@ def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table, and keep the results; results of two checkouts are only printed."""
+    """Print the table and write the results to their file; results of two checkouts are only printed."""
     rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
     if not rows:
         return

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.sharding`: throughput and memory of the columns over ranks, compared with unsharded runs.
+"""`python -m benchmarks.sharding` measures the throughput and memory of the columns over several ranks, and unsharded.
 
-All ranks share the cores of one machine. They exchange data by gloo, or within one process in JAX. The figures show the
-cost and the memory savings of sharding, not how it scales.
+All ranks share the cores of one machine. PyTorch's ranks exchange data by gloo, and JAX's devices are in one process.
+The figures therefore show what sharding costs and how much memory it saves, but not how it scales.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ TRAIN = dataclasses.replace(FORWARD, name="batch-8-train", kind="train", steps=T
 ROUNDS = 3
 
 MESHES = (None, (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))
-"""Data × tensor ranks; None for the column in one process, unsharded."""
+"""The numbers of data ranks and tensor ranks; None for the unsharded column in one process."""
 
 MEBI = 2**20
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one layout: over several ranks, the slowest's time and the largest's memory."""
+    """The figures of one layout: the time of the slowest rank, and the memory of the largest."""
 
     column: str
     ranks: str
     forward: float
-    """Tokens a second."""
+    """Tokens per second."""
     training: float
     parameters: float
-    """MiB of parameters in the rank with most."""
+    """MiB of parameters on the rank that has most of them."""
     peak: float
-    """MiB by which a training step, including parameters, raised the memory of a process."""
+    """Peak memory of a process in training, including parameters, in MiB above the memory before."""
 
 
 def measured(
     state: State, name: str, mesh: tuple[int, int] | None, forward_folder: Path, train_folder: Path
 ) -> tuple[float, float, float, float] | None:
-    """Return the seconds of a forward pass and of a training, and MiB; None from a rank that takes no part.
+    """Return the times of a forward pass and of a training run, and the memory; None on a rank that takes no part.
 
     Raises:
-        ValueError: if a result is not within its budget.
+        ValueError: A result is not within its budget.
     """
     build: Any = backend(name) if mesh is None else _over(state, mesh)
     if mesh is not None and not build.takes_part:
@@ -70,7 +70,7 @@ def measured(
     before, config, path = memory("VmRSS"), FORWARD.config, str(forward_folder / "parameters.safetensors")
     forward: Any = build(config, load_parameters(path)) if mesh is None else build.from_file(config, path)
     held = _held(forward)
-    Path("/proc/self/clear_refs").write_text("5")  # from here on counts the peak
+    Path("/proc/self/clear_refs").write_text("5")  # this resets the peak memory
 
     def run() -> Any:
         logits = forward.logits(**inputs)
@@ -85,7 +85,7 @@ def measured(
 
 
 def _warm(build: Any) -> None:
-    """Load the code that is loaded at first use, so that it is not counted."""
+    """Import the code that is imported at its first use, so that its memory is not counted."""
     workload = WORKLOADS["tiny-decoder"]
     model, inputs = build(workload.config, initialize_parameters(workload.config)), inputs_of(workload)
     model.logits(**inputs)
@@ -93,7 +93,7 @@ def _warm(build: Any) -> None:
 
 
 def measure(name: str) -> list[Figures]:
-    """Measure every layout of a column, each in separate processes."""
+    """Return the figures of every layout of a column; each layout runs in separate processes."""
     parts: Any = harness(name)
     figures = []
     for mesh in MESHES:
@@ -116,14 +116,14 @@ def _over(state: State, mesh: tuple[int, int]) -> Any:
 
 
 def _seconds(run: Callable[[], Any], folder: Path) -> float:
-    """Return the median time of a call, after a first one whose result is compared with the oracle."""
+    """Return the median time of a call, after a first call whose result is compared with the oracle."""
     if reason := refusal(conformity(read_oracle(folder), run())):
         raise ValueError(reason)
     return statistics.median(seconds(run, "cpu") for _ in range(ROUNDS))
 
 
 def _held(forward: Any) -> int:
-    """Return the bytes of the parameters on this rank, or on the first device."""
+    """Return the bytes that the parameters take on this rank, or on the first device."""
     if hasattr(forward, "weights"):
         leaves = sys.modules["jax"].tree.leaves(forward.weights)
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
@@ -141,7 +141,7 @@ def row(figures: Figures) -> tuple[str, ...]:
 
 
 def markdown(kept: dict[str, Any]) -> str:
-    """Return kept figures as docs/columns.md shows them."""
+    """Return the kept figures as the Markdown table of docs/columns.md."""
     lines = [f"| {' | '.join(HEADS)} |", "|---|---|--:|--:|--:|--:|"]
     lines += [f"| {' | '.join(row(Figures(**figures)))} |" for figures in kept["figures"]]
     return f"{kept['taken']}\n\n" + "\n".join(lines)
@@ -166,6 +166,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks import sharding  # ranks look `measured` up by the name of its module
+    from benchmarks import sharding  # ranks import `measured` from the module of this name
 
     sharding.main()

@@ -1,4 +1,4 @@
-"""Workloads: a model, a task, and the shape of its inputs, for the presets and for the race."""
+"""Workloads: a model, a task, and the shape of its inputs."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""Steps of a training run; the loss before a step shows the effect of the earlier steps."""
+"""Number of steps of a training run; the losses are compared, so every step but the last is checked."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task: one forward pass, the greedy decoding of `new_tokens` after a prompt, or `steps` steps of training."""
+    """A model and a task: a forward pass, greedy decoding of `new_tokens` tokens, or `steps` steps of training."""
 
     name: str
     kind: Kind
     config: TransformerConfig
     batch: int
     lengths: dict[str, int]
-    """The length of each input; when decoding, of the prompt."""
+    """The length of each input by name; in decoding, the length of the prompt."""
     new_tokens: int = 0
     steps: int = 0
     dtype: str = "float32"
     held: int | None = None
-    """The number of positions that are compared with the oracle, if all would take too long.
+    """The number of leading positions that are compared with the oracle. None means all, which may take too long.
 
     The logits of a causal model do not depend on later tokens.
     """
     growth: str = ""
-    """The curve of this point: `length` or `batch`."""
+    """The curve to which this workload belongs: `length` or `batch`."""
     device: str = ""
-    """The only device on which it is raced, if it would take too long elsewhere."""
+    """The only device on which it is raced, if it takes too long on others."""
     head_bias: bool = True
     """Whether the head has a nonzero bias; GPT-2's has none."""
     peers: bool = True
-    """Whether other libraries can represent its weights; they cannot for a document's preset."""
+    """Whether other libraries can run the model; they cannot run the documents' presets."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens whose logits are computed, or that are generated, without the source."""
+        """Return the number of tokens whose logits are computed, or that are generated; the source does not count."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
@@ -69,8 +69,8 @@ class Workload:
     def flops(self) -> int:
         """Return the FLOPs of the whole task (`benchmarks.flops`).
 
-        Decoding counts every token once, as in one pass. A training step counts as three forward passes, because each
-        product has two gradients, which are products of its size.
+        Decoding counts every token once, as in one forward pass. A training step counts as three forward passes,
+        because each product has two gradients, which are products of the same size.
         """
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}
@@ -78,7 +78,8 @@ class Workload:
 
     @property
     def bytes_read(self) -> int:
-        """Return the bytes of weights that decoding reads: all but the embeddings' tables, once for each new token."""
+        """Return the bytes of weights that decoding reads: all weights except the embeddings' tables, once per new
+        token."""
         shapes = parameter_shapes(self.config)
         numbers = sum(math.prod(shape) for name, shape in shapes.items() if "embedding.weight" not in name)
         return numbers * (2 if self.dtype == "bfloat16" else 4) * self.new_tokens
@@ -90,8 +91,7 @@ class Workload:
 
     @property
     def memory(self) -> int:
-        """Return the bytes that a process needs, about the median peak of the candidates; it limits how many run
-        side by side."""
+        """Return an estimate of the bytes that a process needs: about the median of the candidates' peaks."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2
@@ -109,21 +109,20 @@ class Workload:
 
 
 Run = Callable[[], Any]
-"""Runs the whole task once and returns its computed result.
-
-The result is logits, tokens (including the prompt), or the losses before each step of training.
+"""A function that runs the whole task once and returns its computed result. The result is the logits, the tokens
+including the prompt, or the losses before each step of training.
 """
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload with its weights and inputs, and where to compute it."""
+    """A workload with its weights, its inputs and the device."""
 
     workload: Workload
     parameters: Arrays
     inputs: Arrays
     folder: str
-    """A folder for files of the workload that candidates share."""
+    """The folder of the workload, in which candidates share files."""
     device: str = "cpu"
 
     @property
@@ -132,7 +131,7 @@ class Task:
 
     @property
     def tokens(self) -> Arrays:
-        """Return the arguments of a peer: `tokens`, whose logits it computes, and the `source` if there is one."""
+        """Return the arguments of a peer: `tokens`, and `source` if there is one."""
         named = {"tokens": self.inputs[self.config.input_names[-1]]}
         return named | {"source": self.inputs["source"]} if self.config.has_encoder else named
 
@@ -141,7 +140,7 @@ Build = Callable[[Task], Run]
 
 
 def parameters_of(workload: Workload) -> Arrays:
-    """Return weights that show mistakes."""
+    """Return random weights with which mistakes are visible."""
     parameters = probe_parameters(workload.config)
     if not workload.head_bias:
         parameters["head.bias"][:] = 0
@@ -149,7 +148,7 @@ def parameters_of(workload: Workload) -> Arrays:
 
 
 def inputs_of(workload: Workload) -> Arrays:
-    """Return tokens by name, without padding, and in training the `targets`: the tokens shifted by one."""
+    """Return tokens by name, without padding; in training also `targets`, the tokens shifted by one."""
     config, random = workload.config, np.random.default_rng(0)
     drawn = {}
     for name, length in workload.lengths.items():
@@ -162,9 +161,9 @@ def inputs_of(workload: Workload) -> Arrays:
 
 
 def _workloads() -> Iterator[Workload]:
-    """Yield the rows of workloads.toml, without padding, and every preset at its document's size.
+    """Yield the rows of workloads.toml, without padding, and every preset with the sizes of its document.
 
-    In the former, a decoder's head has only a zero bias, as GPT-2's.
+    In the rows, the bias of a decoder's head is zero, because GPT-2's head has no bias.
     """
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:
@@ -183,6 +182,5 @@ WORKLOADS = {workload.name: workload for workload in _workloads()}
 
 
 def default(device: str) -> list[str]:
-    """Return the workloads of a race without named ones: the presets, which only the columns can run. The others
-    take hours."""
+    """Return the default workloads of a race: the presets, because all others together take hours."""
     return [name for name, each in WORKLOADS.items() if not each.peers and each.device in ("", device)]

@@ -1,9 +1,9 @@
-"""Write the agreement matrix of a run into docs/agreement.md, and its summary into README.md.
+"""Write the agreement matrix of a conformance run into docs/agreement.md, and its summary into README.md.
 
     nox -s conformance
     python docs/agreement.py reports/agreement.json
 
-The run's cells are kept in docs/agreement.json; tests/project/test_documentation.py holds both pages to them.
+The run's results are kept in docs/agreement.json; tests/project/test_documentation.py compares both pages with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Run = dict[str, Any]
 
 
 def condensed(report: Run, date: str) -> Run:
-    """Return what the pages show of a run's agreement.json: its cells in words, and the worst comparison of each."""
+    """Return the part of a run's agreement.json that the pages show."""
     columns = [f"{column['backend']} {column['dtype']}" for column in report["columns"]]
     cells = {claim["id"]: [cell and _cell(cell, claim) for cell in claim["cells"]] for claim in report["claims"]}
     return {
@@ -38,13 +38,16 @@ def condensed(report: Run, date: str) -> Run:
 
 
 def _cell(cell: Run, claim: Run) -> list[Any]:
-    """Return a cell in words, its share and its comparisons; the words name fewer cases than in other columns."""
+    """Return a cell's text, its share of the tolerance, and its number of comparisons.
+
+    The text has the number of cases if there are fewer than in other columns.
+    """
     fewer = f" ({cell['cases']} of {claim['cases']})" if cell["cases"] < claim["cases"] else ""
     return [cell["says"] + fewer, float(f"{cell['share']:.2g}"), cell["comparisons"]]
 
 
 def matrix(run: Run) -> str:
-    """Return every claim and every backend and precision as a Markdown table."""
+    """Return a Markdown table with a row for every claim, and a column for every backend and precision."""
     heads = [TITLES[backend] + " " + dtype for backend, dtype in map(str.split, run["columns"])]
     lines = [f"| claim | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     topic = ""
@@ -62,14 +65,15 @@ def matrix(run: Run) -> str:
 
 
 def summary(run: Run) -> str:
-    """Return the worst share and the number of comparisons of each backend and precision as a Markdown table."""
+    """Return a Markdown table with the largest share of the tolerance and the number of comparisons, by backend and
+    precision."""
     lines = [f"| precision | {' | '.join(TITLES.values())} |", "|---|" + "--:|" * len(TITLES)]
     rows = [[_worst(run, f"{backend} {dtype}") for backend in TITLES] for dtype in DTYPES]
     return "\n".join([*lines, *(f"| {dtype} | {' | '.join(row)} |" for dtype, row in zip(DTYPES, rows, strict=True))])
 
 
 def _worst(run: Run, column: str) -> str:
-    """Return the worst share of a column, and of how many comparisons."""
+    """Return a column's largest share of the tolerance, and its number of comparisons, as text."""
     if column not in run["columns"]:
         return "–"
     index = run["columns"].index(column)
@@ -78,7 +82,7 @@ def _worst(run: Run, column: str) -> str:
 
 
 def written(page: str, name: str, text: str) -> str:
-    """Return `page` with `text` between the comments that `name` begins and ends."""
+    """Return `page` with `text` between the comments that mark the part `name`."""
     begin, end = f"<!-- {name}: written by docs/agreement.py -->", f"<!-- end of {name} -->"
     return re.sub(rf"(?s){re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", page)
 
@@ -87,7 +91,7 @@ PAGES = {"docs/agreement.md": ("matrix", matrix), "README.md": ("summary", summa
 
 
 def main(path: str) -> None:
-    """Keep the run at `path` and write both pages."""
+    """Keep the results of the run at `path`, and write both pages."""
     run = condensed(json.loads(Path(path).read_text(encoding="utf-8")), dt.date.today().isoformat())
     cells = run["cells"].items()
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in cells)

@@ -1,6 +1,6 @@
-"""Draw docs/answer.svg: the answer of docs/gallery.md in a terminal, in light and dark.
+"""Draw docs/answer.svg: a terminal with the checker's answer from docs/gallery.md, for light and dark themes.
 
-`python -m docs.answer` writes the picture; tests/project/test_pages.py compares it with the page, whose output is run.
+`python -m docs.answer` writes the picture. tests/project/test_pages.py compares the picture with the page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ PAGE = ROOT / "docs/gallery.md"
 
 COLUMNS = 82
 ADVANCE, LINE, PADDING, BAR = 8.43, 20, 20, 36
-"""Width of a character, height of a line, space around the text and height of the title bar, in pixels."""
+"""The width of a character, the height of a line, the space around the text and the height of the title bar, in
+pixels."""
 
 STYLE = """
   text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -39,18 +40,17 @@ STYLES = (
     (r"  With this fixed.*", "good"),
     (r" +at \S+,?| {20,}\S+|  (transparity|--).*", "soft"),
 )
-"""The style of a line, by its form."""
+"""Patterns of lines, with the styles of the groups."""
 
 
 def answer() -> str:
-    """Return the command and its answer."""
+    """Return the lines of the command and its answer on the page."""
     found = re.search(r"(?ms)^```console\n(.*?)^```$", PAGE.read_text(encoding="utf-8"))
     assert found, f"{PAGE} has no console block"
     return found[1].removesuffix("…\n").rstrip()
 
 
 def picture() -> str:
-    """Return the SVG."""
     lines = answer().splitlines()
     lines.insert(1, "")
     width, height = round(COLUMNS * ADVANCE + 2 * PADDING), BAR + len(lines) * LINE + 2 * PADDING
@@ -65,7 +65,7 @@ def picture() -> str:
 
 
 def _texts(lines: list[str]) -> Iterator[str]:
-    """Each line at its place, stretched to the width that a monospaced font has there."""
+    """Return the SVG elements of a line, stretched to the width that it has in a monospaced font."""
     for number, line in enumerate(lines):
         if not line:
             continue

@@ -1,6 +1,7 @@
-"""Write docs/family-fields.md: each family, the fields of its config.json, what is refused, what it was compared with.
+"""Write docs/family-fields.md: for each family, the fields of its config.json, and the models that tests compare it
+with.
 
-`python docs/families.py` writes it; tests/project/test_pages.py holds it to the tables of the families and to their
+`python docs/families.py` writes the page. tests/project/test_pages.py compares the page with the families' tables and
 tests.
 """
 
@@ -40,7 +41,8 @@ An import reports fields that are not listed here, and says whether a forward pa
 
 
 def compared() -> dict[str, dict[str, str]]:
-    """The names of the cases in the tests of the families, each with its class of transformers, by family."""
+    """Return the test cases of each family: the name of the case, and the class of transformers that it is compared
+    with."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name, case in tomllib.loads(CASES.read_text(encoding="utf-8"))["cases"].items():
         family, _, variant = name.partition(", ")
@@ -49,7 +51,6 @@ def compared() -> dict[str, dict[str, str]]:
 
 
 def page() -> str:
-    """Return the page."""
     cases = compared()
     of_all = [f"`{name}`: {_values(values)}" for name, values in sorted(ONLY.items())]
     parts = [INTRODUCTION, "## Every family", _bullets([f"Only supported: {'; '.join(of_all)}"]), _activations()]
@@ -60,7 +61,7 @@ def page() -> str:
 
 
 NAMES: Mapping[str, str] = {"gemma3_text": "gemma3"}
-"""Families that the tests call otherwise."""
+"""Families that have another name in the tests."""
 
 
 def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
@@ -89,7 +90,7 @@ def _bullets(lines: Any) -> str:
 
 
 def overview() -> str:
-    """Return the page on families with the list of all."""
+    """Return docs/families.md with the current list of families."""
     names = [f"`{model_type}`" for model_type in sorted(FAMILIES)]
     listed = f"These families are read: {', '.join(names[:-1])} and {names[-1]}."
     return re.sub(r"(?s)These families are read: .+?\.(?= )", lambda _: listed, OVERVIEW.read_text(encoding="utf-8"))

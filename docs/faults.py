@@ -1,6 +1,6 @@
-"""Write docs/faults.md, the list of all causes, and docs/causes/, a page for each cause.
+"""Write docs/faults.md, the list of all causes, and a page for each cause in docs/causes/.
 
-`python docs/faults.py` writes them; tests/project/test_pages.py compares them with the catalogue.
+`python docs/faults.py` writes the pages. tests/project/test_pages.py compares them with the catalogue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAUSES = ROOT / "docs/causes"
 META = ROOT / "conformance/meta"
 
 RANKS = 2
-"""Faults of sharding are listed as two ranks make them."""
+"""The number of ranks for which faults of sharding are listed."""
 
 COLUMNS = {
     "pytorch": ("PyTorch", "backends/transparity_pytorch"),
@@ -37,7 +37,7 @@ COLUMNS = {
 }
 
 FOLDED = 3
-"""A longer list of variants is folded."""
+"""The length of the longest list of variants that is not folded."""
 
 INTRODUCTION = """# Faults
 
@@ -52,7 +52,8 @@ HEAD = "| fault | name |\n|---|---|"
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
-    """Yield every tap of every kind of model with each of its faults; an empty name has the faults of the whole."""
+    """Yield every activation of every kind of model with each of its faults; faults of the whole model have an empty
+    name."""
     for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
@@ -60,14 +61,13 @@ def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
 
 
 def catalogue() -> dict[str, list[str]]:
-    """Return the sections of the page: the ids of the causes in each."""
+    """Return the sections of the page, with the ids of their causes."""
     found = {"The forward pass": sorted({fault.id for _, fault in of_the_forward_pass()})}
     found |= {name.capitalize(): sorted({fault.id for fault in faults}) for name, faults in FAULTS.items()}
     return found | {"Files, loaders and ranks": sorted({*meanings()}.difference(*found.values()))}
 
 
 def page() -> str:
-    """Return the page."""
     parts = [INTRODUCTION]
     for title, names in catalogue().items():
         rows = [f"| [{meanings()[name].title}](causes/{name}.md) | `{name}` |" for name in names]
@@ -76,7 +76,7 @@ def page() -> str:
 
 
 def sentences() -> dict[str, list[str]]:
-    """Return a sentence for each variant of a cause, by its id."""
+    """Return the sentences for the variants of each cause, by the id of the cause."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for _, fault in of_the_forward_pass():
         found[fault.id].setdefault(fault.variant, fault.description)
@@ -86,7 +86,7 @@ def sentences() -> dict[str, list[str]]:
 
 
 def places() -> dict[str, set[str]]:
-    """Return the taps of the forward pass at which a cause may be, without their layers, by its id."""
+    """Return the activations at which each cause may occur, without the numbers of layers, by the id of the cause."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for site, fault in of_the_forward_pass():
         if site:
@@ -95,10 +95,11 @@ def places() -> dict[str, set[str]]:
 
 
 def edit(text: str, old: str, new: str) -> str:
-    """Return the lines of `text` with `old` in them, the wrong ones after `-` and the right ones after `+`.
+    """Return a diff of the lines of `text` that contain `old`; lines with `new` are marked `-`, and the original lines
+    `+`.
 
     Raises:
-        ValueError: `old` is not in exactly one place.
+        ValueError: `text` does not contain `old` exactly once.
     """
     if text.count(old) != 1:
         raise ValueError(f"{old!r} is in {text.count(old)} places; expected one.")
@@ -115,7 +116,7 @@ def _sources(column: str) -> dict[str, str]:
 
 
 def planted_lines() -> dict[str, dict[str, str]]:
-    """Return an edit by cause and title of a column, from the faults that the tests plant in the columns."""
+    """Return the diffs of the faults that the tests plant in the columns, by cause and title of the column."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in tomllib.loads((META / "planting/plants.toml").read_text(encoding="utf-8"))["plant"]:
         for column, (title, _) in COLUMNS.items():
@@ -131,7 +132,10 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return where a wrong line is, and the edit, by cause: a real bug, else another one of the tests' pools."""
+    """Return a diff of other code for each cause, with the name of its file.
+
+    A bug that was published is preferred to other bugs in the tests' pools.
+    """
     found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
@@ -156,7 +160,10 @@ def _where(file: str) -> str:
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield causes of loaders, conversions and ranks, each with where its lines are, and the edit; the last counts."""
+    """Yield causes of loaders, conversions and ranks, with the place of the lines and the diff.
+
+    If a cause occurs twice, its last diff is used.
+    """
     text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
     sharded = {
         row["id"]: (row["old"].strip("\n"), row["new"].strip("\n")) for row in _rows_of(META / "ranks/mistakes.toml")
@@ -173,7 +180,7 @@ def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Return the rows of all tables in a folder; entries outside of tables are defaults."""
+    """Return the rows of all TOML tables in a folder; entries outside of tables are defaults of the rows."""
     return itertools.chain.from_iterable(map(_rows_of, sorted(folder.glob("*.toml"))))
 
 
@@ -185,7 +192,7 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> Iterator[str]:
-    """Yield the wrong line and the right one, a block for each column, and one of published code."""
+    """Yield a diff for each column, and a diff of published code, as Markdown."""
     if planted:
         yield "**The wrong line (−) and the right one (+)** in the three columns:"
         shown = [title for title, _ in COLUMNS.values() if title in planted]
@@ -195,7 +202,6 @@ def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> I
 
 
 def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str], taps: set[str]) -> str:
-    """Return the page of one cause."""
     parts = [f"# {meaning.title}", f"`{name}`", f"**Right:** {meaning.right}", *lines]
     parts.append(f"**Where to look:** {meaning.look}")
     if meaning.hidden:

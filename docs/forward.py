@@ -1,6 +1,7 @@
-"""Write docs/forward.json: the forward pass of a small model that spells words backwards, which the site animates.
+"""Write docs/forward.json, the data of the site's animation: forward passes of a small model that spells words
+backwards.
 
-`python -m docs.forward` trains the model with the PyTorch column for some minutes. The NumPy column then computes the
+`python -m docs.forward` trains the model with the PyTorch column for some minutes. Then the NumPy column computes the
 activations.
 """
 
@@ -26,18 +27,18 @@ from transparity_pytorch.training.optimization import train
 
 DATA = Path(__file__).with_name("forward.json")
 LETTERS = "\0>.abcdefghijklmnopqrstuvwxyz"
-"""The character of each token: padding, the question, the end, and letters."""
+"""The character of each token: padding, the mark between word and answer, the end, and letters."""
 
 WORDS = ("gradient", "softmax", "pytorch", "masked", "residual")
 LENGTHS, LENGTH = (3, 9), 20
 BATCH, STEPS = 64, 2500
 TRAINING = Training(optimizer="adam", learning_rate=0.5, warmup_steps=400, max_norm=1.0)
 BEST = 5
-"""Predictions that are shown for each position."""
+"""The number of predictions that are shown for each position."""
 
 
 def model() -> TransformerConfig:
-    """Return GPT-2 with two layers of 32 features."""
+    """Return the configuration of a GPT-2 with two layers of 32 features."""
     sizes: dict[str, Any] = {
         "embed_dim": 32,
         "num_heads": 4,
@@ -49,7 +50,7 @@ def model() -> TransformerConfig:
 
 
 def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Return random words, each followed by itself backwards; the targets are the second half only."""
+    """Return random words, each followed by its reversal; only the reversal is in the targets."""
     tokens, targets = np.zeros((2, BATCH, LENGTH), int)
     for row in range(BATCH):
         word = random.integers(3, len(LETTERS), random.integers(LENGTHS[0], LENGTHS[1] + 1))
@@ -60,7 +61,7 @@ def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:
 
 
 def learned(config: TransformerConfig, steps: int) -> Arrays:
-    """Return the parameters after training."""
+    """Train the model, and return its parameters."""
     random = np.random.default_rng(0)
     forward = transparity_pytorch.port.build(config, initialize_parameters(config, 0))
     _, parameters = train(forward.model, [batch(random) for _ in range(steps)], TRAINING)
@@ -68,7 +69,8 @@ def learned(config: TransformerConfig, steps: int) -> Arrays:
 
 
 def recorded(config: TransformerConfig, parameters: Arrays, word: str) -> dict[str, Any]:
-    """Return what the page shows of one word: attention weights in 99ths, the residual stream, and predictions.
+    """Return what the page shows for one word: attention weights as integers from 0 to 99, the residual stream, and
+    predictions.
 
     Raises:
         ValueError: The model does not spell the word backwards.
@@ -102,7 +104,7 @@ def recorded(config: TransformerConfig, parameters: Arrays, word: str) -> dict[s
 
 
 def copying(runs: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the layer and the head that looks most at the token after the letter that comes next."""
+    """Return the layer and the head that attends most to the letter that the model has to write next."""
     found: dict[tuple[int, int], float] = {}
     for run in runs:
         size = run["tokens"].index(">")

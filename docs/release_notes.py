@@ -1,4 +1,4 @@
-"""Print the notes of a release: the section of CHANGELOG.md. `python docs/release_notes.py [VERSION]`"""
+"""Print the notes of a release, which are a section of CHANGELOG.md. `python docs/release_notes.py [VERSION]`"""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ VERSION = re.compile(r'(?m)^__version__ = "(.+)"$')
 
 
 def version() -> str:
-    """Return the version of the package, which is in one place."""
+    """Return the version of the package from its only place in the sources."""
     found = VERSION.search((ROOT / "reference/transparity/__init__.py").read_text(encoding="utf-8"))
     assert found
     return found[1]
 
 
 def notes(changelog: str, name: str) -> str:
-    """Return the section of a version, without its heading.
+    """Return the section of CHANGELOG.md for a version, without its heading.
 
     Raises:
-        ValueError: There is no such section, or it is empty.
+        ValueError: The section is missing or empty.
     """
     found = re.search(rf"(?ms)^## {re.escape(name)}\b[^\n]*\n(.*?)(?=^## |\Z)", changelog)
     if not found or not found[1].strip():

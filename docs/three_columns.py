@@ -1,6 +1,6 @@
-"""Draw docs/three-columns.svg: the textbook's attention and encoder layer in NumPy, PyTorch and JAX, side by side.
+"""Draw docs/three-columns.svg: the textbook's attention and encoder layer, side by side in NumPy, PyTorch and JAX.
 
-`python -m docs.three_columns` writes the picture; tests/project/test_pages.py compares it with the sources.
+`python -m docs.three_columns` writes the picture. tests/project/test_pages.py compares it with the sources.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COLUMNS = {
 PARTS = ("attention", "feed_forward", "encoder_layer")
 
 CHARACTERS = 52
-"""Characters in a line of the picture; longer lines of the source are broken at their brackets."""
+"""The number of characters in a line of the picture; longer lines are broken at their brackets."""
 
 ADVANCE, LINE, PADDING = 7.25, 18, 16
-"""Width of a character, height of a line and space around the text, in pixels."""
+"""The width of a character, the height of a line, and the space around the text, in pixels."""
 
 WIDTH = round(2 * PADDING + CHARACTERS * ADVANCE)
 
@@ -44,7 +44,6 @@ STYLE = """
 
 
 def picture() -> str:
-    """Return the SVG."""
     shown = rows()
     height = (len(shown) + 2) * LINE + PADDING + LINE // 2
     size = f'width="{3 * WIDTH}" height="{height}"'
@@ -57,7 +56,7 @@ def picture() -> str:
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Return the lines of the three columns; each statement begins in the same row in all of them."""
+    """Return the lines of the three columns; corresponding statements start in the same row."""
     sources = [(ROOT / file).read_text(encoding="utf-8") for file in COLUMNS.values()]
     found: list[tuple[str, str, str]] = []
     for name in PARTS:
@@ -68,7 +67,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def statements_of(name: str, source: str) -> list[list[str]]:
-    """Return the lines of a function or a class: its formula, its names, and each statement of its forward pass."""
+    """Return the lines of a function or class: its formula, its signature, and the statements of its forward pass."""
     nodes = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef))
     node = next(node for node in nodes if node.name.lower() == name.replace("_", "") or node.name == name)
     formula = ["# " + line for line in _formula(ast.get_docstring(node) or "")]
@@ -80,7 +79,7 @@ def statements_of(name: str, source: str) -> list[list[str]]:
 
 
 def _formula(docstring: str) -> list[str]:
-    """Return the first line of a docstring without its references, broken where the paper's formula has a comma."""
+    """Return the first line of a docstring without references, with a line break at the comma of a formula."""
     first = re.sub(r" *\([^()]*[§.]\s*[\d§., ]+\).*", "", docstring.partition("\n")[0]).replace("; ", ";\n")
     return first.replace(",  ", ",\n").split("\n")
 
@@ -95,7 +94,7 @@ def _statements(node: ast.FunctionDef, source: str, indent: str) -> list[list[st
 
 
 def drawn(title: str, lines: list[str], *, left: int, height: int) -> list[str]:
-    """Return the SVG elements of one column: its background, its title and its lines."""
+    """Return the SVG elements of a column: its background, title and lines."""
     x, top = left + PADDING, PADDING + LINE // 2 + 4
     parts = [
         f'<rect class="column" x="{left + 6}" y="6" width="{WIDTH - 12}" height="{height - 12}" rx="6"/>',
@@ -108,7 +107,7 @@ def drawn(title: str, lines: list[str], *, left: int, height: int) -> list[str]:
 
 
 def highlighted(line: str) -> str:
-    """Return a line of code as SVG text, its keywords and comments marked."""
+    """Return a line of code as SVG text, with keywords and comments marked."""
     if line.startswith("#"):
         return f'<tspan class="formula">{escape(line)}</tspan>'
     return re.sub(

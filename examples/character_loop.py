@@ -1,4 +1,4 @@
-"""The PyTorch column is an ordinary module: a small Llama learns characters in a loop of plain PyTorch.
+"""A small Llama learns to predict characters. The PyTorch column is an ordinary module, so the loop is plain PyTorch.
 
 python examples/character_loop.py [--steps N]
 """
@@ -40,7 +40,7 @@ LLAMA = TransformerConfig(
 
 
 def learn(model: Transformer, steps: int) -> list[float]:
-    """Return the loss before each step."""
+    """Train the model, and return the loss before each step."""
     tokens = torch.tensor([CHARACTERS.index(character) for character in TEXT])
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
     for _ in range(steps):

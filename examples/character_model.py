@@ -1,10 +1,10 @@
-"""Document 001's character language model learns the same text in PyTorch and in JAX, step for step.
+"""Document 001's character language model learns the same text in PyTorch and in JAX, with the same batches.
 
     python examples/character_model.py [--steps N] [--out DIR]
 
-A table shows text sampled from both, before and after, drawn by the same numbers. DIR/character_model.png shows both
-losses and the distance between them. For comparison, it shows the distance between two PyTorch runs whose first weights
-are rounded differently.
+A table shows text sampled from both, before and after training, with the same random numbers. DIR/character_model.png
+shows both losses and the difference between them. For comparison, it shows the difference between two PyTorch runs
+whose initial weights are rounded differently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIZES = {"max_length": 64, "embed_dim": 96, "num_heads": 6, "num_decoder_layers"
 TRAINING = Training(optimizer="adam", learning_rate=0.4, warmup_steps=100, max_norm=1.0)
 BATCH = 16
 PROMPT, WRITTEN = "Alice ", 200
-"""The prompt of the sampled text, and how many characters follow it."""
+"""The prompt of the sampled text, and the number of characters that follow it."""
 LAST = 20
 
 PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
@@ -50,7 +50,7 @@ PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
 
 @dataclass(frozen=True)
 class Column:
-    """A framework: its `build`, its training, and its function from a NumPy array to a tensor."""
+    """A framework: its `build`, its training function, and its function that makes a tensor from a NumPy array."""
 
     build: Callable[..., Any]
     train: Callable[..., tuple[list[float], Mapping[str, Any]]]
@@ -63,14 +63,14 @@ JAX = Column(transparity_flax.port.build, transparity_flax.training.optimization
 
 @dataclass(frozen=True)
 class Learned:
-    """The result of a run of training."""
+    """The result of a training run."""
 
     losses: np.ndarray
     parameters: Arrays
 
 
 class Watched(Sequence[Any]):
-    """Batches that become tensors when training takes them; `taken` is called for each."""
+    """Batches that are converted to tensors when training reads them; `taken` is called for each."""
 
     def __init__(
         self, batches: Sequence[Arrays], tensor: Callable[[np.ndarray], Any], taken: Callable[[], Any]
@@ -92,7 +92,7 @@ def paragraphs(text: str) -> str:
 
 
 def characters_of(text: str) -> str:
-    """Return the character of each token. Token 0 is padding, which the preset has and the document has not."""
+    """Return the character of each token. Token 0 is padding, which the preset has but the document lacks."""
     return "\0" + "".join(sorted(set(text)))
 
 
@@ -105,12 +105,12 @@ def decoded(tokens: np.ndarray, characters: str) -> str:
 
 
 def config_for(characters: str, **sizes: Any) -> TransformerConfig:
-    """Return the document's model at a size that two cores train in a minute."""
+    """Return the configuration of the document's model, at a size that two cores train in a minute."""
     return preset("notes-lm").resized(target_vocab_size=len(characters), **(SIZES | sizes))
 
 
 def batches_of(tokens: np.ndarray, config: TransformerConfig, steps: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Return, for each step, some windows of the text, and as targets the same windows one character later."""
+    """Return a batch for each step: windows of the text, and the same windows one character later as targets."""
     random, width = np.random.default_rng(seed), config.max_length + 1
     begins = random.integers(0, len(tokens) - width + 1, (steps, BATCH, 1))
     windows = tokens[begins + np.arange(width)]
@@ -118,7 +118,7 @@ def batches_of(tokens: np.ndarray, config: TransformerConfig, steps: int, seed: 
 
 
 def nudged(parameters: Arrays, seed: int = 0) -> dict[str, np.ndarray]:
-    """Replace every weight by the float32 above or below it: the smallest effect that rounding can have."""
+    """Replace every weight by the next float32 above or below it, which is the smallest possible change."""
     random = np.random.default_rng(seed)
     sides = {name: random.choice([-np.inf, np.inf], value.shape) for name, value in parameters.items()}
     return {name: np.nextafter(value, sides[name].astype(value.dtype)) for name, value in parameters.items()}
@@ -131,7 +131,7 @@ def learn(
     batches: Sequence[Arrays],
     taken: Callable[[], Any] = lambda: None,
 ) -> Learned:
-    """Train with the column's own function; `forward.train` would take all batches before the first step."""
+    """Train with the column's training function; `forward.train` would convert all batches before the first step."""
     model = column.build(config, parameters).model
     losses, learned = column.train(model, Watched(batches, column.tensor, taken), TRAINING)
     return Learned(np.array(losses), {name: np.asarray(value) for name, value in learned.items()})
@@ -140,15 +140,15 @@ def learn(
 def written(
     column: Column, config: TransformerConfig, parameters: Arrays, characters: str, count: int = WRITTEN, seed: int = 0
 ) -> str:
-    """Return the prompt and the text that the model samples after it, drawn by the same numbers in every column."""
+    """Return the prompt and text that the model samples after it, with the same random numbers in every column."""
     uniforms = np.random.default_rng(seed).random((1, count))
     prompt = encoded(PROMPT, characters)[None]
     return decoded(column.build(config, parameters).generate(prompt, count, uniforms=uniforms)[0], characters)
 
 
 def samples(before: Sequence[str], after: Sequence[str]) -> Table:
-    """Return the sampled texts of PyTorch and JAX side by side; a new paragraph is a ¶."""
-    table = Table(title="Sampled text, drawn by the same numbers", show_lines=True)
+    """Return the sampled texts of PyTorch and JAX side by side; ¶ marks a new paragraph."""
+    table = Table(title="Text sampled with the same random numbers", show_lines=True)
     for heading in ("", "PyTorch", "JAX"):
         table.add_column(heading, ratio=1 if heading else None, overflow="fold")
     for when, texts in (("before", before), ("after", after)):
@@ -157,9 +157,9 @@ def samples(before: Sequence[str], after: Sequence[str]) -> Table:
 
 
 def outcome(runs: Mapping[str, Learned]) -> Table:
-    """Return the last losses of each run, and its largest distance from PyTorch's."""
+    """Return the mean of the last losses of each run, and the largest difference from PyTorch's loss."""
     table = Table(title="Losses")
-    for heading in ("", f"mean of the last {LAST} steps", "largest distance from PyTorch's"):
+    for heading in ("", f"mean of the last {LAST} steps", "largest difference from PyTorch's"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, run in runs.items():
         distance = np.abs(run.losses - runs["PyTorch"].losses)
@@ -169,28 +169,31 @@ def outcome(runs: Mapping[str, Learned]) -> Table:
 
 
 def plot(runs: Mapping[str, Learned]) -> Figure:
-    """Plot both losses on top of each other and, below, the distance between them."""
+    """Plot both losses and, below them, the difference between them."""
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     pytorch, jax, control = (run.losses for run in runs.values())
     steps = np.arange(1, len(pytorch) + 1)
-    # Thick and pale under thin and dark, so that both are visible where they coincide.
+    # A thick, pale line is drawn under a thin, dark line, so that both are visible where they coincide.
     above.plot(steps, pytorch, color=PALE, linewidth=5, solid_capstyle="round", label="PyTorch")
     above.plot(steps, jax, color=DARK, linewidth=1.1, label="JAX")
     above.set(title="The same training in two frameworks: document 001's character model", ylabel="loss (nats)")
-    plot_distance(below, pytorch, control, RED, "PyTorch itself, its first weights one rounding away")
+    plot_distance(below, pytorch, control, RED, "PyTorch, with initial weights one rounding away")
     plot_distance(below, pytorch, jax, DARK, "JAX")
     last_bit = np.spacing(pytorch.astype(np.float32))
     below.plot(steps, last_bit, "--", color=GREY, linewidth=1.1, label="the last bit of the loss")
-    below.set(xlabel="step", ylabel="distance from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
+    below.set(xlabel="step", ylabel="difference from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
     below.set_ylim(bottom=last_bit.min() / 2)
     finish(above, loc="upper right")
-    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # above the last bit, below the distances
+    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # between the last bit and the differences
     return figure
 
 
 def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: str, label: str) -> None:
-    """Plot a dot for each step and a line through the largest so far, on a logarithmic axis, which has no zero."""
+    """Plot a dot for each step, and a line through the largest difference so far.
+
+    The axis is logarithmic, so differences of zero are not shown.
+    """
     distance = np.abs(losses - others)
     distance[distance == 0] = np.nan
     steps = np.arange(1, len(losses) + 1)
@@ -199,7 +202,7 @@ def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: st
 
 
 def finish(panel: Axes, **place: Any) -> None:
-    """Add a quiet frame, a faint grid and a legend."""
+    """Remove parts of the frame, and add a grid and a legend."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="#e5e5e5", linewidth=0.8)
     panel.set_axisbelow(True)
@@ -209,7 +212,7 @@ def finish(panel: Axes, **place: Any) -> None:
 def compare(
     config: TransformerConfig, first: Arrays, batches: Sequence[Arrays], console: Console
 ) -> dict[str, Learned]:
-    """Train once in each framework, and once more in PyTorch to compare their distance with."""
+    """Train once in each framework, and once more in PyTorch from slightly different weights."""
     planned = {
         "PyTorch": (PYTORCH, first),
         "JAX": (JAX, first),
@@ -226,7 +229,7 @@ def compare(
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training in each framework.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="The number of training steps in each framework.")] = 500,
     out: Annotated[Path, typer.Option(help="The folder of the plot.")] = Path("reports"),
 ) -> None:
     """Train document 001's character model in PyTorch and in JAX, and compare."""

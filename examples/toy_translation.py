@@ -2,7 +2,7 @@
 
     python -m examples.toy_translation
 
-The exit code is 0 if at least 99 % of 1000 words that were in no batch are right to the last letter, else 1.
+The exit code is 0 if the model spells at least 99 % of 1000 new words without a mistake, else 1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def words_of(rows: Tensor) -> list[str]:
 
 
 def train(model: Transformer, held_out: Collection[str] = (), steps: int = STEPS) -> list[float]:
-    """Train the model on words that are not held out, and return the loss of each step."""
+    """Train the model on words that are not in the test, and return the loss of each step."""
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     losses = []
@@ -74,7 +74,7 @@ def train(model: Transformer, held_out: Collection[str] = (), steps: int = STEPS
 
 @torch.no_grad()
 def translate(model: Transformer, words: Sequence[str]) -> list[str]:
-    """Decode greedily: append the most likely token until every row has its last."""
+    """Decode greedily: append the most likely token until every row has ended."""
     model.eval()
     source = tokens_of(words)
     memory, target = model.encode(source), torch.full((len(words), 1), BOS)
@@ -85,7 +85,7 @@ def translate(model: Transformer, words: Sequence[str]) -> list[str]:
 
 
 def accuracy(model: Transformer, words: Sequence[str]) -> float:
-    """Return the share of the words that are right to the last letter."""
+    """Return the share of the words without a mistake."""
     return sum(got == word[::-1] for got, word in zip(translate(model, words), words, strict=True)) / len(words)
 
 
@@ -99,7 +99,7 @@ def main() -> int:
     for word, got in zip(held_out[:5], translate(model, held_out[:5]), strict=True):
         print(f"{word:{LONGEST}} → {got}")
     share = accuracy(model, held_out)
-    print(f"{share:.1%} of {HELD_OUT} words that were in no batch are right to the last letter.")
+    print(f"{share:.1%} of {HELD_OUT} new words are spelled without a mistake.")
     return 0 if share >= NEEDED else 1
 
 

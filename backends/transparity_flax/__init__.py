@@ -1,1 +1,1 @@
-"""The transformer of `transparity` in JAX: `flax.nnx` modules under `jax.jit`."""
+"""The transformer in JAX: `flax.nnx` modules, compiled by `jax.jit`."""

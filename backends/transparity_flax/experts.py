@@ -1,4 +1,4 @@
-"""Experts: several feed-forwards; a router chooses some for each token."""
+"""Mixture of experts: several feed-forwards, of which a router chooses some for each token."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 def highest(x: Experts, count: int) -> Experts:
-    """1 for the `count` highest numbers of the last axis, first ones in a tie, and 0 for the others."""
+    """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
+    win."""
     _, order = jax.lax.top_k(jax.lax.stop_gradient(x), count)
     return jax.nn.one_hot(order, x.shape[-1], dtype=x.dtype).sum(axis=-2)
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """1 for the experts of the groups with the highest sums of their two best scores (DeepSeek-V3), 0 for the
-    others."""
+    """Return 1 for the experts in the best groups and 0 for the others.
+
+    Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
+    """
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)
 
 
 def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, " experts"] | None = None) -> Experts:
-    """1 for the chosen experts, by the scores plus the correction; 0 for the others."""
+    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = jnp.where(best_groups(config, corrected) == 1, corrected, -jnp.inf)
@@ -44,8 +47,10 @@ def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, 
 
 
 def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) -> Experts:
-    """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
-    others."""
+    """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
+
+    The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.
+    """
     weights = jnp.where(chosen != 0, scores, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -53,15 +58,16 @@ def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) 
 
 
 def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> Hidden:
-    """The shared expert, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    """expert(x) of the shared expert, or σ(x Gᵀ) · expert(x) with `shared_expert_gate` (Qwen 2 MoE)."""
     y = module.shared_expert(x, scoped(tap, "shared_expert"))
     return jax.nn.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
 
 
 class MixtureOfExperts(nnx.Module):
-    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
+    one.
 
-    Every expert runs on every token, so that no shape depends on the choice.
+    Every expert runs on every token, so that no array's shape depends on the choice.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

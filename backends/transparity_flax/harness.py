@@ -1,4 +1,4 @@
-"""The harness of the JAX column (`transparity.protocol.Harness`): its parts, and its environment."""
+"""The JAX column's `transparity.protocol.Harness`: access to its functions and modules by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARDED = "transparity_flax.parallel.port"
 
 
 class FlaxModule:
-    """`transparity.protocol.Module`: an `nnx.Module` of the column, between NumPy arrays, compiled as a whole."""
+    """A `transparity.protocol.Module`: a compiled `nnx.Module` of the column that takes and returns NumPy arrays."""
 
     def __init__(self, module: nnx.Module, dtype: str, device: jax.Device) -> None:
         self.module, self.dtype, self.device = module, dtype, device
@@ -65,7 +65,7 @@ class FlaxModule:
 def _applied(
     graph: nnx.GraphDef[Any], with_taps: bool, state: State, arrays: list[Any], named: dict[str, Any]
 ) -> tuple[jax.Array, dict[str, jax.Array], State]:
-    """Return the result of a part, its activations if requested, and its new state, which a batch norm updates."""
+    """Return the result of a part, its activations if `taps` is true, and its new state, which batch norms update."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
     result = part(*arrays, **named, **({"tap": recording(recorded)} if with_taps else {}))
@@ -140,7 +140,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """Compile `function` as one program, with non-arrays as static arguments; without arrays, return it unchanged."""
+    """Compile `function`; arguments that are no arrays are static. Without arrays, return it unchanged."""
     if not any(isinstance(value, jax.Array) for value in [*arguments, *named.values()]):
         return function
     numbers = [place for place, value in enumerate(arguments) if not isinstance(value, jax.Array)]

@@ -1,4 +1,4 @@
-"""Entry point of the JAX column: `build(config, parameters)`, with every capability."""
+"""The entry point of the JAX column: `build(config, parameters)`, with every capability."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ R = TypeVar("R")
 
 
 def x64_for(dtype: str) -> AbstractContextManager[Any]:
-    """Context manager in which JAX has float64 if that is the `dtype`; outside, the user's setting applies."""
+    """Return a context manager that enables float64 in JAX if `dtype` is float64; otherwise, the user's setting
+    applies."""
     return jax.enable_x64(dtype == "float64")
 
 
 def in_its_precision(method: Callable[Concatenate[F, P], R]) -> Callable[Concatenate[F, P], R]:
-    """Run a method of `FlaxForward` with float64 if that is the model's dtype."""
+    """Make a method of `FlaxForward` run with float64 enabled if the model's dtype is float64."""
 
     @functools.wraps(method)
     def within(self: F, /, *given: P.args, **named: P.kwargs) -> R:
@@ -60,7 +61,7 @@ def _fast(structure: ModelStructure, weights: Weights, inputs: dict[str, Any], a
 def _fast_into(
     structure: ModelStructure, weights: Weights, inputs: dict[str, Any], out: jax.Array, activations: str | None
 ) -> jax.Array:
-    return _fast(structure, weights, inputs, activations)  # `out` is donated: the result takes its memory
+    return _fast(structure, weights, inputs, activations)  # `out` is donated, so that the result can use its memory
 
 
 def _traced(
@@ -105,7 +106,8 @@ def _stepped(
     return step(structure.model(weights), tokens, cache, valid_lengths=valid_lengths, attention_mask=mask), cache
 
 
-# The structure is static, the weights an argument: two models of one configuration share a compiled program.
+# The structure is a static argument and the weights are not, so models with equal configurations share a compiled
+# program.
 _fast_jit, _traced_jit = jax.jit(_fast, static_argnums=(0, 3)), jax.jit(_traced, static_argnums=(0, 3))
 _fast_into_jit = jax.jit(_fast_into, static_argnums=(0, 4), donate_argnums=3, keep_unused=True)
 _differentiated_jit = jax.jit(_differentiated, static_argnums=0)
@@ -114,7 +116,7 @@ _started_jit, _stepped_jit = jax.jit(_started, static_argnums=(0, 2, 3)), jax.ji
 
 
 class FlaxForward(DifferentiableForward):
-    """`transparity.protocol.Forward` in JAX."""
+    """A `transparity.protocol.Forward` in JAX."""
 
     def __init__(
         self, model: Transformer, dtype: str, device: jax.Device, mode: str, activations: str | None = None
@@ -122,7 +124,8 @@ class FlaxForward(DifferentiableForward):
         self.model, self.config, self.dtype, self.device = model, model.config, dtype, device
         self.activations = activations
         self.structure, weights = split(model)
-        # Committed to the device, as results are: otherwise the same program would be compiled for both.
+        # The weights are committed to the device, as results are. Otherwise the same program would be compiled for
+        # both.
         self.weights: Weights = self._placed(weights)
         self.fast: Callable[..., jax.Array] = _fast_jit if mode == "jit" else _fast
         self.traced: Callable[..., dict[str, jax.Array]] = _traced_jit if mode == "jit" else _traced
@@ -133,12 +136,12 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def split(self) -> SplitModel:
-        """The model, prepared for decoding."""
+        """The model in the form that decoding needs."""
         return packed(self.structure.model(self.weights))
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """The structure of the model prepared for gradients, with and without batch statistics in batch norms."""
+        """The model's structure with faster gradients, by whether batch norms use the statistics of the batch."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)
@@ -147,13 +150,13 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def everywhere(self) -> Weights:
-        """The weights, replicated to every CPU device (one, unless the user asked XLA for more)."""
+        """The weights on every CPU device; there is one device, unless the user asked XLA for more."""
         return replicate(self.weights, jax.devices("cpu"))
 
     @in_its_precision
     def _taps(self, inputs: Inputs) -> dict[str, jax.Array]:
         taps = self.traced(self.structure, self.weights, self._arrays(inputs), self.activations)
-        # jit returns a dict with its keys sorted; the shapes have them in the order of the forward pass.
+        # jit returns a dict with sorted keys; this restores the order of the forward pass.
         return {name: taps[name] for name in ordered(self.config, inputs, taps)}
 
     @in_its_precision
@@ -169,12 +172,12 @@ class FlaxForward(DifferentiableForward):
         if self.fast is _fast_jit and out.devices() == {self.device}:
             return _fast_into_jit(self.structure, self.weights, self._arrays(inputs), out, self.activations)
         logits = self._logits(inputs)
-        out.delete()  # as if it had been donated: no caller may rely on it in one mode and lose it in another
+        out.delete()  # as in the jitted function, which donates it
         return logits
 
     @in_its_precision
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float:
-        logits = jax.device_put(self._logits(inputs), self.device)  # it may be sharded
+        logits = jax.device_put(self._logits(inputs), self.device)  # the logits may be sharded
         return float(self.cross_entropy(logits, self._array(targets), self.config.pad_id))
 
     @in_its_precision
@@ -233,7 +236,7 @@ class FlaxForward(DifferentiableForward):
 
 
 class FlaxBackend(CheckedBackend[FlaxForward]):
-    """`transparity.protocol.Backend` in JAX."""
+    """A `transparity.protocol.Backend` in JAX."""
 
     name = "flax"
     dtypes = ("float32", "float64", "bfloat16", "float16")
@@ -253,7 +256,7 @@ class FlaxBackend(CheckedBackend[FlaxForward]):
 def loaded(
     module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: jax.Device
 ) -> Any:
-    """Return a module of the column with `parameters` loaded."""
+    """Return a module of the column with these parameters."""
     model = nnx.merge(*shapes_of(module, config), copy=True)
     with x64_for(dtype), jax.default_device(device):
         load(model, parameters, dtype)
@@ -262,13 +265,15 @@ def loaded(
 
 @functools.cache
 def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nnx.GraphDef[Any], State]:
-    """Return a module with abstract parameters, because initial values would be overwritten; it is traced once."""
+    """Return a module split into its structure and abstract parameters; initial values would be overwritten anyway."""
     return nnx.split(nnx.eval_shape(lambda: module(config, rngs=_OneKey(0))))
 
 
 class _OneKey(nnx.Rngs):
-    """Return the same key for every parameter: nothing is drawn, and splitting keys takes most of the time. Taps apply
-    the dropout of this column."""
+    """Random keys that are all the same, because nothing is drawn and splitting keys would take most of the time.
+
+    There is no key for dropout, which a tap applies in this column.
+    """
 
     dropout = None
 

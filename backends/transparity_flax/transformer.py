@@ -1,4 +1,4 @@
-"""The three architectures: an encoder, a decoder, or both, with one head."""
+"""The model: an encoder, a decoder, or both, with a head."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from transparity_flax.state.context import LayerContext, Mask, MaskKind
 from transparity_flax.windows import window_mask
 
 Output = Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]
-"""Logits or hidden states; or classes or a pooled state."""
+"""The output: logits or hidden states, logits of classes, or a pooled state."""
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.dtype) -> LayerContext:
-    """The context of a stack for a layer with this `config`: its window in the mask, and its tables."""
+    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
     mask, keys = context.mask, context.mask.array.shape[-1]
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
-        mask = Mask(mask.array & window, mask.kind and "some")  # a window shows each query itself
+        mask = Mask(mask.array & window, mask.kind and "some")  # with a window, each query still sees itself
     rotary = rotary_tables(config, context.positions, keys, dtype)
     temperature = query_temperature(config, context.positions, keys, dtype)
     return context._replace(mask=mask, rotary=rotary, temperature=temperature)
 
 
 class Stack(nnx.Module):
-    """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
+    """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
+    layer."""
 
     def __init__(self, name: str, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.name, self.config = name, config
-        # The decoder's table may be the encoder's, which is then passed to it.
+        # The decoder's table may be the encoder's; it is then passed as an argument.
         is_shared = name == "decoder" and config.shared_embedding
         self.input = None if is_shared else INPUTS[config.input_kind(name)](config, name, rngs=rngs)
         if name == "encoder" and config.num_token_types:
@@ -84,8 +85,8 @@ class Stack(nnx.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, patches or frames of audio; each position sees all others that are not padding.
-    `mask_kind` is the kind of the padding mask, as far as the configuration determines it."""
+    """The encoder of tokens, patches or frames of audio; each position sees all positions that are not padding.
+    `mask_kind` is what the configuration tells about the padding mask."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__("encoder", config, rngs=rngs)
@@ -110,15 +111,15 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Decode `tokens`, each of which sees itself and earlier tokens.
+    """The decoder, in which each token sees itself and earlier tokens.
 
     Args:
-        is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
-        positions: Positions of the tokens in a cache; None: 0, 1 …
+        is_token: True for keys that are not padding. With a cache, these are all positions of the cache.
+        positions: The positions of the tokens, if there is a cache. None means 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
-        valid_lengths: Number of tokens of each row after which a `cache` continues; None: all.
+        valid_lengths: With a `cache`, the number of tokens of each row that are not fillers. None means all.
         reader: The module that embeds the tokens, if the encoder owns it.
     """
 
@@ -161,7 +162,8 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Array, IsToken]:
-    """Return the input of a lone encoder, and True for its tokens that are not padding. Images have no padding."""
+    """Return the input of an encoder-only model, and True for positions that are not padding; images have no
+    padding."""
     if pixels is not None:
         return pixels, jnp.ones((len(pixels), config.max_length), bool)
     assert tokens is not None
@@ -169,17 +171,18 @@ def encoder_input(
 
 
 class Transformer(nnx.Module):
-    """Logits of the next token, or the other output that `config.head` names.
+    """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs: The inputs below that `config.input_names` names, in this order, where they are not given by name.
-        source, target: Tokens of an encoder-decoder; its source may be frames of audio.
-        tokens: Tokens of a lone encoder or decoder.
-        pixels: Images, in place of tokens of a lone encoder.
-        attention_mask: 0 at padding of the source, or of `tokens`.
-        tap: Called with every named activation; its result is used in place of the activation.
+        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
+        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
+        tokens: The input of an encoder-only or decoder-only model.
+        pixels: Images, the input of an encoder in place of tokens.
+        attention_mask: Zero where the source, or `tokens`, has padding.
+        tap: A function that is called with every named activation; its result replaces the activation.
 
-    A new model evaluates. After `train()`, `dropout` acts at the taps that the configuration names.
+    A new model is in evaluation mode. After `train()`, `dropout` applies to the activations that the configuration
+    names.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
@@ -202,13 +205,13 @@ class Transformer(nnx.Module):
 
     @property
     def reader(self) -> Any:
-        """The module that embeds the tokens of the last stack. It is the encoder's if the embedding is shared."""
+        """The module that embeds the tokens of the last stack; it belongs to the encoder if the embedding is shared."""
         is_last = self.config.has_decoder and not self.config.shared_embedding
         return (self.decoder if is_last else self.encoder).input
 
     @property
     def token_embedding(self) -> nnx.Embed:
-        """Table of the last stack's tokens."""
+        """The table of the last stack's token embeddings."""
         return self.reader.token_embedding
 
     def __call__(

@@ -1,4 +1,4 @@
-"""The mask of a window: True where a key is near enough to the query."""
+"""The mask of an attention window: True where a key is near enough to the query."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from transparity_flax.shapes import MaskArray, Positions
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
-    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1). With `chunked`, hide keys in other chunks
-    of `window` positions (Llama 4)."""
+    """Return the mask that hides keys `window` or more positions away (Beltagy et al. 2020, §3.1).
+
+    With `chunked`, it hides keys in other chunks of `window` positions (Llama 4).
+    """
     if kind == "chunked":
         return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
     return (jnp.abs(distances(positions, keys)) < window)[:, None]

@@ -1,1 +1,1 @@
-"""The transformer of `transparity` in PyTorch: `torch.nn` modules whose state dict has the specification's names."""
+"""The transformer in PyTorch: `torch.nn` modules whose state dict has the NumPy column's parameter names."""

@@ -1,4 +1,4 @@
-"""Experts: several feed-forwards; a router chooses some for each token."""
+"""Mixture of experts: several feed-forwards, of which a router chooses some for each token."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid":
 
 
 def highest(x: Float[Tensor, "*batch experts"], count: int) -> Float[Tensor, "*batch experts"]:
-    """1 for the `count` highest numbers of the last axis, first ones in a tie, and 0 for the others."""
+    """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
+    win."""
     order = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return F.one_hot(order, x.shape[-1]).sum(dim=-2).to(x.dtype)
 
 
 def best_groups(config: TransformerConfig, scores: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
-    """1 for the experts of the groups with the highest sums of their two best scores (DeepSeek-V3), 0 for the
-    others."""
+    """Return 1 for the experts in the best groups and 0 for the others.
+
+    Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
+    """
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)
@@ -43,7 +46,7 @@ def choose(
     scores: Float[Tensor, "*batch experts"],
     correction: Float[Tensor, " experts"] | None = None,
 ) -> Float[Tensor, "*batch experts"]:
-    """1 for the chosen experts, by the scores plus the correction; 0 for the others."""
+    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
         corrected = corrected.masked_fill(best_groups(config, corrected) != 1, -torch.inf)
@@ -53,8 +56,10 @@ def choose(
 def router_weights(
     config: TransformerConfig, scores: Float[Tensor, "*batch experts"], chosen: Float[Tensor, "*batch experts"]
 ) -> Float[Tensor, "*batch experts"]:
-    """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
-    others."""
+    """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
+
+    The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.
+    """
     weights = scores.masked_fill(chosen == 0, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -62,15 +67,16 @@ def router_weights(
 
 
 def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> Hidden:
-    """The shared expert, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    """expert(x) of the shared expert, or σ(x Gᵀ) · expert(x) with `shared_expert_gate` (Qwen 2 MoE)."""
     y: Tensor = module.shared_expert(x, scoped(tap, "shared_expert"))
     return torch.sigmoid(module.shared_expert_gate(x)) * y if module.config.shared_expert_gate else y
 
 
 class MixtureOfExperts(nn.Module):
-    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
+    one.
 
-    Every expert runs on every token, so that no shape depends on the choice.
+    Every expert runs on every token, so that no array's shape depends on the choice.
     """
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -1,4 +1,4 @@
-"""The harness of the PyTorch column (`transparity.protocol.Harness`): its parts, and its environment."""
+"""The PyTorch column's `transparity.protocol.Harness`: access to its functions and modules by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARDED = "transparity_pytorch.parallel.port"
 
 
 class PytorchModule:
-    """`transparity.protocol.Module`: an `nn.Module` of the column, between NumPy arrays."""
+    """A `transparity.protocol.Module`: an `nn.Module` of the column that takes and returns NumPy arrays."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, device: str) -> None:
         self.module, self.dtype, self.device = module, dtype, device
@@ -115,7 +115,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "layers.DecoderLayer": _decoder_layer,
     "mixers.attention.attention": _attention,
 }
-"""Parts whose names or arguments differ from the column's."""
+"""Functions that have other names or arguments in this column than in the protocol."""
 
 
 def _named(name: str) -> Callable[..., Any]:

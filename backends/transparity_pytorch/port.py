@@ -1,4 +1,4 @@
-"""Entry point of the PyTorch column: `build(config, parameters)`, with every capability."""
+"""The entry point of the PyTorch column: `build(config, parameters)`, with every capability."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 class PytorchForward(DifferentiableForward):
-    """`transparity.protocol.Forward` in PyTorch."""
+    """A `transparity.protocol.Forward` in PyTorch."""
 
     def __init__(self, model: Transformer, device: str, mode: str, activations: torch.dtype | None = None) -> None:
         self.model, self.config, self.device = model, model.config, device
@@ -57,7 +57,7 @@ class PytorchForward(DifferentiableForward):
 
     @functools.cached_property
     def fastest(self) -> Transformer:
-        """The model for calls without gradients and taps."""
+        """The fastest form of the model, for calls without gradients and taps."""
         model = fused_qkv(self.model)
         can_pack = can_be_packed(next(model.parameters()).dtype, self.device)
         fastest = packed(model) if can_pack else model
@@ -86,7 +86,7 @@ class PytorchForward(DifferentiableForward):
         expected = tensor(targets, None, self.device)
         tap = dropping(self._tensors(masks), self.config.dropout) if masks else identity
         model = self.model.train(training)
-        model.dropout.eval()  # it drops by the masks, or nothing
+        model.dropout.eval()  # dropout uses only the given masks
         try:
             loss, gradients = loss_and_gradients(model, expected, tap=tap, **self._tensors(inputs))
         finally:
@@ -136,7 +136,7 @@ class PytorchForward(DifferentiableForward):
 
 
 class PytorchBackend(CheckedBackend[PytorchForward]):
-    """`transparity.protocol.Backend` in PyTorch."""
+    """A `transparity.protocol.Backend` in PyTorch."""
 
     name = "pytorch"
     dtypes = ("float32", "float64", "bfloat16", "float16")
@@ -154,9 +154,9 @@ class PytorchBackend(CheckedBackend[PytorchForward]):
 
 
 def loaded(module: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str, device: str) -> Any:
-    """Return a module of the column with `parameters` loaded, in evaluation mode."""
-    # The initial values are overwritten at once. The meta device would skip them, but makes PyTorch import its
-    # compiler, which takes seconds.
+    """Return a module of the column with these parameters, in evaluation mode."""
+    # The initial values are overwritten. The meta device would skip them, but it makes PyTorch import its compiler,
+    # which takes seconds.
     with torch.random.fork_rng(devices=[]):
         model = module(config).to(device, getattr(torch, dtype)).eval()
     load(model, parameters)

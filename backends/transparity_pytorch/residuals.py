@@ -1,4 +1,4 @@
-"""The residual: a sublayer's result is added to its input, with a norm before it, after it, or both."""
+"""Residuals: a sublayer's result is added to its input, with norms at different places."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ def post_branch(
 
 
 RESIDUALS = {"pre": pre, "post": post, "sandwich": sandwich, "post-branch": post_branch}
-"""By `config.norm_position`."""
+"""The function for each `config.norm_position`."""

@@ -1,4 +1,5 @@
-"""The shapes of tensors by name. A name of an axis is one number in a call; `#` also allows 1."""
+"""Names for the shapes of tensors. Within a call, each axis name stands for one number; with `#`, the axis may also be
+1."""
 
 from __future__ import annotations
 
@@ -35,4 +36,4 @@ Pixels = Float[Tensor, "batch channels height width"]
 Frames = Float[Tensor, "batch mel_bins frames"]
 
 RotaryTables = tuple[Float[Tensor, "#batch 1 length pairs"], Float[Tensor, "#batch 1 length pairs"]]
-"""Cosine and sine of every angle by which queries and keys are rotated."""
+"""The cosine and sine of every angle by which queries and keys are rotated."""

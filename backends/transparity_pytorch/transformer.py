@@ -1,4 +1,4 @@
-"""The three architectures: an encoder, a decoder, or both, with one head."""
+"""The model: an encoder, a decoder, or both, with a head."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from transparity_pytorch.state.parameters import initialize, tie
 from transparity_pytorch.windows import window_mask
 
 Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]
-"""Logits or hidden states; or classes or a pooled state."""
+"""The output: logits or hidden states, logits of classes, or a pooled state."""
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch.dtype) -> LayerContext:
-    """The context of a stack for a layer with this `config`: its window in the mask, and its tables."""
+    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
     (mask, kind), positions = context.mask, context.positions
     if config.sliding_window is not None:
-        kind = kind and "some"  # a window shows each query itself
+        kind = kind and "some"  # with a window, each query still sees itself
         mask = mask & window_mask(positions, mask.shape[-1], config.sliding_window, config.window_kind)
     rotary = rotary_tables(config, positions, dtype)
     temperature = query_temperature(config, positions, dtype)
@@ -42,7 +42,8 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch
 
 
 class Stack(nn.Module):
-    """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
+    """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
+    layer."""
 
     token_embedding: nn.Embedding
 
@@ -79,7 +80,7 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Encode `tokens`, patches or frames of audio; each position sees all others that are not padding."""
+    """The encoder of tokens, patches or frames of audio; each position sees all positions that are not padding."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config, "encoder")
@@ -105,15 +106,15 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Decode `tokens`, each of which sees itself and earlier tokens.
+    """The decoder, in which each token sees itself and earlier tokens.
 
     Args:
-        is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
-        positions: Positions of the tokens in a cache; None: 0, 1 …
+        is_token: True for keys that are not padding. With a cache, these are all positions of the cache.
+        positions: The positions of the tokens, if there is a cache. None means 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
-        valid_lengths: Number of tokens of each row after which a `cache` continues; None: all.
+        valid_lengths: With a `cache`, the number of tokens of each row that are not fillers. None means all.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -156,7 +157,8 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Tensor, IsToken]:
-    """Return the input of a lone encoder, and True for its tokens that are not padding. Images have no padding."""
+    """Return the input of an encoder-only model, and True for positions that are not padding; images have no
+    padding."""
     if pixels is not None:
         return pixels, torch.ones(len(pixels), config.max_length, dtype=torch.bool, device=pixels.device)
     assert tokens is not None
@@ -164,17 +166,17 @@ def encoder_input(
 
 
 class Transformer(nn.Module):
-    """Logits of the next token, or the other output that `config.head` names.
+    """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        inputs: The inputs below that `config.input_names` names, in this order, where they are not given by name.
-        source, target: Tokens of an encoder-decoder; its source may be frames of audio.
-        tokens: Tokens of a lone encoder or decoder.
-        pixels: Images, in place of tokens of a lone encoder.
-        attention_mask: 0 at padding of the source, or of `tokens`.
-        tap: Called with every named activation; its result is used in place of the activation.
+        inputs: The main inputs, in the order of `config.input_names`, unless they are given by name.
+        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
+        tokens: The input of an encoder-only or decoder-only model.
+        pixels: Images, the input of an encoder in place of tokens.
+        attention_mask: Zero where the source, or `tokens`, has padding.
+        tap: A function that is called with every named activation; its result replaces the activation.
 
-    In training, `dropout` acts at the taps that the configuration names.
+    In training, `dropout` applies to the activations that the configuration names.
     """
 
     head: nn.Linear
@@ -198,7 +200,7 @@ class Transformer(nn.Module):
 
     @property
     def token_embedding(self) -> nn.Embedding:
-        """Table of the last stack's tokens."""
+        """The table of the last stack's token embeddings."""
         return (self.decoder if self.config.has_decoder else self.encoder).token_embedding
 
     def forward(

@@ -1,4 +1,4 @@
-"""A transformer in NumPy as papers write it: every product an `einsum`, every intermediate a new array."""
+"""A transformer in NumPy in the style of papers: every product is an `einsum`, and every intermediate a new array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity.protocol import Arrays
 
 
 def blocks_of(config: TransformerConfig, w: Arrays) -> Blocks:
-    """Return functions of arrays."""
+    """Return blocks with these weights."""
 
     def embed(name: str, tokens: np.ndarray) -> np.ndarray:
         table = w[f"{name}.weight"]

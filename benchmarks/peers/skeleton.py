@@ -1,4 +1,4 @@
-"""One transformer of any library's blocks: their order, and their weights by the names of the model's parts."""
+"""A transformer that consists of any library's blocks, which are named by the scopes of the reference's parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a library, each called with the scope of its parameters and with activations."""
+    """The functions of a library. Each is called with the scope of its parameters, such as
+    `encoder.layers.0.feed_forward`."""
 
     embed: Callable[[str, Any], Any]
-    """One row for each token; for a table of positions, its first rows."""
+    """Returns a row of a table for each token; from the table of positions, it returns the first rows."""
     linear: Callable[[str, Any], Any]
     norm: Callable[[str, Any], Any]
     attention: Callable[[str, Any, Any, Any], Any]
-    """Attention from `x` to `memory`, with a mask that is true where a key is visible, or None."""
+    """Attention from `x` to `memory`. The last argument is a mask that is true where a key is visible, or None."""
     relu: Callable[[Any], Any]
 
     def feed_forward(self, scope: str, x: Any) -> Any:
@@ -32,7 +33,7 @@ class Blocks:
 
 
 def stack(config: TransformerConfig, blocks: Blocks, name: str, tokens: Any, mask: Any, memory: Any = None) -> Any:
-    """Return the output of the stack `name`; with a memory, its layers attend to it."""
+    """Return the output of the stack `name`; its layers attend to `memory` if it is given."""
     x = blocks.embed(f"{name}.token_embedding", tokens) + blocks.embed(f"{name}.position_embedding", tokens)
     for at in (f"{name}.layers.{index}" for index in range(config.stack_num_layers(name))):
         for sublayer, call in _sublayers(blocks, at, mask, memory):
@@ -60,7 +61,7 @@ def kind_of(scope: str) -> str:
 
 
 def by_block(parameters: Mapping[str, np.ndarray]) -> dict[str, Weights]:
-    """Return the weights of each block by its scope, under their names in it; an attention is one block."""
+    """Return the weights of each block, by the scope of the block and the name in it; attention is one block."""
     found: dict[str, Weights] = {}
     for name, value in parameters.items():
         scope, leaf = name.rsplit(".", 1)

@@ -1,4 +1,4 @@
-"""The candidates of the race, one row each: the project's columns, their peers, and the limits of the machine."""
+"""The candidates of the race: the project's columns, their peers, and the machine's limits."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 
 @dataclass(frozen=True)
 class Candidate:
-    """One implementation that can run workloads."""
+    """An implementation that can run workloads."""
 
     name: str
     kinds: tuple[str, ...]
-    """The groups in which it is compared; it is listed under the first."""
+    """The groups in which the candidate is compared; tables list it in the first group."""
     needs: tuple[str, ...]
-    """Modules that are imported first, and timed; without them the candidate is missing."""
+    """Modules that the candidate needs; their import is timed."""
     build: str
-    """`module:function`, from a `Task` to a `Run`."""
+    """The name, as `module:function`, of a function that returns a `Run` for a `Task`."""
     tasks: tuple[Kind, ...] = FORWARD
     architectures: tuple[str, ...] = ("encoder-decoder", "decoder")
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
     ours: bool = False
     also: tuple[str, ...] = ()
-    """Further modules that must be installed, and are not imported beforehand."""
+    """Additional modules that the candidate needs; their import is not timed."""
     longest: int | None = None
-    """The longest input that it receives."""
+    """The length of the longest input that it is given."""
     choices: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `build`."""
+    """Additional arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of its process; `{threads}` is replaced by the number of cores."""
+    """Environment variables of its process; `{threads}` is replaced by the number of cores."""
     root: Path | None = None
-    """The checkout whose code it runs, if it is another one."""
+    """The checkout whose code it runs, if this is not the current checkout."""
 
     @property
     def is_limit(self) -> bool:
         return LIMIT in self.kinds
 
     def why_missing(self) -> str | None:
-        """Return the packages that are not installed, or None."""
+        """Return a sentence that names the packages that are not installed, or None."""
         missing = [name for name in (*self.needs, *self.also) if find_spec(name.partition(".")[0]) is None]
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Return the reason that it cannot run a workload, or None."""
+        """Return the reason why it cannot run a workload, or None."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
-            return f"it is not asked to {workload.kind}"
+            return f"its tasks do not include {workload.kind}"
         if workload.config.architecture not in self.architectures:
             return f"it is written for {' and '.join(self.architectures)} only"
         if workload.dtype not in self.dtypes:
@@ -68,16 +68,17 @@ class Candidate:
         if device not in self.devices:
             return f"it runs on {' and '.join(self.devices)} only"
         if self.longest and longest > self.longest:
-            return f"it is not given more than {self.longest} tokens, for it holds all scores several times"
+            return f"its limit is {self.longest} tokens, because it holds several copies of all scores"
         return None
 
 
 LISTS = ("tasks", "architectures", "dtypes", "devices", "needs", "also")
-"""Fields that are written as words."""
+"""Fields that candidates.toml writes as words in one string."""
 
 
 def _candidates() -> tuple[Candidate, ...]:
-    """Return the rows of candidates.toml, each with its group's fields, and every mode of other installed backends."""
+    """Return the rows of candidates.toml, completed by the fields of their groups, and a row for every other installed
+    backend and mode."""
     tables = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text(encoding="utf-8"))
     found = []
     for row in tables["candidates"]:
@@ -89,7 +90,8 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of a third party's backend; one that cannot be imported reports the reason."""
+    """Yield a candidate for each mode of a third party's backend; if the backend cannot be imported, the candidate
+    fails."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)
@@ -105,7 +107,8 @@ CANDIDATES = _candidates()
 
 
 def against(root: Path) -> list[Candidate]:
-    """Return the columns of this checkout, each with its twin in another one; ratios are to the twin."""
+    """Return the columns of this checkout, each followed by the same column of another checkout, to which its ratio
+    refers."""
     ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
     twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
     return [*ours, *twins]

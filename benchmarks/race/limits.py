@@ -1,4 +1,4 @@
-"""The limits of the machine: the fastest matrix product of each library, or its fastest pass over memory."""
+"""The machine's limits: each library's fastest matrix product, or its fastest pass over memory."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from benchmarks.race.timing import WORK, seconds
 from benchmarks.workloads import Run, Task
 
 PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
-"""The tried matrix products (m, k, n); the fastest is the limit."""
+"""Sizes (m, k, n) of the matrix products that are timed; the fastest product is the limit."""
 
 PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
-"""Smaller products finish before a GPU is busy."""
+"""Sizes of the products on a GPU, which smaller products do not keep busy."""
 
 MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
-"""The matrix that is multiplied by a vector: 256 MB in float32, and 2 GB, far more than a cache holds."""
+"""The shape of the matrix that is multiplied by a vector. In float32, it has 256 MB on a CPU and 2 GB on a GPU, far
+more than a cache."""
 
 TRIALS = 3
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The fastest of some runs, measured again at every call; each run comes with its FLOPs or bytes."""
+    """The fastest of several runs. Every call measures them again; each run has its number of FLOPs or bytes."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"
 
     def __call__(self) -> float:
-        """Return the seconds that the fastest run would take for `WORK`."""
+        """Return the time in which the fastest run would do `WORK` FLOPs, or read `WORK` bytes."""
         return min(_quickest(run, self.device) / work for run, work in self.runs) * WORK
 
 
 def _quickest(run: Run, device: str) -> float:
-    """Return the shortest of a few calls, in seconds, after one that is not timed."""
+    """Return the shortest time of a few calls, after a call that is not timed."""
     run()
     return min(seconds(run, device) for _ in range(TRIALS))
 
 
 def product(task: Task, library: str) -> Run:
-    """Run all of `PRODUCTS`, or the GPU's, in a library and in the workload's precision."""
+    """Return the limit of a library's matrix products, in the workload's precision."""
     random = np.random.default_rng(0)
     runs = []
     for m, k, n in PRODUCTS if task.device == "cpu" else PRODUCTS_ON_A_GPU:
@@ -51,7 +52,8 @@ def product(task: Task, library: str) -> Run:
 
 
 def bandwidth(task: Task, library: str) -> Run:
-    """Multiply a large matrix by a vector: each number is read once."""
+    """Return the limit of a library's pass over memory: the product of a large matrix and a vector reads each number
+    once."""
     matrix = np.ones(MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU, np.float32)
     run = MULTIPLICATIONS[library](task, matrix, np.ones(matrix.shape[1], np.float32))
     return Limit([(run, matrix.nbytes)], task.device)
@@ -73,7 +75,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """Multiply by PyTorch's oneDNN, with the right matrix packed once."""
+    """Return a product by oneDNN, for which the right matrix is packed once, before it is timed."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

@@ -23,7 +23,7 @@ COLOURS = {
 }
 GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
 PALER = 0.45
-"""The opacity of a peer's colour; the columns are opaque."""
+"""The opacity of a peer's color; the columns are opaque."""
 
 MARKS = "osD^vP*X"
 
@@ -39,11 +39,11 @@ STYLE: dict[Any, Any] = {
 }
 
 GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 128 tokens"}
-"""The curves, and the labels of their x axes."""
+"""The kinds of curves, with the labels of their x axes."""
 
 
 def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the name of each plot, and the function that draws it."""
+    """Yield the name of each plot and the function that draws it."""
     found: dict[str, list[Row]] = {}
     for row in ran(rows):
         found.setdefault(row.workload, []).append(row)
@@ -62,12 +62,12 @@ def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
 
 
 def ran(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that have figures, without the limits."""
+    """Return the rows with measured times, without the limits."""
     return [row for row in rows if row.seconds and not row.is_limit]
 
 
 def throughput(rows: Sequence[Row]) -> Figure:
-    """Plot tokens per second with quartiles, a bar for each candidate, and the share of the limit."""
+    """Plot a bar of tokens per second for each candidate, with quartiles and the share of the limit."""
     figure, axes = _canvas(1.1 + 0.28 * len(rows))
     rows = list(reversed(rows))
     for at, row in enumerate(rows):
@@ -77,7 +77,7 @@ def throughput(rows: Sequence[Row]) -> Figure:
         share = f"  {row.share.middle:.0%}" if row.share else ""
         axes.text(value.high, at, share, va="center", fontsize=8, color=INK)
     _name_rows(axes, rows)
-    axes.set_xlabel("tokens a second, and the share of the limit")
+    axes.set_xlabel("tokens per second, and the share of the limit")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.margins(x=0.1, y=0.02)
     _legend(axes, rows)
@@ -85,7 +85,7 @@ def throughput(rows: Sequence[Row]) -> Figure:
 
 
 def latency(decoding: dict[str, list[Row]]) -> Figure:
-    """Plot milliseconds per token, a panel for each batch, and the time to read the weights."""
+    """Plot milliseconds per token in a panel for each batch size, and the time that reading the weights takes."""
     most = max(map(len, decoding.values()))
     figure, panels = _canvas(1.3 + 0.3 * most, len(decoding))
     for axes, name in zip(np.atleast_1d(panels), decoding, strict=True):
@@ -100,13 +100,13 @@ def latency(decoding: dict[str, list[Row]]) -> Figure:
             axes.text(bound, len(rows) - 0.3, " bound by memory", fontsize=8, color=INK, va="center")
             axes.set_ylim(-0.6, len(rows))
         _name_rows(axes, rows)
-        axes.set_xlabel("ms a token")
+        axes.set_xlabel("ms per token")
         axes.set_title(f"{name} (batch {first.task.batch})", fontsize=10, loc="left")
     return figure
 
 
 def growth(points: Sequence[Row], curve: str) -> Figure:
-    """Plot milliseconds by length or batch, a line for each candidate."""
+    """Plot milliseconds by length or batch size, with a line for each candidate."""
     figure, axes = _canvas(5.2)
     lines: dict[str, list[Row]] = {}
     for row in points:
@@ -126,7 +126,7 @@ def growth(points: Sequence[Row], curve: str) -> Figure:
 
 
 def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
-    """Plot GFLOP/s in float32 by FLOPs per byte of weights, below the machine's two limits."""
+    """Plot the roofline: GFLOP/s in float32 by FLOPs per byte of weights, with the machine's two limits."""
     figure, axes = _canvas(5.2)
     _limits(axes, roof, slope, [intensity(row.task) for row in ours])
     names = list(dict.fromkeys(row.workload for row in ours))
@@ -138,28 +138,28 @@ def roofline(ours: Sequence[Row], roof: float, slope: float) -> Figure:
     for kind in dict.fromkeys(row.kind for row in ours):
         axes.plot([], [], "s", color=COLOURS[kind], label=f"ours: {kind}", ls="")
     axes.set_xscale("log")
-    _logarithmic(axes, "FLOPs for each byte of weights that has to be read", "GFLOP/s")
+    _logarithmic(axes, "FLOPs per byte of weights that has to be read", "GFLOP/s")
     return figure
 
 
 def highest_limit(rows: Sequence[Row], *, of_memory: bool) -> float:
-    """Return the most FLOPs per second, or bytes of memory; 0 if none was measured."""
+    """Return the highest limit in FLOPs or bytes per second; 0 if none was measured."""
     limits = [row for row in rows if row.is_limit and (row.task.kind == "decode") == of_memory]
     return max((row.gigas * 1e9 for row in limits if row.gigas), default=0)
 
 
 def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float]) -> None:
-    """Draw the matrix product as the roof, and the pass over memory as the slope."""
+    """Draw the limit of the matrix product as the roof, and the limit of memory as the slope."""
     ends = min(intensities) / 2, max(roof / slope, *intensities) * 2
     at = sorted([*ends, roof / slope])
     axes.plot(at, [min(roof, slope * x) / 1e9 for x in at], color=INK, lw=1.4)
     axes.text(ends[1], roof / 1e9, f"matrix product, {roof / 1e9:,.0f} GFLOP/s ", ha="right", va="bottom", fontsize=8)
-    middle = (ends[0] * roof / slope) ** 0.5  # above the slope, where no column can be
+    middle = (ends[0] * roof / slope) ** 0.5  # above the slope, where no candidate can be
     axes.text(middle, slope * middle / 1e9, f"memory, {slope / 1e9:,.1f} GB/s  ", ha="right", va="bottom", fontsize=8)
 
 
 def _logarithmic(axes: Axes, x: str, y: str) -> None:
-    """Add a logarithmic y axis, labels, a grid, and the legend beside the plot."""
+    """Set a logarithmic y axis, labels and a grid, and put the legend beside the plot."""
     axes.set_yscale("log")
     _plain_numbers(axes)
     axes.set_xlabel(x)
@@ -169,9 +169,9 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
 
 
 def intensity(workload: Workload) -> float:
-    """Return the FLOPs per byte of weights.
+    """Return the FLOPs per byte of weights that a workload reads.
 
-    Weights are read once by a pass, once per token by decoding, and three times by a training step.
+    A forward pass reads the weights once, decoding once per token, and a training step three times.
     """
     size = 2 if workload.dtype == "bfloat16" else 4
     read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)
@@ -179,7 +179,7 @@ def intensity(workload: Workload) -> float:
 
 
 def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = lambda picture: True) -> None:
-    """Write the wanted plots next to the results at `path`, named after them."""
+    """Write the plots next to the results at `path`, with names that start with the name of the results."""
     with mpl.rc_context(STYLE):
         for name, draw in plots(rows):
             picture = path.with_name(f"{path.stem}-{name}.png")
@@ -188,14 +188,14 @@ def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = la
 
 
 def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure and its axes, several side by side."""
+    """Return a figure with `count` axes side by side."""
     figure = Figure(figsize=(9, height))
     axes = figure.subplots(1, columns, squeeze=False)[0]
     return figure, axes[0] if columns == 1 else axes
 
 
 def _plain_numbers(axes: Axes) -> None:
-    """Label logarithmic axes with 400, not 4 × 10², and between the powers where there is room."""
+    """Label logarithmic axes with plain numbers such as 400, also between the powers of ten if there is space."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))

@@ -1,4 +1,4 @@
-"""A candidate's process: started once, run on request, and stopped while another runs."""
+"""The process of a candidate, which is paused while another candidate runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from benchmarks.environment import KERNEL_VARIABLES, ROOT, THREAD_VARIABLES, pyt
 from benchmarks.race.candidates import Candidate
 
 SILENCE_LIMIT = 1800.0
-"""The seconds for which a candidate may be silent while preparing or running; then it is killed."""
+"""The seconds after which a process that has not written an answer is killed."""
 
 JAX = {
     "cpu": {"JAX_PLATFORMS": "cpu"},
     "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 }
-"""JAX uses any available device, most of its memory, and TF32 if the device has it; PyTorch's defaults do not."""
+"""Settings of JAX, which by default uses any device, most of its memory, and TF32. PyTorch's defaults are already
+different."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the oracle (another checkout has its own), the cores, and the device."""
+    """The folder of the oracle, which differs between checkouts, the number of cores, and the device."""
 
     folder: Path
     threads: int
@@ -57,11 +58,11 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             text=True,
-            process_group=0,  # the system ends stopped processes of an orphaned group, if this process is killed
+            process_group=0,  # then the system ends paused processes if this process is killed
         )
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer, or how the process ended."""
+        """Return the next answer of the process, or an answer that says how it ended."""
         assert self.process.stdout is not None
         alarm, begin = threading.Timer(SILENCE_LIMIT, self.process.kill), time.monotonic()
         alarm.start()
@@ -74,7 +75,7 @@ class Process:
         return {"failed": f"it said nothing for {SILENCE_LIMIT:g} s" if late else self.died_of()}
 
     def died_of(self) -> str:
-        """Return the exit of the process, and the last line that it wrote."""
+        """Return how the process ended, and the last line that it wrote."""
         code = self.process.wait()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with {code}"
         self.errors.seek(0)
@@ -82,7 +83,7 @@ class Process:
         return f"its process ended {how}" + (f" ({written[-1]})" if written else "")
 
     def run(self) -> dict[str, Any]:
-        """Run the task once, while all other processes are stopped."""
+        """Run the task once, while all other processes are paused."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self._signal("SIGCONT")
@@ -93,7 +94,7 @@ class Process:
         return answer
 
     def pause(self) -> None:
-        """Stop the process: idle threads may spin, and would take cores from the running one."""
+        """Pause the process, because its idle threads may spin and take cores from the running candidate."""
         self._signal("SIGSTOP")
 
     def _signal(self, name: str) -> None:
@@ -101,7 +102,7 @@ class Process:
             self.process.send_signal(getattr(signal, name))
 
     def close(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -111,7 +112,7 @@ class Process:
 
 
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
-    """Return the variables of a candidate's process: these threads, the best kernels, and its own."""
+    """Return the environment variables of a candidate's process, with its number of threads and its own variables."""
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device]
     asked["PYTHONPATH"] = python_path(candidate.root or ROOT)
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}

@@ -1,4 +1,4 @@
-"""The race: for each workload its oracle, then all candidates that fit into memory, in interleaved rounds."""
+"""The race: all candidates that fit into memory run a workload in interleaved rounds, after its oracle is computed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from benchmarks.race.process import Place, Process
 from benchmarks.workloads import Workload
 
 PATIENCE, LEAST_ROUNDS = 60.0, 3
-"""A candidate that has run for this many seconds and rounds runs no more."""
+"""A candidate stops after this many seconds, but runs at least this many rounds."""
 
 LIMIT_MEMORY = 700_000_000
-"""About the bytes that a process needs to measure a limit."""
+"""The approximate number of bytes that a process needs to measure a limit."""
 
 THREADS_OF_A_COMPILER = 4
-"""About the threads that XLA and PyTorch's compiler keep busy."""
+"""The approximate number of threads that XLA and PyTorch's compiler keep busy."""
 
 SHARE_OF_MEMORY = 0.8
-"""The share of the free memory that is filled with processes."""
+"""The share of the free memory that the processes of candidates may use."""
 
 
 def free_memory() -> float:
-    """Return the bytes that may be filled with processes; infinite, if the system does not report them."""
+    """Return the bytes that all processes may use together; infinite if the system does not report free memory."""
     try:
         return SHARE_OF_MEMORY * memory("MemAvailable", "/proc/meminfo")
     except OSError:
@@ -48,20 +48,21 @@ class Conditions:
 
 @dataclass
 class Result:
-    """The outcome of a candidate on a workload."""
+    """The times of a candidate on a workload, or the reason why there are none."""
 
     candidate: Candidate
     workload: Workload
     ready: dict[str, Any] = field(default_factory=dict)
-    """The first answer of its process: conformity, memory, and the seconds of its import and first call."""
+    """The first answer of its process: the comparison with the oracle, the peak memory, and the times of import and
+    first call."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """By round."""
+    """The time of each round."""
     failed: str = ""
-    """Why there are no seconds, in one sentence."""
+    """The reason why there are no times, in one sentence."""
 
 
 Told = Callable[[Result], None]
-"""Called with a result as soon as its candidate is ready, or has failed."""
+"""A function that is called with a result as soon as its candidate is ready or has failed."""
 
 
 def race(
@@ -70,7 +71,7 @@ def race(
     conditions: Conditions,
     told: Told = lambda result: None,
 ) -> list[Result]:
-    """Return a result for every installed candidate that can run the workload; candidates that do not fit have
+    """Return a result for every installed candidate that can run the workload; if it does not fit into memory, it has
     failed."""
     able = able_to(workload, candidates, conditions.device)
     fits, too_large = fitting(able, workload, conditions.memory)
@@ -89,9 +90,9 @@ def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) ->
 
 
 def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
-    """Return the candidates that fit into `memory` side by side, and a failed result for each other one.
+    """Return the candidates that fit into `memory` together, and a failed result for each other candidate.
 
-    Limits come first, then the columns, then peers: the first of each kind, the second of each kind, and so on.
+    Candidates are chosen in the order of `by_priority`.
     """
     left, fits, too_large = memory, [], []
     for candidate in by_priority(candidates):
@@ -107,7 +108,7 @@ def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) 
 
 
 def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return limits, columns, then the peers of all kinds in turn."""
+    """Return the limits, then the columns, then the first peer of each kind, the second of each kind, and so on."""
     turns: Counter[str] = Counter()
     order = []
     for candidate in candidates:
@@ -117,7 +118,7 @@ def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
-    """Yield the order of each round: all `number` of them, shuffled again."""
+    """Yield the order of the candidates in each round, at random."""
     shuffle = random.Random(seed)
     for _ in range(rounds):
         yield shuffle.sample(range(number), number)
@@ -126,10 +127,10 @@ def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
 def run_rounds(
     candidates: Sequence[Candidate], workload: Workload, places: Mapping[Path | None, Place], rounds: int, told: Told
 ) -> list[Result]:
-    """Start the candidates, then run them in turn.
+    """Start the candidates, then run each of them once per round.
 
-    On a CPU they prepare one after another, and each one's seconds are measured separately. On a GPU, where compilers
-    take far longer than all the rounds, some prepare side by side.
+    On a CPU, they prepare one after another, so that the times of preparation are undisturbed. On a GPU, compilers take
+    far longer than all rounds, so several candidates prepare at once.
     """
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
@@ -164,7 +165,7 @@ def _get_ready(process: Process, result: Result) -> None:
 
 
 def refusal(held: dict[str, float] | None) -> str:
-    """Return why a result is not timed; empty if it was compared with the oracle and is within its budget."""
+    """Return the reason why a result is not timed; empty if it agrees with the oracle."""
     if held is None:
         return "refused: its result was not compared with the oracle"
     if held["share"] <= 1:
@@ -175,7 +176,7 @@ def refusal(held: dict[str, float] | None) -> str:
 
 
 def runs_again(result: Result, turn: int) -> bool:
-    """Return whether a candidate runs once more: a slow one has fewer rounds, but at least `LEAST_ROUNDS`."""
+    """Return whether a candidate runs once more; slow candidates have fewer rounds, but at least `LEAST_ROUNDS`."""
     return turn < LEAST_ROUNDS or sum(result.seconds.values()) < PATIENCE
 
 
@@ -188,6 +189,6 @@ def _time(process: Process, result: Result, turn: int) -> None:
 
 
 def one_sentence(text: str, longest: int = 200) -> str:
-    """Return the first line, shortened for a table."""
+    """Return the first line of a text, shortened for a table."""
     line = text.strip().partition("\n")[0].rstrip(".")
     return line if len(line) <= longest else line[: longest - 1] + "…"

@@ -1,7 +1,7 @@
-"""The results of each machine, kept once, with the newest race of each workload.
+"""The kept results: a file per machine, with the newest race of each workload.
 
-`python -m benchmarks.race.results` writes the tables and the pictures that pages show of kept results; with the path of
-a file, it draws all its pictures.
+`python -m benchmarks.race.results` writes the tables and pictures of kept results for the documentation. With the path
+of a file, it draws all pictures of this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TAKEN = "one interleaved run for each workload"
 
 
 def surroundings(conditions: Conditions) -> dict[str, Any]:
-    """Return the conditions and the environment that the figures depend on."""
+    """Return the conditions and the environment that timings depend on."""
     return {
         "cores": cores(),
         "rounds": conditions.rounds,
@@ -46,14 +46,14 @@ def machine_of(conditions: Mapping[str, Any]) -> str:
 
 
 def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
-    """Return why the file cannot keep results of this machine, or None."""
+    """Return the reason why the file cannot keep results of this machine, or None."""
     here = machine_of(conditions)
     before = json.loads(path.read_text(encoding="utf-8"))["machine"] if path.exists() else here
-    return None if before == here else f"{path} is of another machine, {before}; this one is {here}: name another file"
+    return None if before == here else f"{path} is of another machine, {before}; this one is {here}; name another file"
 
 
 def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent: Sequence[str]) -> None:
-    """Write a race into the file of its machine, replacing older races of its workloads."""
+    """Write the rows of a race into the file of its machine, in place of older rows for the same workloads."""
     raced = {row.workload for row in rows}
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     for run in runs:
@@ -64,7 +64,7 @@ def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent:
 
 
 def as_json(machine: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return JSON with one line for each row."""
+    """Return JSON with a line for each row."""
     written = []
     for run in runs:
         head = json.dumps({name: value for name, value in run.items() if name != "rows"})
@@ -78,25 +78,25 @@ def kept_rows(path: Path) -> list[Row]:
 
 
 def machines() -> list[Path]:
-    """Return the files of kept races, one for each machine."""
+    """Return the files of kept results, one for each machine."""
     return [path for path in sorted(RESULTS.glob("*.json")) if '"runs"' in path.read_text(encoding="utf-8")]
 
 
 def placed(page: str, name: str, text: str) -> str:
-    """Return the page with `text` between the comments that start and end the part `name`."""
+    """Return the page with `text` between the comments that mark the part `name`."""
     pattern = rf"(?s)(<!-- {re.escape(name)}: .*? -->\n).*?(\n<!-- end of {re.escape(name)} -->)"
     return re.sub(pattern, lambda found: f"{found[1]}{text}{found[2]}", page)
 
 
 def tabulated(page: str) -> str:
-    """Return the page with the tables of all machines that it shows."""
+    """Return the page with the tables of all machines that it mentions."""
     for path in machines():
         page = placed(page, f"race {path.stem}", as_markdown(kept_rows(path)))
     return page
 
 
 def main(paths: Sequence[str]) -> None:
-    """Draw the results at `paths`; without any, draw the kept ones and write their tables into the pages."""
+    """Draw the results at `paths`; without paths, draw the kept results and write their tables into the pages."""
     from benchmarks.race.plots import save
 
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""The rows of a race: speed, the share of the machine's limit, and the ratio to the best peer of the kind."""
+"""The rows of a race: the time, the share of the machine's limit, and the ratio to the best peer of the same kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class Quartiles:
-    """The quartiles over the rounds."""
+    """The quartiles of a number over the rounds."""
 
     low: float
     middle: float
@@ -33,13 +33,13 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """Return the quartiles of `work` over each value."""
+        """Return the quartiles of `work` divided by the number."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate on a workload; the only form in which figures are printed, drawn and kept."""
+    """The figures of a candidate on a workload, as they are printed, drawn and kept."""
 
     workload: str
     candidate: str
@@ -48,13 +48,13 @@ class Row:
     failed: str = ""
     rounds: int = 0
     seconds: Quartiles | None = None
-    """None if it failed; `failed` says why."""
+    """None if the candidate failed; `failed` then has the reason."""
     share: Quartiles | None = None
-    """The share of the limit."""
+    """The speed as a share of the machine's limit."""
     ratio: Quartiles | None = None
-    """The speed relative to `best_peer`, from the ratios of the rounds."""
+    """The speed relative to `best_peer`, computed for each round."""
     best_peer: str | None = None
-    """The best peer of its kind; for the best peer, itself."""
+    """The name of the best peer of the same kind, which may be the candidate itself."""
     conformity: Mapping[str, float] | None = None
     first_seconds: float | None = None
     import_seconds: float | None = None
@@ -74,11 +74,11 @@ class Row:
 
     @property
     def gigas(self) -> float | None:
-        """Return 10⁹ FLOPs per second; for a limit, the FLOPs or bytes of its own runs."""
+        """Return 10⁹ FLOPs per second; for a limit, 10⁹ FLOPs or bytes per second."""
         return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values, with numbers of `DIGITS` significant digits, without unknown fields."""
+        """Return the known fields as JSON values, with `DIGITS` significant digits."""
         return {name: rounded(value) for name, value in asdict(self).items() if value not in (None, "")}
 
     @classmethod
@@ -98,7 +98,7 @@ def rounded(value: Any) -> Any:
 
 
 def rows_of(results: Sequence[Result]) -> list[Row]:
-    """Return a row for every candidate on every workload, kind by kind, fastest first."""
+    """Return a row for every result, sorted by workload, kind and time."""
     rows: list[Row] = []
     for _, group in groupby(results, lambda result: result.workload.name):
         rows += _of_workload(list(group))
@@ -115,7 +115,7 @@ def _of_workload(results: Sequence[Result]) -> list[Row]:
 
 
 def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
-    """Return the most FLOPs or bytes per second that any library reached in these rounds, in the median."""
+    """Return the highest FLOPs or bytes per second of any library, as the median over these rounds."""
     rates = [
         WORK / median(result.seconds[turn] for turn in common)
         for result in results
@@ -125,7 +125,10 @@ def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
 
 
 def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
-    """Return the fastest peer of the same kind or, without one, of any kind (but no other candidate's twin)."""
+    """Return the fastest peer of the same kind; without a peer of this kind, return the fastest peer of any kind.
+
+    A column of another checkout is a peer only for the same column.
+    """
     if candidate.is_limit:
         return None
     peers = [result for result in results if not (result.candidate.ours or result.candidate.is_limit)]
@@ -135,7 +138,7 @@ def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
 
 
 def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return the speed ratio in each round that both ran; above 1, the first is faster."""
+    """Return the ratio of the speeds in each round that both ran; above 1, `mine` is faster."""
     return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 

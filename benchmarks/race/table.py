@@ -1,4 +1,4 @@
-"""The table of a race, on the terminal and, with fewer columns, in a page."""
+"""The table of a race, for the terminal and, with fewer columns, for a page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEGEND = (
 )
 
 WIDE = 130
-"""The width from which a table shows quartiles."""
+"""The width of a terminal from which on a table shows quartiles."""
 
 Between = Callable[[Quartiles | None, str], str]
 
@@ -48,7 +48,7 @@ CELLS: dict[str, Callable[[Row, Between], str]] = {
     "import s": lambda row, _: f"{row.import_seconds:.3g}" if row.import_seconds else "",
     "peak GB": lambda row, _: f"{row.peak_bytes / 1e9:.3g}" if row.peak_bytes else "",
 }
-"""The columns after the name."""
+"""The columns of the table after the name."""
 
 
 def _middle(value: Quartiles | None, form: str) -> str:
@@ -62,7 +62,7 @@ def _range(value: Quartiles | None, form: str) -> str:
 
 
 def as_text(rows: Sequence[Row], width: int) -> Group:
-    """Return the tables, the failures and the legend; without quartiles, if `width` is too small."""
+    """Return the tables, the failures and the legend; leave out quartiles if `width` is too small."""
     parts: list[RenderableType] = []
     for _, group in groupby(rows, lambda row: row.workload):
         of_workload = list(group)
@@ -73,7 +73,7 @@ def as_text(rows: Sequence[Row], width: int) -> Group:
 
 
 def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
-    """Return the candidates that were timed on one workload, kind by kind."""
+    """Return the table of one workload, with the candidates that were timed, sorted by kind."""
     table = Table(title=title(rows[0].task), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.padding = (0, int(quartiles), 0, 0)
@@ -90,12 +90,12 @@ def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
 
 
 def title(workload: Workload) -> str:
-    """Return the task and its sizes."""
+    """Return a title that names the task and its sizes."""
     config, shapes = workload.config, " → ".join(str(length) for length in workload.lengths.values())
     layers = f"{config.num_encoder_layers}+" * config.has_encoder + str(config.num_decoder_layers)
     task = {
         "forward": "a forward pass",
-        "decode": f"{workload.new_tokens} tokens, greedily, with a cache",
+        "decode": f"{workload.new_tokens} tokens by greedy decoding with a cache",
         "train": f"{workload.steps} steps of AdamW",
     }[workload.kind]
     return (
@@ -106,8 +106,7 @@ def title(workload: Workload) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return the columns as a Markdown table, with the ratio to the best peer of each one's kind; pictures show
-    growth."""
+    """Return a Markdown table of the project's columns, with their ratios to the best peers, without curves."""
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None
     for row in rows:

@@ -1,4 +1,4 @@
-"""The duration of a run: one call on a CPU; on a GPU, the mean of many, once it is warm."""
+"""The duration of a run: one call on a CPU, or the mean of many calls on a warm GPU."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 WARM = 0.1
-"""Seconds for which a GPU works before it is timed, because an idle GPU lowers its clocks; as many calls are then
-timed."""
+"""Seconds for which a GPU works before it is timed, because an idle GPU lowers its clocks. The same number of calls is
+then timed."""
 
 WORK = 1e9
-"""The FLOPs, or bytes read, to which the seconds of a limit refer."""
+"""The number of FLOPs, or of bytes, for which the time of a limit is given."""
 
 Run = Callable[[], Any]
 
 
 def seconds(run: Run, device: str) -> float:
-    """Return the duration of one call, which returns a computed result."""
+    """Return the duration of one call in seconds; the call returns when the result is computed."""
     if device == "cpu":
         return clocked(run)[0]
     return mean(run, repeated(run, WARM))
 
 
 def repeated(run: Run, least: float) -> int:
-    """Call until `least` seconds have passed; return the number of calls."""
+    """Call `run` until `least` seconds have passed, and return the number of calls."""
     begin, calls = time.perf_counter(), 0
     while time.perf_counter() - begin < least:
         run()
@@ -34,7 +34,7 @@ def repeated(run: Run, least: float) -> int:
 
 
 def mean(run: Run, calls: int) -> float:
-    """Return the mean duration of `calls` calls: between two events of PyTorch if it runs, otherwise by the clock."""
+    """Return the mean duration of `calls` calls, by PyTorch's CUDA events if it computes, otherwise by the clock."""
     if "torch" not in sys.modules:
         return clocked(lambda: [run() for _ in range(calls)])[0] / calls
     import torch

@@ -1,4 +1,4 @@
-"""One candidate on one workload, in a separate process: `python -m benchmarks.race.worker ORDER`.
+"""The program of a candidate's process: `python -m benchmarks.race.worker ORDER` runs one candidate on one workload.
 
 It imports, builds, runs twice, compares both results with the oracle, and writes one line of JSON. Then it runs once
 (on a GPU, several times) for each line of its standard input, and writes the duration. The output of libraries is
@@ -20,7 +20,7 @@ from benchmarks.race.timing import clocked, seconds
 
 
 def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
-    """Carry out `order`, then the commands."""
+    """Prepare the candidate that `order` names, then run it for each line of the standard input."""
     try:
         answer, run = prepared(order)
         _write(answers, answer)
@@ -31,7 +31,7 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 
 
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Return the seconds until the candidate was warm and its conformity, and its run."""
+    """Return the times of import and first call with the comparison with the oracle, and the candidate's run."""
     pin(order["threads"])
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 
@@ -58,13 +58,13 @@ def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
 
 
 def pin(threads: int) -> None:
-    """Use this many of the available cores: every library obeys this, whatever variables it reads."""
+    """Restrict this process to `threads` of the available cores, which every library respects."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def device_peak(device: str) -> int | None:
-    """Return the peak memory on the GPU, by the framework that computes there; None on a CPU."""
+    """Return the peak memory on the GPU, as the framework reports it; None on a CPU."""
     if device == "cpu":
         return None
     if "torch" in sys.modules:

@@ -14,4 +14,4 @@ if __name__ == "__main__":
     elif sys.argv[1:]:
         sys.exit(f"python -m docs.site {' '.join(sys.argv[1:])}: expected no argument, or serve")
     else:
-        print(f"{build()} is the site")
+        print(f"the site is in {build()}")

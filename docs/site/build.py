@@ -1,4 +1,4 @@
-"""Write the site's pages into a folder, have them built, and hold the result to `checked`."""
+"""Build the site: write its pages into a folder, run Zensical on them, and check the result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FRAME = """[Open only the animation](assets/forward.html) to share it.
 
 
 def write_pages(into: Path) -> None:
-    """Write every page and what the pages show into the folder `into`, which is emptied first."""
+    """Empty the folder `into`, then write every page and the files that pages show into it."""
     shutil.rmtree(into, ignore_errors=True)
     pages = written_pages()
     texts = {page: site_text(path, pages) for path, page in pages.items()}
@@ -62,7 +62,7 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    """Return the pages that are made from sources and runs, by name; their parts are made side by side."""
+    """Return the generated pages by name; they are generated in parallel."""
     parts: list[Callable[[], dict[str, str]]] = [
         _home,
         _forward,
@@ -81,14 +81,14 @@ def generated_pages() -> dict[str, str]:
 
 
 def _home() -> dict[str, str]:
-    """Return the home page with two implementations side by side, and the three columns as text."""
+    """Return the home page, with a comparison of two implementations, and with the three columns as text."""
     text = home.PICTURE.sub(lambda picture: home.textbook(), site_text("README.md", written_pages()))
     text = home.BADGE.sub("", text)
     return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}\n\n{WATCH}", 1)}
 
 
 def _forward() -> dict[str, str]:
-    """Return the page of one forward pass, and the animation that it frames."""
+    """Return the page with the animated forward pass, and the animation itself."""
     data = (ROOT / "docs/forward.json").read_text(encoding="utf-8")
     drawn = (HERE / "forward.html").read_text(encoding="utf-8").replace("/*DATA*/null", data)
     return {"forward-pass.md": _filled("forward-pass.md", PLACE, FRAME), "assets/forward.html": drawn}
@@ -114,12 +114,12 @@ def _document(name: str) -> dict[str, str]:
 
 
 def _filled(page: str, place: str, text: str) -> str:
-    """Return a page that is written by hand, with a text in its place."""
+    """Return a hand-written page with a generated text in place of a comment."""
     return site_text(f"docs/{page}", written_pages()).replace(place, text)
 
 
 def _causes() -> dict[str, str]:
-    """Return the pages of causes that a run shows, with the run."""
+    """Return the pages of causes whose fault is visible in a run, with pictures of the run."""
     pages, found = written_pages(), {}
     sections: dict[str, str] = json.loads(kept("causes", _own("causes", "errors", "figures"), _sections))
     for name, shown in sections.items():
@@ -134,7 +134,7 @@ def _sections() -> str:
 
 
 def _own(*modules: str) -> list[bytes]:
-    """Return the code of the site that a kept text depends on."""
+    """Return the code of the site on which a kept text depends."""
     return [(HERE / f"{module}.py").read_bytes() for module in modules]
 
 
@@ -142,7 +142,7 @@ def build(into: Path = BUILT) -> Path:
     """Build the site and return the folder with its index.html.
 
     Raises:
-        SystemExit: A page cannot be built, a link is broken, or the site asks something of another host.
+        SystemExit: A page cannot be built, a link is broken, or the site loads a file from another host.
     """
     write_pages(into / "pages")
     configure(into)
@@ -158,14 +158,14 @@ def build(into: Path = BUILT) -> Path:
 
 
 def configure(into: Path) -> None:
-    """Copy the configuration and the theme's template into the folder that is built."""
+    """Copy the configuration and the theme's templates into the folder."""
     shutil.copyfile(CONFIGURATION, into / "zensical.toml")
     (into / "theme").mkdir(exist_ok=True)
     shutil.copyfile(HERE / "main.html", into / "theme/main.html")
 
 
 def zensical(folder: Path, *arguments: str) -> None:
-    """Run Zensical on a folder with pages; end with its status if it fails."""
+    """Run Zensical on a folder with pages; if it fails, exit with its status."""
     command = [sys.executable, "-m", "zensical", *arguments, "--config-file", str(folder / "zensical.toml")]
     ended = subprocess.run(command, cwd=folder, check=False)
     if ended.returncode:
@@ -173,14 +173,14 @@ def zensical(folder: Path, *arguments: str) -> None:
 
 
 def add_markdown(pages: Path, html: Path) -> None:
-    """Put the Markdown of each page beside it, for programs that read: `checking/index.md` for `checking/`."""
+    """Write the Markdown of each page beside its HTML, for language models: `checking/index.md` for `checking/`."""
     for path in sorted(pages.rglob("*.md")):
         page = path.relative_to(pages).as_posix()
         _write(html / markdown_place(page), markdown_beside(path.read_text(encoding="utf-8"), page))
 
 
 def llms_text(html: Path) -> str:
-    """Return the list of all pages for programs that read (llmstxt.org): title and address of each page's Markdown."""
+    """Return the text of llms.txt (llmstxt.org), which lists the title and the address of every page's Markdown."""
     parts = [f"# {PROJECT['site_name']}", f"> {PROJECT['site_description']}"]
     sections: list[dict[str, str | list[dict[str, str]]]] = PROJECT["nav"]
     for title, entries in (item for part in sections for item in part.items()):

@@ -1,4 +1,4 @@
-"""Pictures of causes: the reference runs with the fault in it on a small model, and its error is drawn."""
+"""Pictures of causes: the error of the reference with a fault in it, on a small model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import Probe, probes_of
 
 PROBES = ("mixed", "longest", "tiny", "hot", "one")
-"""Inputs and weights on which a fault is tried."""
+"""The probes on which a fault is tried, in this order."""
 
 TRIED = 8
-"""Ways to make a fault that are tried until one shows."""
+"""The number of ways to make a fault that are tried until its error is visible."""
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Lengths to which the longest rows are cut, as far as they go."""
+"""The lengths to which the longest rows are cut."""
 
 DRAWN = """The reference runs as a small {case} with this fault: {fault} (at {where}). Each bar is the largest error of
 an activation, relative to its largest element. The line across a bar is the most that
@@ -31,14 +31,14 @@ rounding in {precision} explains."""
 
 
 def shown_probes() -> dict[str, dict[str, Probe]]:
-    """Return the probes on which faults are shown, by case and name, in the order in which they are tried."""
+    """Return the probes on which faults are tried, by case and name, in order."""
     return {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
 
 
 def runs() -> dict[str, list[Run]]:
     """Return the runs of each visible cause of the forward pass, one per probe, by its id.
 
-    The first run has the first variant that is visible, on the first probe where it is.
+    The first run is the first of a variant on a probe in which the fault is visible.
     """
     probes = shown_probes()
     candidates: defaultdict[str, list[tuple[str, Hypothesis]]] = defaultdict(list)
@@ -55,7 +55,7 @@ def runs() -> dict[str, list[Run]]:
 
 
 def _ways(probes: Mapping[str, Mapping[str, Probe]]) -> Iterator[tuple[str, Hypothesis]]:
-    """Yield every fault at every group of taps, with the name of the model that can have it."""
+    """Yield every fault at every group of activations, with the name of a model in which it can occur."""
     for case, by_name in probes.items():
         probe = by_name[PROBES[0]]
         found = [*hypotheses(probe.config, list(probe.oracle.expected)), *whole_model(probe.config)]
@@ -63,7 +63,7 @@ def _ways(probes: Mapping[str, Mapping[str, Probe]]) -> Iterator[tuple[str, Hypo
 
 
 def _spread(ways: list[tuple[str, Hypothesis]]) -> list[tuple[str, Hypothesis]]:
-    """Return some of many ways: one of each variant, at as few taps as can be."""
+    """Return some ways to make a fault: each variant once, at as few activations as possible."""
     first: dict[str, tuple[str, Hypothesis]] = {}
     for way in sorted(ways, key=lambda way: len(way[1].sites)):
         first.setdefault(way[1].fault.variant, way)
@@ -71,7 +71,7 @@ def _spread(ways: list[tuple[str, Hypothesis]]) -> list[tuple[str, Hypothesis]]:
 
 
 def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
-    """Yield the run, if the fault can be made in this model."""
+    """Yield a run with the fault, if it can occur in this model and changes the logits."""
     try:
         run = Run(probe, hypothesis, walk(probe, {}, [hypothesis]))
     except Impossible:
@@ -81,7 +81,7 @@ def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
 
 
 def at_each_length(shown: list[Run]) -> list[Run]:
-    """Return runs of a fault on the first tokens of the longest rows that it was tried on; none where a model reads no
+    """Return runs of a fault on beginnings of the longest rows on which it was tried; none if the model reads no
     tokens."""
     longest = max((run.probe for run in shown), key=lambda probe: max(_lengths(probe), default=0))
     case, fault = longest.case, shown[0].hypothesis
@@ -96,14 +96,15 @@ def _lengths(probe: Probe) -> list[int]:
 
 @functools.cache
 def _cut(case: str, name: str, length: int) -> Probe:
-    """Return a probe with only its first tokens; the oracle of each serves all faults."""
+    """Return a probe with only its first `length` tokens; it is cached, so that all faults share its oracle."""
     probe = probes_of(CASES[case], case)[name]
     inputs = {name: value[:, :length] for name, value in probe.inputs.items()}
     return dataclasses.replace(probe, inputs=inputs, name=f"{name}, {length} long")
 
 
 def section(shown: list[Run]) -> str:
-    """Return what a fault does, as Markdown with HTML: its error by tap, at the result, and on other inputs."""
+    """Return a section about the error of a fault, as Markdown with HTML: by activation, in the result, and on other
+    inputs."""
     run = shown[0]
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"
     where += " …" if len(run.hypothesis.sites) > 3 else ""

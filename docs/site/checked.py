@@ -1,4 +1,4 @@
-"""Checks of a built site: every link leads somewhere, nothing is asked of another host, no page is heavy."""
+"""Checks of a built site: links have targets, no file is loaded from another host, and no page is too large."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from urllib.parse import unquote, urljoin, urlsplit
 from docs.site.pages import link_targets
 
 HEAVIEST = 300_000
-"""Bytes of a page."""
+"""The largest size of a page, in bytes."""
 
 LOADED = {"img": "src", "script": "src", "iframe": "src", "source": "src"}
-"""Elements that make a browser ask for a file, and the attribute with its address."""
+"""Elements with which a browser loads a file, and the attribute with its address."""
 
 
 FOREIGN = re.compile(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//")
-"""Text that makes a style sheet ask another host for a file."""
+"""Text with which a style sheet loads a file from another host."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what an element links to or loads, and its name. The theme asks GitHub about a repository."""
+        """Note the links, the loaded files and the anchors of an element."""
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         if tag == "a" and "href" in given:
@@ -49,18 +49,18 @@ class Page(HTMLParser):
 
 
 def wrongs(site: Path, address: str) -> list[str]:
-    """Return what is wrong with the site in the folder `site`, a sentence each.
+    """Return a sentence for each mistake in the site in the folder `site`.
 
     Args:
         site: The folder with index.html.
-        address: The site's own, with a slash at its end.
+        address: The site's address, with a slash at its end.
     """
     pages = {path: Page() for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         page.feed(path.read_text(encoding="utf-8"))
     found = {path: [*_loading(path, page, site, address), *_size(path, page)] for path, page in pages.items()}
     for path in pages:
-        # The page for an address that does not exist is shown at any depth, and has links from the root.
+        # The page for missing addresses is shown at any depth, so its links start at the root.
         found[path] += [] if path.name == "404.html" else _links(path, pages, site, address)
     found |= {
         path: ["loads a file from another host"] for path in site.rglob("*.css") if FOREIGN.search(path.read_text())

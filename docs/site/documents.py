@@ -1,4 +1,4 @@
-"""Parts of the pages of the five documents that a run gives: presets, departures, printed numbers computed again."""
+"""Generated parts of the pages of the five documents: presets, departures from the paper, and recomputed numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.suite.claims import documents as printed
 
 PLACE = "<!-- run: by docs/site/documents.py, in the site -->"
-"""The line of a document's page that the run replaces."""
+"""The line of a document's page that the generated part replaces."""
 
 COLUMNS = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
 
@@ -26,7 +26,7 @@ DOCUMENTS = ("000", "001", "002", "003", "004")
 
 @dataclass(frozen=True)
 class Printed:
-    """Numbers that a document prints, and how a column computes them."""
+    """Numbers that a document prints, and a function that computes them with a column."""
 
     title: str
     numbers: Any
@@ -35,7 +35,7 @@ class Printed:
 
 
 def _function(name: str, *arguments: Any) -> Callable[[str], Any]:
-    """Return what calls a function of a column, in float32."""
+    """Return a function that calls the function `name` of a column in float32."""
 
     def compute(column: str) -> Any:
         parts = harness(column)
@@ -59,7 +59,7 @@ def _padding(column: str) -> Any:
     return as_numbers(_function("masks.padding_mask", visible)(column))[:, 0, 0]
 
 
-WRONG = "The document prints this under `ij,kj->ik`, which is A·Bᵀ and is not this."
+WRONG = "The document prints this result for `ij,kj->ik`, which would be A·Bᵀ."
 HEADS = _function("mixers.attention.split_heads", np.array([printed.TOKENS], np.float32), 2)
 FUTURE = _function("masks.causal_mask", np.arange(5)[None], 5)
 
@@ -75,21 +75,21 @@ NUMBERS: dict[str, tuple[Printed, ...]] = {
         Printed("`future_mask(5)`", printed.FUTURE, FUTURE),
     ),
 }
-"""The numbers that documents print, but for random ones; the shapes are in `PRINTED_SHAPES` of the claims."""
+"""The numbers that documents print, except random numbers. The printed shapes are in `PRINTED_SHAPES` of the claims."""
 
 
 def section(document: str) -> str:
-    """Return what a document's page shows of a run, as Markdown."""
+    """Return the generated part of a document's page, as Markdown."""
     systems = {name: system for name, system in PRESETS.items() if system.document.startswith(document)}
     parts = [_preset(name, system.config, system.decided) for name, system in systems.items()]
     shown = [_numbers(each) for each in NUMBERS.get(document, ())]
     shown += [_shape(name) for name in systems if name in printed.PRINTED_SHAPES]
-    told = "Computed when this site was built, by the three columns." if shown else "It prints no numbers."
+    told = "Computed when this site was built, by the three columns." if shown else "The document prints no numbers."
     return "\n\n".join([*parts, f"## What it prints, computed again\n\n{told}", *shown]) + "\n"
 
 
 def _preset(name: str, config: TransformerConfig, decided: str) -> str:
-    """Return what a preset is and how it departs from the paper."""
+    """Return a section about a preset: its sizes, and its differences from the paper."""
     number = sum(int(np.prod(shape)) for shape in parameter_shapes(config).values())
     stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     layers = " and ".join(
@@ -102,10 +102,10 @@ def _preset(name: str, config: TransformerConfig, decided: str) -> str:
 
 
 def _numbers(each: Printed) -> str:
-    """Return printed numbers and which columns have exactly these.
+    """Return a section with printed numbers, which all columns compute exactly.
 
     Raises:
-        ValueError: A column computes others.
+        ValueError: A column computes other numbers.
     """
     expected = np.array(each.numbers)
     for column in COLUMNS:
@@ -123,10 +123,10 @@ def _text(numbers: np.ndarray) -> str:
 
 
 def _shape(name: str) -> str:
-    """Return the shape of a preset's logits at full size, and how far apart the columns are in float32.
+    """Return a section with the shape of a preset's logits at full size, and the columns' differences in float32.
 
     Raises:
-        ValueError: A column's logits have another shape.
+        ValueError: The logits of a column have another shape.
     """
     batch, shape = printed.PRINTED_SHAPES[name]
     config = PRESETS[name].config
@@ -136,13 +136,16 @@ def _shape(name: str) -> str:
     for column in COLUMNS:
         logits[column] = as_numbers(backend(column)(config, parameters, dtype="float32").logits(**given))
         if logits[column].shape != shape:
-            raise ValueError(f"{name}: {column} has logits of shape {logits[column].shape}, not {shape} as printed.")
+            raise ValueError(
+                f"{name}: {column} has logits of the shape {logits[column].shape}; the document prints {shape}."
+            )
     first = logits["numpy"]
     rows = [
         (f"`{name}`, {title}", str(logits[column].shape), f"{np.abs(logits[column] - first).max():.0e}")
         for column, title in COLUMNS.items()
     ]
     told = (
-        f"The document prints `torch.Size({list(shape)})` for its batch; at full size, in float32, with drawn weights:"
+        f"The document prints `torch.Size({list(shape)})` for its batch. With the document's sizes, in float32, with "
+        "random weights:"
     )
     return f"{told}\n\n{table(('logits of', 'shape', 'largest difference from NumPy'), rows)}"

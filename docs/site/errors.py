@@ -1,4 +1,4 @@
-"""The error of a run of the reference with a fault in it, drawn by tap, position, head and length."""
+"""Charts of the error that a fault in the reference causes: by activation, position, head and length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_conformance.oracle.probes import Probe
 PRECISION = "float32"
 
 LEAST, MOST = -8, 2
-"""Powers of ten between which relative errors are drawn."""
+"""The range of relative errors in charts, as powers of ten."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,23 @@ class Run:
     wrong: Mapping[str, np.ndarray]
 
     def error(self, tap: str) -> float:
-        """The largest difference at a tap; infinite where the fault makes NaN."""
+        """Return the largest difference in an activation; infinite if the fault makes NaN."""
         right, wrong = self.probe.oracle.expected[tap], self.wrong[tap]
         if right.shape != wrong.shape:
             return math.inf
         return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
 
     def scale(self, tap: str) -> float:
-        """The largest element of the right value at a tap."""
+        """Return the largest element of the correct activation."""
         return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
 
     def share(self, tap: str) -> float:
-        """The error in budgets of float32."""
+        """Return the error in an activation, as a multiple of its tolerance in float32."""
         return self.error(tap) / self.probe.oracle.budget(tap, PRECISION)
 
 
 def by_tap(run: Run) -> str:
-    """Return a bar for each tap as SVG, on a logarithmic scale."""
+    """Return a bar chart of the errors of all activations, as SVG, on a logarithmic scale."""
     taps = [tap for tap in run.probe.oracle.expected if tap in run.wrong]
     wrong = [tap for tap in taps if run.share(tap) > 1]
     label = f"Error by tap: {len(wrong)} of {len(taps)} are over budget, the first is {wrong[0] if wrong else 'none'}"
@@ -52,7 +52,7 @@ def by_tap(run: Run) -> str:
 
 
 def by_length(runs: Sequence[Run]) -> str:
-    """Return a bar for each length as SVG, on the same scale: the error of the result."""
+    """Return a bar chart of the error of the result by length, as SVG, on the same scale."""
     lengths = [max(value.shape[1] for value in run.probe.inputs.values()) for run in runs]
     wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
     label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens: over budget at {', '.join(wrong) or 'none'}"
@@ -60,7 +60,7 @@ def by_length(runs: Sequence[Run]) -> str:
 
 
 def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
-    """Return a bar for the error of each run at a tap, by name, relative to the tap's largest element."""
+    """Return a bar chart of errors, each relative to the largest element of its activation."""
     height, width, left = 120, 9, 34
     parts = []
     for power in range(LEAST, MOST + 1, 2):
@@ -85,13 +85,13 @@ def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
 
 
 def _height(value: float, height: int) -> float:
-    """Return the place of a number on the scale, from the top."""
+    """Return the distance of a number on the scale from the top."""
     power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
     return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
 
 
 def by_position(run: Run) -> str:
-    """Return the error of the result by row and position; nothing if the result has no positions."""
+    """Return a heat map of the error of the result by row and position; empty if the result has no positions."""
     right, wrong = run.probe.oracle.expected["logits"], run.wrong["logits"]
     if right.ndim < 3 or right.shape != wrong.shape:
         return ""
@@ -99,7 +99,7 @@ def by_position(run: Run) -> str:
 
 
 def by_head(run: Run) -> tuple[str, str] | None:
-    """Return the first wrong tap with several heads, and its error by head and position as a heat map."""
+    """Return the first wrong activation with several heads, and a heat map of its error by head and position."""
     for tap, right in run.probe.oracle.expected.items():
         wrong = run.wrong.get(tap)
         if right.ndim == 4 and right.shape[1] > 1 and wrong is not None and run.share(tap) > 1:
@@ -110,6 +110,6 @@ def by_head(run: Run) -> tuple[str, str] | None:
 
 
 def _map(error: np.ndarray, alternative: str) -> str:
-    """Return errors as a heat map, with those that are not finite as large as the largest."""
+    """Return a heat map of errors; infinite errors have the shade of the largest finite error."""
     finite = error[np.isfinite(error)].max(initial=0.0)
     return heat_map(np.where(np.isfinite(error), error, finite), alternative)

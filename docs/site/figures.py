@@ -1,4 +1,4 @@
-"""Values as HTML: numbers in rows, and heat maps as SVG."""
+"""Arrays as HTML: rows of numbers, and heat maps as SVG."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 MOST_ROWS, MOST_COLUMNS, MOST_HEADS = 6, 6, 2
-"""Entries of an array that a page shows; its shape tells the rest."""
+"""The number of entries of an array that a page shows."""
 
 LEVELS = 9
-"""Shades of a heat map, from 0 for the least value to 8 for the largest."""
+"""The largest shade of a heat map; the smallest value has the shade 0."""
 
 
 def figure(value: Any) -> str:
-    """Return a value as HTML: an array as its rows, with a heat map if it has heads or is a mask."""
+    """Return a value as HTML: the rows of an array, with a heat map if the array has heads or is a mask."""
     if isinstance(value, tuple | list):
         names = getattr(value, "_fields", [""] * len(value))
         shown = [(name, part) for name, part in zip(names, value, strict=True) if shows(part)]
@@ -31,14 +31,14 @@ def figure(value: Any) -> str:
 
 
 def shows(value: Any) -> bool:
-    """Return whether a value is worth a figure: sizes are not."""
+    """Return whether a page should show a value; sizes are not shown."""
     if isinstance(value, tuple | list):
         return any(isinstance(part, np.ndarray) for part in value)
     return isinstance(value, np.ndarray | float | np.floating)
 
 
 def heat_map(matrix: np.ndarray, alternative: str) -> str:
-    """Return a matrix as SVG, a square for each element; the darker, the larger."""
+    """Return a heat map of a matrix as SVG; larger elements are darker squares."""
     finite = np.where(np.isfinite(matrix), matrix, np.nan).astype(float)
     low, span = np.nanmin(finite, initial=np.inf), np.nanmax(finite, initial=-np.inf)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -55,7 +55,7 @@ def heat_map(matrix: np.ndarray, alternative: str) -> str:
 
 
 def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Yield the first matrices of an array, each as a heat map, where one tells something, and as numbers."""
+    """Yield the first matrices of an array, each as numbers and, if useful, as a heat map."""
     heads = value.reshape(-1, *value.shape[-2:]) if value.ndim > 1 else value[None, None]
     has_map = value.dtype == bool or value.ndim == 4
     for index, matrix in enumerate(heads[:MOST_HEADS]):
@@ -64,7 +64,7 @@ def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def rows(matrix: np.ndarray) -> str:
-    """Return the first rows and columns of a matrix as lines of numbers, with … for what is left out."""
+    """Return the first rows and columns of a matrix as lines of numbers; … stands for the others."""
     shown = matrix[:MOST_ROWS, :MOST_COLUMNS]
     cells = [[_number(value) for value in row] for row in shown]
     width = max(len(cell) for row in cells for cell in row)

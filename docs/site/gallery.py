@@ -1,4 +1,4 @@
-"""Ten real bugs in small ports, checked: the page of diagnoses, and the report of each."""
+"""The gallery: ten real bugs in small ports, with the checker's diagnosis and report of each."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from transparity_conformance.running.loading import load_port
 
 FOLDER = ROOT / "examples/gallery"
 PLACE = "<!-- checked: by docs/site/gallery.py, in the site -->"
-"""The line of docs/gallery.md that the diagnoses replace."""
+"""The line of docs/gallery.md that is replaced by the diagnoses."""
 
 AROUND = 2
-"""Lines of a port that are shown before and after the one at fault."""
+"""The number of lines of a port that are shown before and after the wrong line."""
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """A bug of the table: the port with it, what happened, where it was reported, and the cause that is to be found."""
+    """A bug: the port that has it, its story, the thread that reported it, and the cause that the checker should
+    find."""
 
     port: str
     family: str
@@ -39,7 +40,7 @@ class Diagnosis:
     thread: str
     cause: str
     fields: dict[str, Any] = field(default_factory=dict)
-    """Fields in which the configuration differs from the family's small model."""
+    """The fields of the configuration that differ from the family's small model."""
 
     @property
     def file(self) -> Path:
@@ -53,32 +54,27 @@ class Diagnosis:
 
 
 def diagnoses() -> list[Diagnosis]:
-    """Return the table of bugs."""
     return [Diagnosis(**row) for row in tomllib.loads((FOLDER / "diagnoses.toml").read_text())["diagnosis"]]
 
 
 def checked(diagnosis: Diagnosis) -> Report:
-    """Check the port.
-
-    Raises:
-        ValueError: The first fault does not have the cause of the table.
-    """
     config = dataclasses.replace(example_config(diagnosis.family), **diagnosis.fields)
     report = check(
         load_port(f"{diagnosis.file}:load"),
         family=diagnosis.family,
         config=config,
         name=diagnosis.file.name,
-        audit=False,  # the page shows none
+        audit=False,  # the page does not show it
     )
     found = [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
     if diagnosis.cause not in found:
-        raise ValueError(f"{diagnosis.file.name}: the causes found are {found}, not {diagnosis.cause}; see the report.")
+        raise ValueError(f"{diagnosis.file.name}: the checker finds the causes {found}; expected {diagnosis.cause}.")
     return report
 
 
 def shown(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the verdict, the first line at fault and the report as HTML, kept until port or checker changes."""
+    """Return the verdict, the first wrong line, and the report as HTML; they are kept until the port or the checker
+    changes."""
 
     def make() -> str:
         report = checked(diagnosis)
@@ -98,20 +94,20 @@ def shown(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _line(diagnosis: Diagnosis, sources: Iterable[Mapping[str, Any] | None]) -> int | None:
-    """Return the first of the lines that is one of the port's own file."""
+    """Return the first line that is in the port's own file."""
     own = (source["line"] for source in sources if source and Path(source["file"]) == diagnosis.file)
     return next(own, None)
 
 
 def gallery() -> tuple[str, dict[str, str]]:
-    """Return the diagnoses as Markdown, and the reports as HTML by their place in the site."""
+    """Return the diagnoses as Markdown, and the reports as HTML by their path in the site."""
     found = {diagnosis: shown(diagnosis) for diagnosis in diagnoses()}
     reports = {report_place(diagnosis): each["html"] for diagnosis, each in found.items()}
     return "\n".join(_section(diagnosis, each) for diagnosis, each in found.items()), reports
 
 
 def report_place(diagnosis: Diagnosis) -> str:
-    """Return the place of a report in the site."""
+    """Return the path of a report in the site."""
     return f"gallery/{diagnosis.port.replace('_', '-')}.html"
 
 
@@ -128,7 +124,7 @@ def _section(diagnosis: Diagnosis, found: dict[str, Any]) -> str:
 
 
 def _lines(diagnosis: Diagnosis, line: int | None) -> str:
-    """Return the line at fault with its neighbours; nothing if it is not known."""
+    """Return the wrong line with the lines around it; empty if the line is unknown."""
     if line is None:
         return ""
     lines = diagnosis.file.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Results that take long to compute, kept in build/kept under a digest of all that it depends on."""
+"""Texts that take long to compute; they are kept in build/kept until something that they depend on changes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LIBRARIES = ("numpy", "torch", "jax", "flax", "safetensors")
 
 
 def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Path = KEPT) -> str:
-    """Return the text that `make` returns; the one that is kept, if neither `inputs` nor the code has changed.
+    """Return the kept text `name`; compute it by `make` if `inputs` or the project's code have changed.
 
     Args:
-        name: Of the text, with which its file begins.
-        inputs: All that `make` reads besides the project's own code and the installed libraries.
-        make: Computes the text.
-        folder: Where texts are kept. An older text of the same name is removed.
+        name: The name of the text; its file's name starts with it.
+        inputs: Everything that `make` reads, except the project's code and the installed libraries.
+        make: A function that computes the text.
+        folder: The folder of kept texts. An older text of the same name is removed.
     """
     digest = hashlib.sha256(code_digest().encode())
     for each in inputs:
@@ -41,12 +41,12 @@ def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Pa
 
 @cache
 def code_digest() -> str:
-    """Return a digest of the project's code, of Python and of the libraries that compute."""
+    """Return a digest of the project's code and of the versions of Python and of the libraries."""
     return digest_of(ROOT / folder for folder in CODE)
 
 
 def digest_of(folders: Iterable[Path]) -> str:
-    """Return a digest of the names and contents of the files in `folders`, of Python and of the libraries."""
+    """Return a digest of the files in `folders` and of the versions of Python and of the libraries."""
     digest = hashlib.sha256(repr([platform.python_version(), *map(version, LIBRARIES)]).encode())
     for path in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in SOURCES):
         digest.update(path.as_posix().encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -1,4 +1,4 @@
-"""How far rounding takes the reference from itself, by precision, depth and length."""
+"""Tables of the effect of rounding on the reference, by precision, depth and length."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ DEPTHS, LENGTHS = (1, 2, 4, 8, 16), (2, 8, 32, 128)
 CASE, DEPTH, LENGTH = "llama", 2, 8
 
 PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
-"""The line of the page that the tables replace."""
+"""The line of the page that is replaced by the tables."""
 
 HEAD = """## What rounding does, measured
 
-A small {case} of {size}. In the precision of the column, the reference's logits differ from those in
-exact arithmetic by this share of the largest logit. Weights are drawn so that attention is neither flat nor one peak.
+The model is a small {case} with {size}. The tables show the largest rounding error of the reference's logits, as a
+share of the largest logit, in the precision of each column. With these random weights, attention is neither flat nor
+concentrated on one key.
 """
 
 
 def tables() -> str:
-    """Return the tables of the page, as Markdown."""
+    """Return the tables as Markdown."""
     model = dataclasses.replace(CASES[CASE], max_length=max(LENGTHS))
     size = f"{model.embed_dim} features and {model.num_heads} heads"
     deep = [(depth, measured(dataclasses.replace(model, num_decoder_layers=depth), LENGTH)) for depth in DEPTHS]

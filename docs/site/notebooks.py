@@ -1,4 +1,4 @@
-"""Examples as notebooks: a cell for each part of a script, executed, as a file and as a page of the site."""
+"""Examples as notebooks: scripts are split into cells and executed; each is a file and a page of the site."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from docs.site.pages import ROOT, SOURCES
 
 FOLDER = ROOT / "examples/checks"
 SCRIPTS = ("torch_module", "flax_module", "hub_loader", "mlx_model")
-"""The examples that are shown as notebooks; the others are a test and a program in C."""
+"""The examples that are shown as notebooks; the other examples are a test and a program in C."""
 
 
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -27,7 +27,7 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a notebook: text, or code with what it printed."""
+    """A cell of a notebook: text, or code with its output."""
 
     kind: str
     source: str
@@ -35,9 +35,9 @@ class Cell:
 
 
 def cells(script: str) -> Iterator[Cell]:
-    """Yield the cells of a script: its docstring, its imports, each definition, and what it does as a program.
+    """Yield the cells of a script: its docstring, its imports, each definition, and its main program.
 
-    The program's last line, which ends the process with the exit code, is left out.
+    The last line of the main program, which exits, is left out.
     """
     tree = ast.parse(script)
     yield Cell("markdown", ast.get_docstring(tree) or "")
@@ -48,7 +48,7 @@ def cells(script: str) -> Iterator[Cell]:
 
 
 def _grouped(nodes: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield statements that are one cell: imports, a definition, and a value with the text that explains it."""
+    """Yield groups of statements that are one cell: imports, a definition, or an assignment with its docstring."""
     group: list[ast.stmt] = []
     for node in nodes:
         goes_on = isinstance(node, ast.Expr) or (
@@ -69,7 +69,7 @@ def _text(script: str, node: ast.stmt) -> str:
 
 
 def executed(listed: Iterator[Cell]) -> list[Cell]:
-    """Run the cells one after the other and return them with what they print."""
+    """Run the cells one after another, and return them with their output."""
     module = ModuleType("notebook")
     sys.modules[module.__name__] = module
     done = []
@@ -104,12 +104,11 @@ def _cell(index: int, cell: Cell) -> dict[str, Any]:
 
 
 def page_of(name: str) -> str:
-    """Return the page of a script."""
     return f"examples/{name.replace('_', '-')}.md"
 
 
 def notebooks() -> dict[str, str]:
-    """Return the notebook and the page of every script, by their place in the site."""
+    """Return the notebook and the page of every script, by their paths in the site."""
     found = {}
     for name in SCRIPTS:
         path, place = FOLDER / f"{name}.py", page_of(name).removesuffix(".md")
@@ -126,7 +125,7 @@ def _run(path: Path) -> str:
 
 
 def _page(path: Path, notebook: dict[str, Any]) -> str:
-    """Return a notebook as Markdown: the first sentence of its text as the title, then code with what it printed."""
+    """Return a notebook as Markdown: the first sentence of its text is the title, and output follows code."""
     first, *rest = notebook["cells"]
     title, _, told = "".join(first["source"]).partition("\n\n")
     links = f"[As a notebook]({path.stem.replace('_', '-')}.ipynb) · [as a script]({SOURCES}/{path.relative_to(ROOT)})"

@@ -1,4 +1,4 @@
-"""The pages that are written by hand, as the site has them: where each goes, and where its links lead."""
+"""Hand-written pages: their paths in the site, and their links, adapted to the site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "https://github.com/transparity/transparity/blob/main"
-"""The published repository, for links to files that are not in the site."""
+"""The address of the repository, for links to files that are not in the site."""
 
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
@@ -23,23 +23,23 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Pages of the repository whose place in the site is not that in docs/."""
+"""Pages whose path in the site differs from their path in docs/."""
 
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")
 LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
 
 COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
-"""A file of the specification, which the site shows beside the other columns'."""
+"""A pattern for files of the NumPy column, whose pages show all three columns."""
 
 
 def column_page(subject: str) -> str:
-    """Return the page of a file that all three columns have."""
+    """Return the path of the page for a file that all three columns have."""
     return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
 
 
 def subjects() -> dict[str, str]:
-    """Return the files that all three columns have and the titles of their pages, in the navigation's order."""
+    """Return the files that all three columns have, with the titles of their pages, in the order of the navigation."""
     column = ROOT / "reference/transparity_numpy"
     files = [path.relative_to(column).with_suffix("").as_posix() for path in column.rglob("*.py")]
     by_page = {column_page(file): file for file in files}
@@ -52,26 +52,26 @@ SUBJECTS = subjects()
 
 
 def written_pages() -> dict[str, str]:
-    """Return the page of the site for every Markdown file that it shows; both by their paths."""
+    """Return the path in the site for every Markdown file that the site shows, by its path in the repository."""
     found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
     return ELSEWHERE | {path: path.removeprefix("docs/") for path in found if path not in ELSEWHERE}
 
 
 def linked_files(path: str) -> set[str]:
-    """Return the files, such as pictures, that the page at `path` shows or links to in docs/ and benchmarks/."""
+    """Return the files in docs/ and benchmarks/ that the page at `path` shows or links to, such as pictures."""
     targets = (_resolved(path, target) for target in link_targets((ROOT / path).read_text(encoding="utf-8")))
     return {target for target in targets if target and _is_asset(target)}
 
 
 def site_text(path: str, pages: dict[str, str]) -> str:
-    """Return the Markdown file at `path` with links that lead to the same places from the site.
+    """Return the Markdown file at `path` with links that work in the site.
 
     Args:
-        path: Of the file, from the root of the repository.
-        pages: The site's page for every file that it shows.
+        path: The path of the file, relative to the root of the repository.
+        pages: The path in the site for every file that the site shows.
 
     Raises:
-        FileNotFoundError: A link leads nowhere.
+        FileNotFoundError: The target of a link does not exist.
     """
     here = str(PurePosixPath(pages[path]).parent)
 
@@ -88,17 +88,17 @@ def site_text(path: str, pages: dict[str, str]) -> str:
 
 
 def tabbed(text: str) -> str:
-    """Return Markdown with each block of code below the name of a framework as a tab of that name."""
+    """Return Markdown in which each block of code below the name of a framework is a tab with this name."""
     return OF_FRAMEWORK.sub(lambda block: f'=== "{block[1]}"\n\n{textwrap.indent(block[2], " " * 4)}', text)
 
 
 def markdown_place(page: str) -> str:
-    """Return where the Markdown of a page is in the built site: `checking/index.md` beside `checking/index.html`."""
+    """Return the path of a page's Markdown in the built site: `checking/index.md` beside `checking/index.html`."""
     return page if page == "index.md" else f"{page.removesuffix('.md')}/index.md"
 
 
 def markdown_beside(text: str, page: str) -> str:
-    """Return the text of a page with the links that it has where its Markdown is in the built site."""
+    """Return the text of a page with links that work from the place of its Markdown in the built site."""
     here = str(PurePosixPath(markdown_place(page)).parent)
 
     def change(written: str) -> str:
@@ -111,7 +111,7 @@ def markdown_beside(text: str, page: str) -> str:
 
 
 def relinked(text: str, change: Callable[[str], str]) -> str:
-    """Return Markdown with the target of each link changed, but for those in code and those within the page."""
+    """Return Markdown with `change` applied to the targets of links, except links in code and within the page."""
     parts, begin = [], 0
 
     def link(match: re.Match[str]) -> str:
@@ -124,7 +124,7 @@ def relinked(text: str, change: Callable[[str], str]) -> str:
 
 
 def site_path(target: str, pages: dict[str, str]) -> str | None:
-    """Return where the site has a file of the repository; None if it has not."""
+    """Return the path in the site for a file of the repository; None if the site does not have the file."""
     column = COLUMN.fullmatch(target)
     if column and column[1] in SUBJECTS:
         return column_page(column[1])
@@ -132,12 +132,12 @@ def site_path(target: str, pages: dict[str, str]) -> str | None:
 
 
 def link_targets(text: str) -> list[str]:
-    """Return what the links of a page lead to, apart from its code."""
+    """Return the targets of a page's links, except links in code."""
     return [match[2] for match in LINK.finditer(FENCED.sub("", text)) if match[2]]
 
 
 def _resolved(path: str, target: str) -> str | None:
-    """Return the path that a link of the page at `path` means; None for another host's."""
+    """Return the path to which a link of the page at `path` leads; None if it leads to another host."""
     if re.match(r"[a-z]+:", target):
         return None
     return os.path.normpath(PurePosixPath(path).parent / target)
@@ -149,11 +149,11 @@ def _is_asset(target: str) -> bool:
 
 
 def cell(text: str) -> str:
-    """Return a text in one line, without what would end the cell of a table."""
+    """Return a text on one line, with characters escaped that would end the cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; its cells are Markdown."""
+    """Return a Markdown table, whose cells are Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Check a Flax module: a small GPT in nnx. `python examples/checks/flax_module.py` ends with the check's exit code."""
+"""Check a Flax module, a small GPT in nnx. `python examples/checks/flax_module.py` ends with the check's exit code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transparity_conformance.report.check.findings import sentence
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, each after a norm."""
+    """A layer: attention and a feed-forward, each after a norm."""
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         width, hidden = config.embed_dim, config.feed_forward_dim
-        # Flax adds 1e-6 to the variance unless it is told otherwise, PyTorch 1e-5.
+        # By default, Flax adds 1e-6 to the variance, and PyTorch adds 1e-5.
         self.self_attention_norm = nnx.LayerNorm(width, epsilon=config.norm_eps, rngs=rngs)
         self.feed_forward_norm = nnx.LayerNorm(width, epsilon=config.norm_eps, rngs=rngs)
         self.query, self.key, self.value = (nnx.Linear(width, width, use_bias=False, rngs=rngs) for _ in range(3))
@@ -35,14 +35,14 @@ class Block(nnx.Module):
         normed, (batch, length, width) = self.self_attention_norm(x), x.shape
         split = (batch, length, self.heads, width // self.heads)
         query, key, value = (part(normed).reshape(split) for part in (self.query, self.key, self.value))
-        # Document 001 divides by the root of the model's width, not of a head's.
+        # Document 001 divides by the square root of the model's width, not of a head's width.
         context = jax.nn.dot_product_attention(query, key, value, scale=width**-0.5, is_causal=True)
         x = x + self.output(context.reshape(x.shape))
         return x + self.down(jax.nn.relu(self.up(self.feed_forward_norm(x))))
 
 
 class GPT(nnx.Module):
-    """Tokens to logits."""
+    """A GPT, which maps tokens to logits."""
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         vocabulary, width = config.stack_vocab_size("decoder"), config.embed_dim
@@ -74,7 +74,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Ca
 
 
 def place(module: nnx.Module, name: str, value: np.ndarray) -> None:
-    """Put a parameter of the reference into a layer of Flax, whose matrices are transposed."""
+    """Put a parameter of the reference into a Flax layer; Flax's matrices are transposed."""
     if isinstance(module, nnx.Linear) and name == "weight":
         module.kernel = nnx.Param(jnp.asarray(value.T))
     elif isinstance(module, nnx.Embed):

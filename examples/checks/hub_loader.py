@@ -1,4 +1,4 @@
-"""Check a loader of a hub's folders, without an adapter.
+"""Check a function that loads Hugging Face folders, without an adapter.
 
 `python examples/checks/hub_loader.py` prints the verdict and ends with its exit code.
 """

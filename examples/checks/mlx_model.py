@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Check a model in MLX, which runs on Linux without a GPU, too: a small GPT.
+"""Check a model in MLX, a small GPT. MLX also runs on Linux without a GPU.
 
 `python examples/checks/mlx_model.py` prints the verdict and ends with its exit code.
 """
@@ -16,7 +16,7 @@ from transparity_conformance.report.check.findings import sentence
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after a norm."""
+    """A layer: attention and a feed-forward, each after a norm."""
 
     def __init__(self, config):
         super().__init__()
@@ -29,14 +29,14 @@ class Block(nn.Module):
         """Add both sublayers to `x`, of shape (batch, length, width)."""
         normed, split = self.self_attention_norm(x), (*x.shape[:2], self.heads, -1)
         q, k, v = (part(normed).reshape(split).swapaxes(1, 2) for part in (self.query, self.key, self.value))
-        # Document 001 divides by the root of the model's width, not of a head's.
+        # Document 001 divides by the square root of the model's width, not of a head's width.
         context = mx.fast.scaled_dot_product_attention(q, k, v, scale=x.shape[-1] ** -0.5, mask="causal")
         x = x + self.output(context.swapaxes(1, 2).reshape(x.shape))
         return x + self.down(nn.relu(self.up(self.feed_forward_norm(x))))
 
 
 class GPT(nn.Module):
-    """Tokens to logits."""
+    """A GPT, which maps tokens to logits."""
 
     def __init__(self, config):
         super().__init__()
@@ -55,7 +55,7 @@ class GPT(nn.Module):
 
 
 def build(config, parameters):
-    """Return the port: the module with the parameters of the reference, whose matrices are (out, in) in MLX, too."""
+    """Return the port: the module with the parameters of the reference, whose matrices are (out, in) as in MLX."""
     names = {name: name for name in parameters}
     for part in ("decoder.", "self_attention.", "feed_forward."):
         names = {name: theirs.replace(part, "") for name, theirs in names.items()}

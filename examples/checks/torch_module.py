@@ -1,4 +1,4 @@
-"""Check a PyTorch module with names of its own: a small GPT, as many write it.
+"""Check a PyTorch module whose parameters have other names: a small GPT in a common style.
 
 `python examples/checks/torch_module.py` prints the verdict and ends with its exit code.
 """
@@ -28,11 +28,11 @@ NAMES = {
     "mlp.0.": "feed_forward.up.",
     "mlp.2.": "feed_forward.down.",
 }
-"""The module's names, and the reference's."""
+"""The module's parameter names, with the reference's."""
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after a norm."""
+    """A layer: attention and a feed-forward, each after a norm."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Module):
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).chunk(3, -1)
         )
-        # Document 001 divides by the root of the model's width, not of a head's.
+        # Document 001 divides by the square root of the model's width, not of a head's width.
         scores = query @ key.mT / x.shape[-1] ** 0.5
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         context = scores.masked_fill(future, -torch.inf).softmax(-1) @ value
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens to logits."""
+    """A GPT, which maps tokens to logits."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Ca
 
 
 def taken(name: str, parameters: Mapping[str, np.ndarray]) -> Tensor:
-    """Return the module's tensor `name`; query, key and value are one of its own."""
+    """Return the value of the module's tensor `name`; query, key and value are one tensor in the module."""
     for ours, theirs in NAMES.items():
         name = name.replace(ours, theirs)
     if "c_attn" in name:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Qwen 3 in PyTorch: modules with the names of the hub, and a norm of its own."""
+"""A Qwen 3 in PyTorch: its modules have the names of Hugging Face's, and it has its own norm."""
 
 import json
 from pathlib import Path

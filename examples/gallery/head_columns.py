@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama in PyTorch with grouped heads: an axis for the groups, and one for the queries of a group."""
+"""A Llama in PyTorch with grouped heads: one axis has the groups, and another the query heads of a group."""
 
 import json
 from pathlib import Path

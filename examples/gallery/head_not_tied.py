@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""An OPT in PyTorch: modules that are made, then filled with the tensors that the folder has."""
+"""An OPT in PyTorch: its modules are created, then filled with the tensors in the folder."""
 
 import json
 from pathlib import Path

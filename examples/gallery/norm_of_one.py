@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Gemma in PyTorch functions."""
+"""A Gemma in plain PyTorch functions."""
 
 import json
 from pathlib import Path

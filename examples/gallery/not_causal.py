@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Qwen 2 in PyTorch, in the manner of a fast kernel with a flag for a causal mask."""
+"""A Qwen 2 in PyTorch, with an attention function that has a flag for a causal mask, like fast kernels."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Llama in PyTorch, in the manner of a loader that was written for the first Llama."""
+"""A Llama in PyTorch, with a loader that was written for the first Llama."""
 
 import json
 from pathlib import Path

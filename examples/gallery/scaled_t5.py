@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A T5 in PyTorch, whose attention is the usual one."""
+"""A T5 in PyTorch, with the usual attention."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The three files as ports: `assert_conforms(build_numpy, config=PAPER)` compares one with the reference."""
+"""The textbook's three files as ports: `assert_conforms(build_numpy, config=PAPER)` compares one with the reference."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ PAPER = TransformerConfig(
     head_bias=False,
     dropout=0.1,
 ).resized(source_vocab_size=31, target_vocab_size=31)
-"""The base model of the paper, at a size that is quick to check."""
+"""The configuration of the paper's base model, at a size that is quick to check."""
 
 
 def build_numpy(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
@@ -35,7 +35,7 @@ def build_numpy(config: TransformerConfig, parameters: Arrays) -> Callable[..., 
 
 
 def build_pytorch(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-    """Return the PyTorch transformer with the reference's weights, whose names it has."""
+    """Return the PyTorch transformer with the reference's weights; its parameters have the same names."""
     import torch
     from examples.textbook.attention_is_all_you_need_pytorch import Transformer
 
@@ -45,7 +45,7 @@ def build_pytorch(config: TransformerConfig, parameters: Arrays) -> Callable[...
 
 
 def build_jax(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
-    """Return the JAX transformer with the reference's weights; Flax has names of its own, and transposed matrices."""
+    """Return the JAX transformer with the reference's weights; Flax has other names and transposed matrices."""
     import jax.numpy as jnp
     from examples.textbook.attention_is_all_you_need_jax import Transformer
     from flax import nnx
@@ -65,7 +65,7 @@ def build_jax(config: TransformerConfig, parameters: Arrays) -> Callable[..., An
 
 
 def sizes(config: TransformerConfig) -> tuple[int, ...]:
-    """Return the arguments of `Transformer` before the dropout."""
+    """Return the arguments of `Transformer` except the dropout."""
     vocabulary = config.stack_vocab_size("decoder")
     return vocabulary, config.embed_dim, config.num_heads, config.feed_forward_dim, config.num_decoder_layers
 
@@ -76,7 +76,7 @@ def short(name: str) -> str:
 
 
 def nested(parameters: Arrays) -> dict[str, Any]:
-    """Return flat names as a dict in a dict: `p["encoder"][0]["feed_forward"]["up"]["weight"]`."""
+    """Return a nested dict from flat names: `p["encoder"][0]["feed_forward"]["up"]["weight"]`."""
     tree: dict[str, Any] = {}
     for name, value in parameters.items():
         *path, last = (int(part) if part.isdigit() else part for part in short(name).split("."))

@@ -1,4 +1,4 @@
-"""Names of dimensions, used by every shape annotation of the project.
+"""The names of the dimensions in the project's shape annotations.
 
 | letter | name                          | counts                                                |
 |--------|-------------------------------|-------------------------------------------------------|

@@ -1,8 +1,8 @@
-"""Validation for every backend: public methods check their arguments and call the backend's own methods.
+"""Base classes that validate: public methods check their arguments, then call the backend's own methods.
 
 Each backend of the project subclasses `CheckedForward`, or `DifferentiableForward` if it has gradients, and
-`CheckedBackend`. It implements the methods with an underscore, which receive valid NumPy arrays. Third-party backends
-can do the same.
+`CheckedBackend`. The backend implements the methods with an underscore, which receive valid NumPy arrays. Third-party
+backends can do the same.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from transparity.sampling import Sampling
 from transparity.training import Training
 
 Inputs = dict[str, Any]
-"""Checked arrays by name: int64 tokens, boolean masks; None for an option that was not given."""
+"""Checked arrays by name: tokens as int64 and masks as bool. None stands for an option that the caller left out."""
 
 
 class CheckedForward(ABC):
-    """`transparity.protocol.Forward`, with every argument checked before the column's own method is called."""
+    """A `transparity.protocol.Forward` that checks every argument before it calls the column's own method."""
 
     config: TransformerConfig
 
@@ -121,7 +121,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _logits_into(self, out: Any, inputs: Inputs) -> Any:
-        """Return `_logits` in the memory of `out`, which has their shape."""
+        """Write the logits into the memory of `out`, which has their shape, and return them."""
 
     @abstractmethod
     def _loss(self, targets: np.ndarray, inputs: Inputs) -> float: ...
@@ -135,7 +135,8 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
-        """Return an empty cache of `max_length` tokens for `batch` rows, after an encoder has read `source`."""
+        """Return an empty cache for `batch` rows of `max_length` tokens; if there is a `source`, run the encoder on
+        it."""
 
     @abstractmethod
     def _step(
@@ -144,17 +145,18 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
-        """Continue `prompt` by `steps` tokens; `inputs` are `lengths`, `uniforms` and any `source`."""
+        """Continue `prompt` by `steps` tokens; `inputs` has `lengths`, `uniforms` and, for an encoder-decoder,
+        `source`."""
 
     @abstractmethod
     def _beam_search(
         self, prompt: np.ndarray, steps: int, inputs: Inputs, beams: int, length_penalty: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Continue `prompt` by `steps` tokens; `inputs` are `lengths` and any `source`."""
+        """Continue `prompt` by `steps` tokens; `inputs` has `lengths` and, for an encoder-decoder, `source`."""
 
 
 class DifferentiableForward(CheckedForward):
-    """A checked forward that offers gradients too."""
+    """A `CheckedForward` that also computes gradients."""
 
     def loss_and_gradients(
         self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
@@ -175,7 +177,8 @@ Built = TypeVar("Built", bound=CheckedForward)
 
 @dataclass(frozen=True)
 class Execution:
-    """The device, mode and precision of a model; `weights` and `activations` are lower precisions, or None."""
+    """The device, mode and precisions of a model; `weights` and `activations` are None if they have the precision
+    `dtype`."""
 
     dtype: str
     device: str
@@ -185,7 +188,7 @@ class Execution:
 
 
 class CheckedBackend(ABC, Generic[Built]):
-    """`transparity.protocol.Backend`, with every choice and parameter checked before a model is built."""
+    """A `transparity.protocol.Backend` that checks every option and parameter before it builds a model."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -210,7 +213,8 @@ class CheckedBackend(ABC, Generic[Built]):
         return self._build(config, parameters, Execution(dtype, device, mode, weights, activations))
 
     def checked_dtype(self, dtype: str | None, device: str) -> str:
-        """Return `dtype`, or the default for None; raise `BackendError` if it or `device` is not offered."""
+        """Return `dtype`, or the default in place of None; raise `BackendError` if the backend lacks this dtype or
+        `device`."""
         check_choice(self.name, "device", device, self.devices())
         return check_choice(self.name, "dtype", self.dtypes[0] if dtype is None else dtype, self.dtypes)
 
@@ -222,7 +226,7 @@ class CheckedBackend(ABC, Generic[Built]):
 
 
 def check_choice(backend: str, name: str, value: str, offered: tuple[str, ...]) -> str:
-    """Return `value` if it is among `offered`; else raise a `BackendError` that lists them."""
+    """Return `value`; raise a `BackendError` that lists `offered` if it is not among them."""
     if not isinstance(value, str) or value not in offered:
         raise BackendError(f"{name} is {shown(value)}; the {backend} backend offers {', '.join(offered)}.")
     return value
@@ -232,7 +236,7 @@ Kind = TypeVar("Kind")
 
 
 def check_dtype(out: Kind, dtype: Any) -> Kind:
-    """Return `out` if its dtype is `dtype`; else raise an `InputError` that names both."""
+    """Return `out`; raise an `InputError` that names both dtypes if its dtype is not `dtype`."""
     given: Any = out
     if given.dtype != dtype:
         raise InputError(f"out has the dtype {given.dtype}; expected {dtype}.")
@@ -240,7 +244,7 @@ def check_dtype(out: Kind, dtype: Any) -> Kind:
 
 
 def check_kind(name: str, value: Any, kind: type[Kind]) -> Kind:
-    """Return `value` if it is a `kind`; otherwise raise `InputError`."""
+    """Return `value`; raise `InputError` if it is not an instance of `kind`."""
     if not isinstance(value, kind):
         raise InputError(f"{name} is {shown(value)}; expected a {kind.__name__}.")
     return value

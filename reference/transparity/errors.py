@@ -1,4 +1,4 @@
-"""Errors for users: one sentence each, never a framework's traceback."""
+"""Errors for users: each has a message of one sentence, in place of a framework's traceback."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from transparity.text import reason, safe
-from transparity.text import shown as shown  # every error quotes values with it
+from transparity.text import shown as shown  # for the modules that raise these errors
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 class TransparityError(ValueError):
-    """One sentence, safe to print: the given value, its place, the expected value, and the remedy."""
+    """An error whose message is one sentence, safe to print: the value, its place, the expected value, and the
+    remedy."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(safe(sentence))
 
 
 class ConfigError(TransparityError):
-    """A field of a configuration is impossible."""
+    """An error for a configuration with an invalid field."""
 
 
 class ParameterError(TransparityError):
-    """A parameter is missing, unknown, of the wrong shape, or not a finite float."""
+    """An error for a parameter that is missing, unknown, of the wrong shape, or not a finite float."""
 
 
 class InputError(TransparityError):
-    """Tokens do not fit the configuration."""
+    """An error for inputs that do not fit the configuration."""
 
 
 class UsageError(TransparityError):
-    """Arguments of a command contradict each other or are misplaced."""
+    """An error for arguments of a command that are wrong or contradict each other."""
 
 
 class BackendError(TransparityError):
-    """A backend does not offer the requested precision, device or mode."""
+    """An error for a precision, device or mode that a backend lacks."""
 
 
 def is_number(value: Any) -> bool:
@@ -54,7 +55,7 @@ def is_whole(value: Any, least: int) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether `value` is an int or a float that a float can hold, and not NaN or infinite."""
+    """Return whether `value` is a finite number that fits into a float."""
     try:
         return is_number(value) and math.isfinite(value)
     except OverflowError:
@@ -62,7 +63,7 @@ def is_finite(value: Any) -> bool:
 
 
 def as_array(name: str, value: Any, error: type[TransparityError]) -> np.ndarray:
-    """Return `value` as an array; raises `error` if NumPy cannot, as for rows of different lengths."""
+    """Return `value` as an array; raise `error` if NumPy cannot convert it, such as rows of different lengths."""
     import numpy as np
 
     try:

@@ -1,4 +1,4 @@
-"""Checks of the inputs of a model: tokens, targets, masks, prompts, draws."""
+"""Checks of a model's inputs: tokens, images, audio, targets, masks, prompts and random numbers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class InputForm(NamedTuple):
-    """The form of an input: whole numbers or floats, and the axes after the rows."""
+    """The form of an input: whether it has integers or floats, and the sizes of its axes after the batch."""
 
     is_float: bool
     axes: tuple[int | None, ...]
-    """The size of each axis; None: any from 1 to `max_length`."""
+    """The size of each axis. None means any size from 1 to `max_length`."""
 
     def has_shape(self, config: TransformerConfig, shape: Sequence[int]) -> bool:
-        """Return whether an input of this form may have the shape (batch, …)."""
+        """Return whether an input of this form may have `shape`, which starts with the batch."""
         if len(shape) != 1 + len(self.axes) or min(shape) < 1:
             return False
         bounds = [(1, config.max_length) if size is None else (size, size) for size in self.axes]
@@ -34,7 +34,7 @@ class InputForm(NamedTuple):
 
 
 def input_form(config: TransformerConfig, name: str) -> InputForm:
-    """Return the form of an input, one of `config.input_names` or of `config.further_inputs`."""
+    """Return the form of the input `name`."""
     if name == "pixels":
         return InputForm(True, (config.image_channels, config.image_size, config.image_size))
     if name == "source" and config.reads_frames:
@@ -43,16 +43,17 @@ def input_form(config: TransformerConfig, name: str) -> InputForm:
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
-    """Raise `InputError` if a sequence is longer than `max_length`; lengths are known while tracing, too."""
+    """Raise `InputError` if a sequence is longer than `max_length`. This also works while JAX traces, since shapes are
+    known."""
     if length > config.max_length:
         raise InputError(f"{name} has {length} tokens; expected at most {config.max_length} (max_length).")
 
 
 def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tokens as int64 arrays (batch, length), in the order of `config.input_names`, and any further inputs.
+    """Return the inputs as arrays, tokens as int64 (batch, length): the main inputs in their order, then any others.
 
-    Raises `InputError` for a missing or unknown input, a wrong shape or dtype, and an empty batch or sequence. It also
-    raises it for a token outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
+    Raises `InputError` for a missing or unknown input, a wrong shape or dtype, and an empty batch or sequence. Other
+    reasons are a token outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     expected = config.input_names + config.further_inputs
@@ -64,13 +65,13 @@ def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[s
     checked = {name: _checked_input(config, name, given[name]) for name in config.input_names}
     batches = {name: len(tokens) for name, tokens in checked.items()}
     if len(set(batches.values())) > 1:
-        raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected as many.")
+        raise InputError(f"source has {batches['source']} rows and target {batches['target']}; expected equal numbers.")
     shape = checked[config.input_names[0]].shape
     return checked | {name: _checked_further(config, name, given[name], shape) for name in config.further_inputs}
 
 
 def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mapping[str, T | None]) -> dict[str, T]:
-    """Return the inputs of a model by name, of which some are given by position.
+    """Return the inputs of a model by name; `inputs` were given by position, `named` by name.
 
     Raises `InputError` unless each input of `config` is given once.
     """
@@ -83,7 +84,7 @@ def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mappin
 
 
 def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
-    """Return the pixels of images, finite floats (batch, channels, height, width) of the size of the configuration."""
+    """Return images as finite floats of the shape (batch, channels, height, width)."""
     pixels, side = as_array("pixels", value, InputError), config.image_size
     if not input_form(config, "pixels").has_shape(config, pixels.shape):
         expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
@@ -92,12 +93,12 @@ def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
 
 
 def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarray:
-    """Return the tokens of the input `name`, or the frames of audio of a source that has no tokens."""
+    """Return the checked tokens, or the checked spectrograms, of the input `name`."""
     return _checked_tokens(config, name, value) if name in config.token_inputs else _checked_frames(config, value)
 
 
 def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
-    """Return frames of audio, finite floats (batch, mel_bins, num_frames) of the sizes of the configuration."""
+    """Return spectrograms as finite floats of the shape (batch, mel_bins, num_frames)."""
     frames, shape = as_array("source", value, InputError), (config.mel_bins, config.num_frames)
     if not input_form(config, "source").has_shape(config, frames.shape):
         turned = " (it looks transposed)" if frames.shape[1:] == shape[::-1] else ""
@@ -107,7 +108,7 @@ def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
 
 
 def _finite_floats(name: str, value: np.ndarray) -> np.ndarray:
-    """Return valid images or audio; raise `InputError` for other numbers."""
+    """Return `value`; raise `InputError` unless all its numbers are finite floats."""
     if value.dtype.kind != "f":
         raise InputError(f"{name} has the dtype {value.dtype}; expected finite floats.")
     if not np.isfinite(value).all():
@@ -132,10 +133,12 @@ def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tu
 
 
 def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
-    """Return the expected tokens, one for each position of the logits. Raises `InputError` as `check_inputs` does, and
-    if the model has no logits."""
+    """Return the expected tokens, one for each position of the logits.
+
+    Raises `InputError` for wrong tokens, and if the model has no logits.
+    """
     if config.head != "logits":
-        raise InputError(f"head is {config.head!r}: there are no logits, and so no loss.")
+        raise InputError(f"head is {config.head!r}: the model has no logits, and therefore no loss.")
     name = config.input_names[-1]
     checked = _checked_tokens(config, name, targets, called="targets")
     if checked.shape != inputs[name].shape:
@@ -144,14 +147,18 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
 
 
 def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the dropout masks by tap (`transparity.training.dropout_masks`). Raises `InputError` for a tap that is not
-    in `dropout_at`, or a wrong shape or dtype."""
+    """Return the dropout masks by activation; `transparity.training.dropout_masks` draws such masks.
+
+    Raises `InputError` for an activation that is not in `dropout_at`, or a wrong shape or dtype.
+    """
     batch = len(inputs[config.input_names[0]])
     shapes = dropout_shapes(config, batch, **lengths_of(config, inputs))
     checked = {}
     for name, value in dict(masks or {}).items():
         if name not in shapes:
-            raise InputError(f"masks has {shown(name)}; expected taps of dropout_at: {', '.join(config.dropout_at)}.")
+            raise InputError(
+                f"masks has {shown(name)}; expected activations of dropout_at: {', '.join(config.dropout_at)}."
+            )
         mask = as_array(f"the mask of {name}", value, InputError)
         if mask.shape != shapes[name] or mask.dtype != bool:
             given = f"the shape {mask.shape} and dtype {mask.dtype}"
@@ -161,7 +168,7 @@ def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]
 
 
 def check_out(config: TransformerConfig, out: Any, inputs: Mapping[str, Any]) -> Any:
-    """Return the memory for the logits of checked `inputs`; raise `InputError` unless it has their shape."""
+    """Return `out`; raise `InputError` unless it has the shape of the logits for the checked `inputs`."""
     expected, given = logits_shape(config, inputs), getattr(out, "shape", None)
     if given is None or tuple(given) != expected:
         raise InputError(f"out is {shown(out) if given is None else f'of shape {tuple(given)}'}; expected {expected}.")
@@ -169,7 +176,7 @@ def check_out(config: TransformerConfig, out: Any, inputs: Mapping[str, Any]) ->
 
 
 def check_batches(config: TransformerConfig, batches: Any) -> list[dict[str, Any]]:
-    """Return the batches of a training, checked one by one. Raises `InputError` as `check_batch` does."""
+    """Return the checked batches of a training run; raise `InputError` if one of them is wrong."""
     try:
         given = list(batches)
     except Exception:  # noqa: BLE001 - `__iter__` of any object may raise anything
@@ -178,9 +185,9 @@ def check_batches(config: TransformerConfig, batches: Any) -> list[dict[str, Any
 
 
 def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs and `targets` of one training step. Raises `InputError` as `check_inputs` does."""
+    """Return the checked inputs and `targets` of one training step; raise `InputError` if one of them is wrong."""
     if not isinstance(batch, Mapping):
-        raise InputError(f"A batch is {shown(batch)}; expected targets and tokens by name.")
+        raise InputError(f"A batch is {shown(batch)}; expected a dict of targets and inputs by name.")
     inputs = check_inputs(config, {name: tokens for name, tokens in batch.items() if name != "targets"})
     return inputs | {"targets": check_targets(config, batch.get("targets"), inputs)}
 
@@ -188,18 +195,18 @@ def check_batch(config: TransformerConfig, batch: Mapping[str, Any]) -> dict[str
 def check_step(
     config: TransformerConfig, tokens: Any, lengths: Any, source: Any, valid_lengths: Any, attention_mask: Any = None
 ) -> dict[str, Any]:
-    """Check the arguments of a step with a cache. Raises `InputError` as `check_inputs` does.
+    """Check the arguments of a step of cached decoding; raise `InputError` if one of them is wrong.
 
     Args:
         config: the model.
         tokens: (batch, length), the new tokens.
-        lengths: (batch,), the tokens already in the cache; None: there is no cache yet.
-        source: (batch, keys), or frames of audio, for the first step of an encoder-decoder.
-        valid_lengths: (batch,), how many of `tokens` are valid in each row; None: all.
-        attention_mask: in the shape of `source` if there is one, else of `tokens`.
+        lengths: (batch,), the number of tokens already in the cache; None if there is no cache yet.
+        source: (batch, keys), or spectrograms, for the first step of an encoder-decoder.
+        valid_lengths: (batch,), how many of `tokens` are valid in each row; None means all.
+        attention_mask: has the shape of `source` if there is one, else of `tokens`.
 
     Returns:
-        The arguments by name, as arrays; absent ones are None, except `source`, which is left out.
+        The arguments by name, as arrays. Absent arguments are None, except that an absent `source` is left out.
     """
     _check_can_step(config, lengths is None, source is not None)
     checked = {"tokens": _checked_tokens(config, config.input_names[-1], tokens, called="tokens")}
@@ -209,7 +216,7 @@ def check_step(
     rows = len(checked.get("source", checked["tokens"])) if lengths is None else len(lengths)
     if rows != batch:
         others = "cache" if source is None else "source"
-        raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected as many.")
+        raise InputError(f"tokens has {batch} rows and the {others} {rows}; expected equal numbers.")
     longest = length + (0 if lengths is None else int(np.max(lengths)))
     check_length(config, longest, "a row with its cached tokens")
     if attention_mask is not None:
@@ -228,18 +235,18 @@ def check_step(
 
 
 def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -> None:
-    """Raise `InputError` if the model cannot decode with a cache, or a step has a `source` in the wrong place."""
+    """Raise `InputError` if the model cannot decode with a cache, or if a step lacks a `source` or should have none."""
     if not config.has_decoder:
-        raise InputError("A lone encoder has no decoder, so there is nothing to cache.")
+        raise InputError("The model is only an encoder, which has no cache; expected a model with a decoder.")
     if not config.mask_is_exact:
         raise InputError(
-            f"mask_value is {config.mask_value:g}, which hides nothing wholly: what was cached would change with every "
-            "token; only a full forward pass is right."
+            f"mask_value is {config.mask_value:g}, so masked tokens keep a weight and cached values would change with "
+            "every token; use a full forward pass."
         )
     if config.angles_depend_on_length:
         raise InputError(
-            f"rotary_scaling is 'longrope', whose angles change beyond {config.rotary_original_length} tokens, and "
-            "with them what was cached; only a full forward pass is right."
+            f"rotary_scaling is 'longrope', so cached keys would change beyond {config.rotary_original_length} tokens; "
+            "use a full forward pass."
         )
     if (first and config.has_encoder) != with_source:
         needs = "takes no source" if with_source else "needs a source"
@@ -248,58 +255,60 @@ def _check_can_step(config: TransformerConfig, first: bool, with_source: bool) -
 
 
 def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, lengths: Any = None) -> dict[str, Any]:
-    """Check the prompt of generation. Raises `InputError` as `check_inputs` does, and for a row of only masked padding.
+    """Check the prompt of generation; raise `InputError` for a wrong argument, and for a row that is all masked
+    padding.
 
     Args:
         config: the model.
-        prompt: (batch, length), which may be longer than `max_length`: the model reads its end. None: `bos_id` for each
-            row of the source.
-        source: (batch, keys), or frames of audio, for an encoder-decoder.
-        lengths: (batch,), how many tokens of each row of `prompt` are valid; None: all.
+        prompt: (batch, length). The model reads the last `max_length` tokens. None means `bos_id` for each row of the
+            source.
+        source: (batch, keys), or spectrograms, for an encoder-decoder.
+        lengths: (batch,), how many tokens of each row of `prompt` are valid; None means all.
 
     Returns:
-        `prompt`, `lengths` and any `source`, as int64 arrays.
+        `prompt`, `lengths` and, for an encoder-decoder, `source`, as arrays by name.
     """
     if not config.has_decoder:
-        raise InputError("A lone encoder cannot generate: it has no decoder.")
+        raise InputError("The model is only an encoder, which cannot generate; expected a model with a decoder.")
     if config.has_encoder != (source is not None):
         needs = "needs a source" if config.has_encoder else "takes no source"
         raise InputError(f"Generation with this {config.architecture} {needs}.")
     inputs = {} if source is None else {"source": _checked_input(config, "source", source)}
     if prompt is None:
         if config.bos_id is None or source is None:
-            raise InputError("Generation was given no prompt, and there is no source and bos_id to start from.")
+            raise InputError("The prompt is missing; generation without one needs a source and a bos_id.")
         prompt = np.full((len(inputs["source"]), 1), config.bos_id)
     inputs["prompt"] = _checked_tokens(config, config.input_names[-1], prompt, called="prompt")
     if source is not None and len(inputs["prompt"]) != len(inputs["source"]):
         rows = f"{len(inputs['prompt'])} rows and source {len(inputs['source'])}"
-        raise InputError(f"prompt has {rows}; expected as many.")
+        raise InputError(f"prompt has {rows}; expected equal numbers.")
     checked = None if lengths is None else _checked_lengths("lengths", lengths, *inputs["prompt"].shape)
     _check_something_is_seen(config, inputs["prompt"], checked)
     if checked is None:
         return inputs | {"lengths": None}
     if len(set(checked.tolist())) > 1 and not config.prefixes_agree:
-        says = "angles depend on the length of the longest row (longrope)"
+        says = "with rotary_scaling 'longrope' the angles of all rows depend on the longest row"
         if not config.mask_is_exact:
-            says = f"mask_value is {config.mask_value:g}, which hides nothing wholly: rows would see what fills them up"
+            says = f"mask_value is {config.mask_value:g}, so rows would attend to their fillers"
         raise InputError(f"lengths differ, but {says}; pass the prompts one at a time.")
     return inputs | {"prompt": inputs["prompt"][:, : checked.max()], "lengths": checked}
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Raise `InputError` for a fully masked row: all its keys, including unused ones, would have equal weights."""
+    """Raise `InputError` if a row of the prompt is all masked padding: all keys, even unused ones, would have equal
+    weights."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
     if (rows := np.flatnonzero(~(counted & (prompt != config.pad_id)).any(axis=1))).size:
         raise InputError(
-            f"prompt has nothing but padding ({config.pad_id}) in row {rows[0]}, and target_mask hides it; a row "
-            f"should begin with a token that is seen."
+            f"prompt has only padding ({config.pad_id}) in row {rows[0]}, which target_mask masks; expected another "
+            "token in every row."
         )
 
 
 def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np.ndarray | None]:
-    """Return the number of tokens to generate, and the numbers in [0, 1) that draw them, or None."""
+    """Return the number of tokens to generate, and the random numbers for sampling them; None without sampling."""
     steps = _checked_whole("max_new_tokens", max_new_tokens, 0)
     check_fits(f"A batch of {batch} rows with {shown(steps)} new tokens", 8 * batch * steps, InputError)
     if uniforms is None:
@@ -310,12 +319,12 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
     if drawn.dtype.kind != "f":
         raise InputError(f"uniforms has the dtype {drawn.dtype}; expected floats.")
     if not ((drawn >= 0) & (drawn < 1)).all():
-        raise InputError(f"uniforms go from {drawn.min()} to {drawn.max()}; expected at least 0 and less than 1.")
+        raise InputError(f"uniforms range from {drawn.min()} to {drawn.max()}; expected at least 0 and less than 1.")
     return steps, drawn
 
 
 def check_beams(config: TransformerConfig, rows: int, beams: Any, length_penalty: Any) -> tuple[int, float]:
-    """Return the number of beams for each of `rows`, and the length penalty."""
+    """Return the checked number of beams and the checked length penalty."""
     count = _checked_whole("beams", beams, 1)
     check_fits(f"A search with {shown(count)} beams", 8 * count * rows * config.vocab_size, InputError)
     if not is_finite(length_penalty):
@@ -330,18 +339,17 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 
 
 def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
-    """Return the number of valid tokens of each row, from 1 to `length`."""
+    """Return the checked number of valid tokens of each row, from 1 to `length`."""
     found = as_array(name, value, InputError)
     if found.shape != (batch,) or found.dtype.kind not in "iu":
         raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected {batch} integers.")
     if found.min() < 1 or found.max() > length:
-        raise InputError(f"{name} go from {found.min()} to {found.max()}; expected 1 to {length} for each row.")
+        raise InputError(f"{name} range from {found.min()} to {found.max()}; expected 1 to {length} for each row.")
     return found.astype(np.int64)
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:
-    """Return tokens in the vocabulary of the input `read_as`; errors use the name `called`. A prompt may have any
-    length."""
+    """Return tokens in the vocabulary of the input `read_as`; errors use the name `called`."""
     name = called or read_as
     tokens = as_array(name, value, InputError)
     if tokens.ndim != 2:

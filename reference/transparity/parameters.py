@@ -1,6 +1,6 @@
-"""The parameters: flat names, PyTorch's orientation `(out, in)`, safetensors files.
+"""A model's parameters: arrays by flat name, with matrices as `(out, in)`, and their safetensors files.
 
-`parameter_shapes` is the one source of truth for initialising, checking, loading and saving.
+Initialization, checks, loading and saving all use the names and shapes of `parameter_shapes`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from transparity.text import VALUE, reason, safe
 Parameters = Mapping[str, np.ndarray]
 
 RENAMED = {"router_correction": "router_score_bias", "log_rate": "A_log", "time_step_bias": "dt_bias", "skip": "D"}
-"""Last parts of names in files of earlier versions, with the current names."""
+"""The last parts of parameter names in files of earlier versions, each with its current name."""
 
 FLOATS = {"F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 def parameter_shapes(config: TransformerConfig) -> Shapes:
-    """Return the shape of every parameter by name, in the order of the forward pass."""
+    """Return the shape of every parameter, by name, in the order of the forward pass."""
     return dict(model(config).parameters)
 
 
 def shared(config: TransformerConfig, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `parameters` with a shared embedding under both its names."""
+    """Return `parameters`, with an embedding that both stacks share under both names."""
     if not config.shared_embedding:
         return parameters
     return {**parameters, "decoder.token_embedding.weight": parameters["encoder.token_embedding.weight"]}
@@ -51,13 +51,12 @@ def is_learned(name: str) -> bool:
 
 
 def cut_of(config: TransformerConfig, name: str) -> Cut:
-    """Return the axis along which a parameter may be distributed, as its part states."""
+    """Return the axis along which a parameter may be distributed over ranks."""
     return model(config).cuts.get(name, WHOLE)
 
 
 def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
-    """Return why a parameter cannot be distributed over `ranks` by heads or features; None if it can, or has
-    neither."""
+    """Return the reason why a parameter cannot be distributed over `ranks`, or None."""
     cut = cut_of(config, name)
     if cut.why_whole or not cut.heads or cut.heads % ranks == 0:
         return cut.why_whole
@@ -65,11 +64,12 @@ def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003).
+    """Return initial parameters in float32; matrices are uniform within Glorot's bound (document 003).
 
-    Gains, skips and variances are 1. Others, such as gains that are added to 1, are 0.
+    Gains of norms, the `D` of Mamba-2 and running variances are 1. Everything else is 0, also gains that are added to
+    1.
 
-    Raises `ConfigError` if they do not fit in memory.
+    Raises `ConfigError` if the parameters do not fit into memory.
     """
     random, shapes = np.random.default_rng(seed), parameter_shapes(config)
     check_fits("The model", 4 * sum(map(math.prod, shapes.values())), ConfigError)
@@ -86,8 +86,8 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
 
 
 def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
-    """Raise `ParameterError` unless `parameters` have exactly the names and shapes of `config`, and are floats that are
-    finite in float32."""
+    """Raise `ParameterError` unless `parameters` has exactly the names and shapes of `config`, and every number is a
+    float that is finite in float32."""
     if not isinstance(config, TransformerConfig):
         raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
     if not isinstance(parameters, Mapping):
@@ -107,7 +107,8 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
 
 
 def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:
-    """Return the shapes of the parameters of `config`; raise `ParameterError` unless `names` are exactly theirs."""
+    """Return the shapes of the parameters of `config`, by name; raise `ParameterError` unless `names` are the same
+    names."""
     shapes = parameter_shapes(config)
     for name in names:
         if name not in shapes:
@@ -132,7 +133,8 @@ def _check_dtype(name: str, dtype: str) -> None:
 
 
 def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
-    """Write a safetensors file; raises `ParameterError` if a parameter is not a float or `path` cannot be written."""
+    """Write a safetensors file; raise `ParameterError` if a parameter has no float dtype, or `path` cannot be
+    written."""
     arrays = {name: as_array(f"Parameter {shown(name)}", value, ParameterError) for name, value in parameters.items()}
     for name, value in arrays.items():
         _check_dtype(shown(name), value.dtype.name)
@@ -143,9 +145,9 @@ def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> Non
 
 
 def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | None = None) -> dict[str, np.ndarray]:
-    """Read a safetensors file, and check it against `config` if given.
+    """Read a safetensors file; if there is a `config`, check that its parameters are in the file.
 
-    Raises `ParameterError` if the file is missing or not safetensors, or if NumPy lacks the dtype of a tensor.
+    Raises `ParameterError` if the file is missing or invalid, or if NumPy lacks the dtype of a tensor.
     """
     check_header(path, ParameterError)
     try:
@@ -168,15 +170,16 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
 
 
 def _current(name: str) -> str:
-    """Return the name of a parameter that a file of an earlier version may have under its old name."""
+    """Return the current name of a parameter, which may have an old name in a file of an earlier version."""
     scope, dot, last = name.rpartition(".")
     return scope + dot + RENAMED.get(last, last)
 
 
 @contextmanager
 def open_parameters(path: str | os.PathLike[str], config: TransformerConfig) -> Iterator[Mapping[str, Any]]:
-    """Context manager that yields the parameters of `config` in a safetensors file by name. Each is read when it is
-    sliced, and only the slice is read. It does not check whether the numbers are finite.
+    """Return a context manager that yields the parameters of `config` in a safetensors file, by name.
+
+    Slicing a parameter reads only the slice. The numbers may be infinite or NaN, because they are not checked.
 
     Raises `ParameterError` as `load_parameters` does.
     """

@@ -1,7 +1,6 @@
-"""The source systems: five documents that build a transformer, as configurations.
+"""Presets: the transformers that five documents build, as configurations.
 
-A preset is a value of `TransformerConfig` at the size that its document prints. The mistakes of a document are kept;
-`departures` names them.
+A preset has the sizes that its document prints, and the document's mistakes. `departures` names these mistakes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A source system: its configuration, its document, and the decisions where the document is silent."""
+    """A document's transformer: its configuration, the document's number, and what we decided where the document says
+    nothing."""
 
     config: TransformerConfig
     document: str
@@ -124,7 +124,7 @@ PRESETS = {
 
 
 def preset(name: str) -> TransformerConfig:
-    """Return the configuration of the source system `name`, at its document's size."""
+    """Return the configuration of the preset `name`, with the sizes of its document."""
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, 1) if isinstance(name, str) else []
         meant = f"did you mean {near[0]!r}? They are" if near else "the presets are"
@@ -132,7 +132,7 @@ def preset(name: str) -> TransformerConfig:
     return PRESETS[name].config
 
 
-# Differences from Vaswani et al. (2017), "Attention is all you need": a condition, and a clause of the report.
+# Differences from Vaswani et al. (2017), "Attention is all you need": a condition, and the words for it.
 _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (
         lambda c: c.mask_value > -1e3,
@@ -152,7 +152,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (lambda c: not c.feed_forward_bias, "the feed-forward has no biases (§3.3)"),
     (lambda c: c.activation != "relu", "the activation is {c.activation} (paper: ReLU, §3.3)"),
-    (lambda c: c.gated, "the activation gates a second projection"),
+    (lambda c: c.gated, "the feed-forward is gated (paper: not gated, §3.3)"),
     (
         lambda c: c.key_value_heads != c.num_heads,
         "{c.num_heads} heads share the keys and values of {c.key_value_heads} (§3.2.2)",
@@ -161,9 +161,9 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.head_dim * c.num_heads != c.embed_dim,
         "heads have {c.head_dim} features, not embed_dim / num_heads (§3.2.2)",
     ),
-    (lambda c: c.query_key_norm, "queries and keys are normalised, over each {c.query_key_norm_over}"),
+    (lambda c: c.query_key_norm, "queries and keys are normalized, over each {c.query_key_norm_over}"),
     (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
-    (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g}, too (§3.2.1)"),
+    (lambda c: c.attention_multiplier != 1, "scores are also multiplied by {c.attention_multiplier:g} (§3.2.1)"),
     (lambda c: c.attention_softcap is not None, "scores are bounded by a softcap of {c.attention_softcap:g}"),
     (
         lambda c: c.sliding_window is not None and c.window_kind == "sliding",
@@ -171,7 +171,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     ),
     (
         lambda c: c.sliding_window is not None and c.window_kind == "chunked",
-        "positions of other chunks of {c.sliding_window} are masked{but_for}",
+        "positions in other chunks of {c.sliding_window} are masked{but_for}",
     ),
     (
         lambda c: any(own.query_temperature for own in c.layer_kinds.values()),
@@ -188,7 +188,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.norm_position == "post-branch",
         "norms come after the sublayers, before the residual is added (paper: after it, §3.1)",
     ),
-    (lambda c: c.norm == "layer-unbiased", "the norm divides by (deviation over n − 1) + eps"),
+    (lambda c: c.norm == "layer-unbiased", "the norm divides by the standard deviation (with n − 1) + eps"),
     (lambda c: c.norm == "batch", "the norm is a batch norm (paper: layer norm, §3.1)"),
     (lambda c: c.norm == "rms", "the norm is an RMS norm (paper: layer norm, §3.1)"),
     (lambda c: not c.norm_bias and c.norm != "rms", "the norms have no biases (paper: layer norm, §3.1)"),
@@ -197,7 +197,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "not every layer has a norm before its attention",
     ),
     (lambda c: c.final_norm, "one more norm ends each stack"),
-    (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
+    (lambda c: c.memory_norm, "each decoder layer normalizes the encoder's output once more"),
     (
         lambda c: "sinusoidal" in (c.positions, c.encoder_positions) and c.sinusoidal_timescales == "inclusive",
         "the longest timescale of positions is {c.rope_theta:g} itself (paper: below it, §3.5)",
@@ -214,14 +214,14 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
     (lambda c: c.embedding_scale == "none", "token embeddings are not multiplied by √embed_dim (§3.4)"),
     (
         lambda c: c.embedding_multiplier != 1,
-        "token embeddings are multiplied by {c.embedding_multiplier:g}, too (§3.4)",
+        "token embeddings are also multiplied by {c.embedding_multiplier:g} (§3.4)",
     ),
     (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, each with an embedding"),
-    (lambda c: c.embedding_norm, "embeddings are normalised"),
-    (lambda c: c.architecture != "encoder-decoder", "the model is a lone {c.architecture}"),
+    (lambda c: c.embedding_norm, "embeddings are normalized"),
+    (lambda c: c.architecture != "encoder-decoder", "the model has only one stack: {c.architecture}"),
     (
         lambda c: c.has_decoder and c.has_encoder and c.target_mask == "causal",
-        "the target's padding is not masked, only its future",
+        "the decoder masks later tokens, but not padding",
     ),
     (lambda c: c.head != "logits", "the output is {c.head!r}, not logits"),
     (

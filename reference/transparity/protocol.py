@@ -1,10 +1,12 @@
-"""Protocols: the interfaces of a port, a backend and a harness.
+"""The interfaces of a port, a backend and a harness.
 
-A port is any `build(config, parameters) -> forward`, with `forward(**tokens)` returning logits or a dict of taps that
-includes `logits`. Other capabilities are attributes; missing ones are reported as not compared.
+A port is any function `build(config, parameters)` that returns a `forward`. `forward(**tokens)` returns the logits, or
+a dict of activations that includes `logits`. Other capabilities are attributes of `forward`; a report lists missing
+capabilities as not compared.
 
-A package becomes a backend by naming its `build` in the entry-point group `transparity.backends`. Under the same name
-it may list a `Harness` in `transparity.harnesses`; without one, claims about single functions and modules are skipped.
+To register a backend, a package lists its `build` in the entry-point group `transparity.backends`. It may also list a
+`Harness` under the same name in `transparity.harnesses`. Without a harness, the suite skips its comparisons of single
+functions and modules.
 """
 
 from __future__ import annotations
@@ -26,41 +28,42 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Forward(Protocol):
-    """A model with its weights. Tokens are integer arrays (batch, length)."""
+    """A model with its weights. Its token inputs are integer arrays (batch, length)."""
 
     def __call__(self, **tokens: Any) -> dict[str, Any]:
-        """Return every tap by name (`transparity.taps.tap_shapes`): the traced path."""
+        """Return every activation by name; `transparity.taps.tap_shapes` lists the names and shapes."""
 
     def logits(self, *, out: Any = None, **tokens: Any) -> Any:
-        """Return only the logits, as an array of the framework: the fast path.
+        """Return only the logits, as an array of the framework; this is faster than a call of the model.
 
         Args:
-            out: an array of the logits' shape and dtype that they are written into, such as those of the last call:
-                its memory needs no clearing. Use the result in its place; JAX deletes `out`.
+            out: an array of the logits' shape and dtype to write them into, such as the logits of an earlier call. This
+                saves the time to clear new memory. Use the returned array afterwards, because JAX deletes `out`.
             tokens: the inputs by name.
         """
 
     def loss(self, targets: Any, **tokens: Any) -> float:
-        """Return the mean cross-entropy of the logits; padding among `targets` (batch, length) is ignored."""
+        """Return the mean cross-entropy of the logits; padding in `targets` (batch, length) does not count."""
 
     def loss_and_gradients(
         self, targets: Any, *, training: bool = False, masks: Arrays | None = None, **tokens: Any
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss, and its gradient by every learned parameter, by name.
+        """Return the loss, and its gradients with respect to all learned parameters, by name.
 
         Args:
             targets: (batch, length), the expected tokens.
-            training: whether a batch norm normalises by the batch; its running statistics do not change.
-            masks: dropout masks by tap (`transparity.training.dropout_masks`); None: nothing is dropped.
+            training: whether batch norms use the statistics of the batch; running statistics do not change.
+            masks: dropout masks by activation (`transparity.training.dropout_masks`). None means no dropout.
             tokens: the inputs by name.
 
-        The NumPy column does not offer it; `transparity_numpy.training.differentiation` has numerical derivatives.
+        The NumPy column lacks this method; `transparity_numpy.training.differentiation` has numerical derivatives.
         """
 
     def train(
         self, batches: Sequence[Mapping[str, Any]], training: Training
     ) -> tuple[list[float], dict[str, np.ndarray]]:
-        """Take one step for each batch (`targets` and tokens), from these parameters; the model itself does not change.
+        """Train from this model's parameters, one step per batch (`targets` and inputs); the model itself does not
+        change.
 
         Returns:
             The loss before each step, and the learned parameters after the last.
@@ -75,14 +78,14 @@ class Forward(Protocol):
         valid_lengths: Any = None,
         attention_mask: Any = None,
     ) -> tuple[Any, Any]:
-        """Extend cached decoding by `tokens`; only for models whose masked keys weigh nothing.
+        """Decode `tokens` with a cache; the model's masked keys must have zero weight.
 
         Args:
-            tokens: (batch, length), the tokens that follow those in the cache; `max_length` at most in total.
-            cache: the cache that the last step returned, not to be used again; None: these are the first tokens.
-            source: (batch, keys), read once, in the first step of an encoder-decoder.
-            valid_lengths: (batch,), how many of `tokens` are valid in each row; None: all.
-            attention_mask: of `source` if given, else of `tokens`, where `padding` is `attention-mask`.
+            tokens: (batch, length), the next tokens; with the tokens in the cache, at most `max_length`.
+            cache: the cache that the last step returned, which may not be used again. None starts a new sequence.
+            source: (batch, keys), in the first step of an encoder-decoder.
+            valid_lengths: (batch,), how many of `tokens` are valid in each row. None means all.
+            attention_mask: the mask of `source` if there is one, else of `tokens`, if `padding` is `attention-mask`.
 
         Returns:
             The logits (batch, length, vocab) after each token, and the cache for the next step.
@@ -101,12 +104,12 @@ class Forward(Protocol):
         """Continue `prompt`, greedily or by sampling.
 
         Args:
-            prompt: (batch, length); None: `bos_id` for each row of the source.
-            max_new_tokens: the most tokens to generate; generation ends earlier if every row has reached `eos_id`.
-            lengths: (batch,), how many tokens of each row of `prompt` are valid; None: all.
+            prompt: (batch, length). None means `bos_id` for each row of the source.
+            max_new_tokens: the largest number of new tokens. Generation ends earlier if every row has reached `eos_id`.
+            lengths: (batch,), how many tokens of each row of `prompt` are valid. None means all.
             source: (batch, keys), for an encoder-decoder.
-            uniforms: (batch, max_new_tokens), numbers in [0, 1) that draw the tokens; None: take the likeliest.
-            sampling: temperature, top-k and top-p, with `uniforms`.
+            uniforms: (batch, max_new_tokens), the random numbers in [0, 1) that sample the tokens. None means greedy.
+            sampling: temperature, top-k and top-p, which have an effect only with `uniforms`.
 
         Returns:
             The prompt and its continuation, (batch, total_length); shorter rows are padded on the right.
@@ -122,14 +125,15 @@ class Forward(Protocol):
         lengths: Any = None,
         source: Any = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best of `beams` continuations, in the form of `generate`, and its score (batch,)."""
+        """Return the best of `beams` continuations of each row, as `generate` returns it, and its score (batch,)."""
 
     def ready(self, result: Any) -> None:
-        """Wait until `result` is computed: frameworks return before their device has finished."""
+        """Wait until `result` is computed, because frameworks may return before the device has finished."""
 
 
 class Backend(Protocol):
-    """A `build` with a choice of precision, device and mode; the first of `dtypes` and of `modes` is the default."""
+    """A `build` with a choice of precision, device and mode; the first entries of `dtypes` and `modes` are the
+    defaults."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -150,12 +154,12 @@ class Backend(Protocol):
 
         Args:
             config: the configuration.
-            parameters: float32 arrays by the names of `parameter_shapes`.
+            parameters: float32 arrays by name; `transparity.parameters.parameter_shapes` lists the names.
             dtype: the precision of the computation.
             device: one of `devices()`.
             mode: one of `modes`.
-            weights: a coarser precision to which the parameters are rounded once.
-            activations: a coarser precision to which the value at every tap is rounded.
+            weights: a lower precision to which the parameters are rounded once.
+            activations: a lower precision to which every activation is rounded.
         """
 
     def devices(self) -> tuple[str, ...]:
@@ -163,45 +167,48 @@ class Backend(Protocol):
 
 
 class Harness(Protocol):
-    """The parts of a column by name, for claims about single functions and modules. A Python module can be one."""
+    """Access to a column's functions and modules by name, so that they can be compared singly. A Python module can be a
+    harness."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
-        """Return a free function of the column, such as `attention.split_heads`, between NumPy arrays."""
+        """Return a function of the column, such as `attention.split_heads`, that takes and returns NumPy arrays."""
 
     def module(
         self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...
     ) -> Module:
-        """Return a module of the column, such as `layers.EncoderLayer`, with `parameters` named relative to it."""
+        """Return a module of the column, such as `layers.EncoderLayer`; the names of `parameters` are relative to the
+        module."""
 
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
-        """Call the framework's own `einsum`, with which the documents compute attention."""
+        """Call the framework's own `einsum`."""
 
     def describe(self, device: str) -> dict[str, str]:
-        """Return versions, the device's name, and the precision of float32 matrix products."""
+        """Return the versions of the libraries, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Context manager in which float32 matrix products have float32's precision on every device (no TF32)."""
+        """Return a context manager in which float32 matrix products are computed in float32 on every device, without
+        TF32."""
 
 
 class ShardedBackend(Backend, Protocol):
-    """A backend over a mesh of ranks. Every rank makes the same calls, and gets the same results."""
+    """A backend that distributes a model over ranks. Every rank makes the same calls and gets the same results."""
 
     takes_part: bool
-    """Whether this rank is in the mesh: a mesh has the first of the ranks that were launched."""
+    """Whether this rank has a share of the model; only the first of the launched ranks may."""
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> Forward:
         """Build a model from a safetensors file; each rank reads only its slices."""
 
 
 class ShardedHarness(Harness, Protocol):
-    """A harness of a column that also runs over several ranks; other columns skip claims about ranks."""
+    """A harness of a column that can run over several ranks."""
 
     SHARDED: str
-    """The module with a class `ShardedBackend(data, tensor)`, whose instances are `ShardedBackend`s. It is imported in
-    every process that torchrun, or the like, launched."""
+    """The name of the module with the class `ShardedBackend(data, tensor)`, which implements this protocol's
+    `ShardedBackend`. Every launched process, for example by torchrun, imports the module."""
 
     def processes(self, ranks: int) -> int:
-        """Return the number of processes for `ranks`: one per rank, or one with several devices."""
+        """Return the number of processes that `ranks` need: one per rank, or a single process with several devices."""
 
 
 class Module(Protocol):
@@ -210,14 +217,14 @@ class Module(Protocol):
     def __call__(
         self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
-        """Return the part's result; put its activations into `taps`, if given.
+        """Return the part's result, and write its activations into `taps` if given.
 
         Args:
-            context: Fields of the column's `LayerContext`, for parts that take one.
+            context: fields of the column's `LayerContext`, for parts that need one.
         """
 
     def use_batch_statistics(self) -> None:
-        """Normalise by the batch from now on, and update running statistics."""
+        """Make batch norms use the statistics of the batch and update their running statistics, as in training."""
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Return the current parameters, including running statistics."""

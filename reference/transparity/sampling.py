@@ -1,4 +1,4 @@
-"""Settings for drawing tokens from logits, the same for every column."""
+"""Settings for sampling tokens from logits, the same for every column."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from transparity.errors import ConfigError, is_finite, is_number, is_whole, shown
 
 COLDEST = 1e-30
-"""The lowest temperature that float32 can divide by; a lower one would draw the same token."""
+"""The lowest temperature, because float32 logits are divided by it. A lower temperature would sample the same
+tokens."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature, then top-k, then top-p, applied in this order.
+    """Settings for sampling: the temperature is applied first, then top-k, then top-p.
 
-    Among equally likely tokens, the lower one ranks first. Raises `ConfigError` for a number out of its range.
+    Among equally likely tokens, the token with the lower id ranks first. An invalid number raises `ConfigError`.
     """
 
     temperature: float = 1.0
-    """Divisor of the logits: below 1, likely tokens become likelier."""
+    """Number that divides the logits; below 1, likely tokens become more likely."""
     top_k: int | None = None
-    """The number of likeliest tokens that are kept; None: all."""
+    """Keep only this many of the most likely tokens. None keeps all."""
     top_p: float = 1.0
-    """Of the tokens that `top_k` kept, keep the fewest likeliest with this probability in total (Holtzman et al. 2020):
-    at least one; with 1, all."""
+    """From the remaining tokens, keep the smallest number of most likely tokens whose total probability reaches this
+    (Holtzman et al. 2020). 1 keeps all."""
 
     def __post_init__(self) -> None:
         if not (is_finite(self.temperature) and self.temperature >= COLDEST):

@@ -1,7 +1,7 @@
-"""The tap: every named activation passes through `tap(name, value) -> value`.
+"""Taps: functions `tap(name, value) -> value` through which every named activation of a forward pass goes.
 
-A tap can record, replace, round or perturb the values that pass through it. It is an argument, never a global, so that
-functions stay pure for `jax.jit` and `torch.compile`.
+A tap can record, replace, round or perturb activations. It is an argument, never a global, so that functions stay pure
+for `jax.jit` and `torch.compile`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Tap = Callable[[str, Any], Any]
 
 
 def identity(name: str, value: Any) -> Any:
-    """Return the value unchanged: the tap of a call without a listener."""
+    """Return the value unchanged; this is the default tap."""
     return value
 
 
 def scoped(tap: Tap, scope: str) -> Tap:
-    """Prefix every name with `scope`; `identity` stays itself, so that a call without a listener costs nothing."""
+    """Return a tap that puts `scope` before every name; `identity` is returned unchanged, so that it costs nothing."""
     if tap is identity:
         return identity
 
@@ -33,7 +33,7 @@ def scoped(tap: Tap, scope: str) -> Tap:
 
 
 def recording(into: dict[str, Any]) -> Tap:
-    """Return a tap that stores every value in `into` under its name."""
+    """Return a tap that stores every activation in `into` under its name."""
 
     def record(name: str, value: Any) -> Any:
         into[name] = value
@@ -48,20 +48,18 @@ def chained(first: Tap, then: Tap) -> Tap:
 
 
 def lengths_of(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of positions of each input by name.
-
-    Return the number of positions: tokens, patches with the class token, or half of the frames of audio."""
+    """Return the number of positions of each input by name."""
     fixed = {name: config.positions_of(name) for name in config.input_names}
     return {name: fixed.get(name) or value.shape[1] for name, value in inputs.items()}
 
 
 def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tap of a forward pass, in the order of the pass.
+    """Return the shape of every activation of a forward pass, by name, in the order of computation.
 
     Args:
         config: the model.
         batch: the number of rows.
-        lengths: the positions of each input by name: `source` and `target`, `tokens` or `pixels` (`lengths_of`).
+        lengths: the number of positions of each input, by name, as `lengths_of` returns them.
     """
     sizes = lengths | {"batch": batch}
     found = model(config).taps
@@ -71,5 +69,5 @@ def tap_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[st
 
 
 def logits_shape(config: TransformerConfig, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of the logits of checked `inputs`, or of the other output that `config.head` names."""
+    """Return the shape of the model's output for checked `inputs`: of the logits, or of what `config.head` names."""
     return tap_shapes(config, len(inputs[config.input_names[-1]]), **lengths_of(config, inputs))["logits"]

@@ -1,7 +1,7 @@
-"""Untrusted text: names in files, messages of exceptions, reprs and paths. Only this module escapes and shortens it.
+"""Untrusted text, such as names in files, messages of exceptions, reprs and paths, is escaped and shortened here.
 
 Every `TransparityError` and every report passes its sentences through `safe`. No control character and no name of ten
-megabytes reaches a terminal or a file.
+megabytes therefore reaches a terminal or a file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 SENTENCE = 300
-"""The longest sentence of an error, in characters."""
+"""The maximum length of an error's sentence, in characters."""
 
 VALUE = 60
-"""The longest value within a sentence."""
+"""The maximum length of a value within a sentence, in characters."""
 
 MESSAGE = 140
-"""The longest message of a foreign exception, so that our own sentence around it fits."""
+"""The maximum length of another library's error message within a sentence, in characters."""
 
 DEEPEST = 4
-"""The depth of nested containers whose items are shown; `VALUE` limits the characters anyway."""
+"""Nested containers are shown down to this depth."""
 
 BRACKETS: dict[type, str] = {list: "[]", tuple: "()", set: "{}", frozenset: "{}", dict: "{}"}
 
@@ -38,31 +38,32 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
 
 
 def shown(value: Any, limit: int = VALUE) -> str:
-    """Return the repr of any value, safe in a sentence; it may be huge, and its class may raise."""
+    """Return the repr of any value, safe in a sentence. The value may be huge, and its `__repr__` may raise."""
     return safe(_represent(value, limit, DEEPEST), limit)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception in one clause: its type, and its message without the last full stop."""
+    """Return an exception as a clause: its type, and its message without the final period."""
     message = safe(error, MESSAGE)
     return f"{safe(type(error).__name__, VALUE)}{': ' + message if message else ''}".rstrip(".")
 
 
 def reason(error: BaseException) -> str:
-    """Return the first sentence of an exception's message as part of a sentence; for a file, the system's message."""
+    """Return the first sentence of an exception's message without its period; for an `OSError`, the system's
+    message."""
     message = getattr(error, "strerror", None) if isinstance(error, OSError) else None
     first = safe(message or error, MESSAGE).split(". ")[0].rstrip(".")
     return first or safe(type(error).__name__, VALUE)
 
 
 def listed(names: Collection[Any], most: int = 6) -> str:
-    """Return the first names of a list, safe in a sentence, and the number of the others."""
+    """Return the first `most` names, safe in a sentence, and the number of the others."""
     some = ", ".join(safe(name, VALUE) for name in itertools.islice(names, most))
     return some + (f", … ({len(names) - most} more)" if len(names) > most else "")
 
 
 def _cut(text: str, limit: int) -> str:
-    """Remove the middle of a text that is longer than `limit`."""
+    """Return `text` without its middle if it is longer than `limit`."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -74,7 +75,7 @@ def _as_string(value: Any) -> str:
 
 
 def _of_stranger(convert: Callable[[Any], str], value: Any) -> str:
-    """Return `convert(value)`, which may raise anything, or return a subclass of str."""
+    """Return `convert(value)` as a plain str, or the name of the type if `convert` raises."""
     try:
         return str.__str__(convert(value))
     except KeyboardInterrupt:
@@ -88,7 +89,7 @@ def _escape(character: str) -> str:
 
 
 def _represent(value: Any, limit: int, depth: int) -> str:
-    """Return the repr, without visiting items that would be truncated."""
+    """Return the repr, without visiting items that would be cut off."""
     kind = type(value)
     if kind is str or kind is bytes:
         return repr(value) if len(value) <= limit else f"{value[:limit]!r}…"

@@ -16,23 +16,24 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 @dataclass(frozen=True)
 class Training:
-    """An optimizer and its settings; defaults are from Vaswani et al. 2017, §5.3, where it specifies them."""
+    """An optimizer and its settings. The defaults of `betas` and `eps` are from Vaswani et al. 2017, §5.3."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    """`sgd`: with momentum. `adam`: Kingma and Ba 2015. `adamw`: Loshchilov and Hutter 2019."""
+    """The optimizer: `sgd` with momentum, `adam` (Kingma and Ba 2015) or `adamw` (Loshchilov and Hutter 2019)."""
     learning_rate: float = 1e-3
-    """Learning rate; with `warmup_steps`, the factor of the schedule."""
+    """The learning rate; with `warmup_steps`, the factor of the schedule."""
     momentum: float = 0.0
-    """For `sgd`: the share of the last step that is added to the next."""
+    """Momentum of `sgd`: the share of the last step that is added to the next."""
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-9
-    """Added to the root of the second moment (not under it)."""
+    """Small number that is added to the square root of the second moment, not under the root."""
     weight_decay: float = 0.0
-    """For `adamw`: decoupled: each step subtracts this share of a parameter, times the rate."""
+    """Decoupled weight decay of `adamw`: each step subtracts this, times the learning rate, times the parameter."""
     max_norm: float | None = None
-    """Largest joint norm of all gradients, to which they are clipped; None: no clipping."""
+    """Largest norm of all gradients together; larger gradients are scaled down to it. None means no clipping."""
     warmup_steps: int | None = None
-    """Steps of a rising rate, which then falls with 1/√step (§5.3, eq. 3); None: it is constant."""
+    """Steps in which the learning rate rises; after them it falls with 1/√step (§5.3, eq. 3). None means a constant
+    rate."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:
@@ -48,8 +49,10 @@ class Training:
             raise ConfigError(f"warmup_steps is {shown(self.warmup_steps)}; it should be a whole number, at least 1.")
 
     def rate(self, step: int, embed_dim: int) -> float:
-        """Return the learning rate of a step, counted from 1. With warm-up:
-        learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2)."""
+        """Return the learning rate of a step, where the first is 1.
+
+        With warm-up, it is learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2).
+        """
         if self.warmup_steps is None:
             return self.learning_rate
         return self.learning_rate * embed_dim**-0.5 * min(step**-0.5, step * self.warmup_steps**-1.5)
@@ -61,19 +64,19 @@ def dropout_masks(
     """Draw the dropout masks of one training step: True (keep) with probability 1 − dropout.
 
     Args:
-        config: the model, with `dropout` and `dropout_at`.
-        random: the generator.
+        config: the configuration, with `dropout` and `dropout_at`.
+        random: the random number generator.
         batch: the number of rows.
-        lengths: as for `tap_shapes`.
+        lengths: the number of positions of each input, by name.
 
     Returns:
-        A mask for every tap that dropout applies to, by its name and in its shape.
+        The mask of every activation that dropout applies to, by name; it has the activation's shape.
     """
     shapes = dropout_shapes(config, batch, **lengths)
     return {name: random.random(shape) >= config.dropout for name, shape in shapes.items()}
 
 
 def dropout_shapes(config: TransformerConfig, batch: int, **lengths: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tap that dropout applies to."""
+    """Return the shape of every activation that dropout applies to, by name."""
     shapes = tap_shapes(config, batch, **lengths)
     return {name: shape for name, shape in shapes.items() if name.endswith(config.dropout_at)}

@@ -1,4 +1,4 @@
-"""Experts: several feed-forwards; a router chooses some for each token."""
+"""Mixture of experts: several feed-forwards, of which a router chooses some for each token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
 
 def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "*batch experts"]:
-    """1 for the `count` highest numbers of the last axis, first ones in a tie, and 0 for the others."""
+    """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
+    win."""
     found = np.zeros_like(x)
     np.put_along_axis(found, np.argsort(-x, axis=-1, kind="stable")[..., :count], 1, axis=-1)
     return found
@@ -29,8 +30,10 @@ def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "
 def best_groups(
     config: TransformerConfig, scores: Inexact[Array, "*batch experts"]
 ) -> Inexact[Array, "*batch experts"]:
-    """1 for the experts of the groups with the highest sums of their two best scores (DeepSeek-V3), 0 for the
-    others."""
+    """Return 1 for the experts in the best groups and 0 for the others.
+
+    Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
+    """
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)
@@ -41,7 +44,7 @@ def choose(
     scores: Inexact[Array, "*batch experts"],
     correction: Inexact[Array, " experts"] | None = None,
 ) -> Inexact[Array, "*batch experts"]:
-    """1 for the chosen experts, by the scores plus the correction; 0 for the others."""
+    """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
         corrected = np.where(best_groups(config, corrected) == 1, corrected, -np.inf)
@@ -51,8 +54,10 @@ def choose(
 def router_weights(
     config: TransformerConfig, scores: Inexact[Array, "*batch experts"], chosen: Inexact[Array, "*batch experts"]
 ) -> Inexact[Array, "*batch experts"]:
-    """Scores of the chosen experts, divided by their sum if `normalize_topk`, times `router_scale`; 0 for the
-    others."""
+    """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
+
+    The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.
+    """
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -60,7 +65,7 @@ def router_weights(
 
 
 def shared_expert(config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity) -> Hidden:
-    """The shared expert, through a gate if configured: σ(x Gᵀ) · expert(x) (Qwen 2 MoE)."""
+    """expert(x) of the shared expert, or σ(x Gᵀ) · expert(x) with `shared_expert_gate` (Qwen 2 MoE)."""
     y = feed_forward(config, parameters["shared_expert"], x, scoped(tap, "shared_expert"))
     return sigmoid(linear(parameters["shared_expert_gate"], x)) * y if config.shared_expert_gate else y
 
@@ -68,7 +73,8 @@ def shared_expert(config: TransformerConfig, parameters: Mapping[str, Any], x: H
 def mixture_of_experts(
     config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity
 ) -> Hidden:
-    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if configured.
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
+    one.
 
     Each expert runs only on the tokens that chose it.
     """

@@ -1,4 +1,4 @@
-"""The harness of the NumPy column (`transparity.protocol.Harness`): its parts, and its environment."""
+"""The NumPy column's `transparity.protocol.Harness`: access to its functions and modules by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transparity_numpy.transformer import transformer
 
 
 class NumpyModule:
-    """`transparity.protocol.Module`: a function of the column with its configuration and parameters."""
+    """A `transparity.protocol.Module`: a function of the column with its configuration and parameters."""
 
     def __init__(self, function: Callable[..., Any], config: TransformerConfig, parameters: Arrays, dtype: str) -> None:
         self.function, self.config, self.dtype = function, config, dtype
@@ -89,7 +89,7 @@ LAYERS = ("layers.EncoderLayer", "layers.DecoderLayer")
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """`attention.SelfAttention` is `attention.self_attention` here: a module without its weights is a function."""
+    """Return the NumPy name of a module: `attention.SelfAttention` is the function `attention.self_attention`."""
     if name in LAYERS:
         return layer
     file, _, attribute = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Entry point of the NumPy column: `build(config, parameters)`, with every capability except gradients."""
+"""The entry point of the NumPy column: `build(config, parameters)`, with every capability except gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transparity_numpy.transformer import transformer
 
 
 class NumpyForward(CheckedForward):
-    """`transparity.protocol.Forward` in NumPy."""
+    """A `transparity.protocol.Forward` in NumPy."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class NumpyForward(CheckedForward):
         return beam_search(self.config, self.parameters, prompt, steps, beams, length_penalty=length_penalty, **inputs)
 
     def ready(self, result: Any) -> None:
-        """Do nothing: NumPy returns when it has finished."""
+        """Do nothing, because NumPy has computed a result when it returns it."""
 
 
 class NumpyBackend(CheckedBackend[NumpyForward]):
-    """`transparity.protocol.Backend` in NumPy."""
+    """A `transparity.protocol.Backend` in NumPy."""
 
     name = "numpy"
     dtypes = ("float64", "float32", "float16")

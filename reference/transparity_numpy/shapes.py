@@ -1,4 +1,5 @@
-"""The shapes of arrays by name. A name of an axis is one number in a call; `#` also allows 1."""
+"""Names for the shapes of arrays. Within a call, each axis name stands for one number; with `#`, the axis may also be
+1."""
 
 from __future__ import annotations
 
@@ -35,4 +36,4 @@ Pixels = Inexact[Array, "batch channels height width"]
 Frames = Inexact[Array, "batch mel_bins frames"]
 
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
-"""Cosine and sine of every angle by which queries and keys are rotated."""
+"""The cosine and sine of every angle by which queries and keys are rotated."""

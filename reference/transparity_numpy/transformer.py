@@ -1,4 +1,4 @@
-"""The three architectures: an encoder, a decoder, or both, with one head."""
+"""The model: an encoder, a decoder, or both, with a head."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from transparity_numpy.windows import window_mask
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: DTypeLike) -> LayerContext:
-    """The context of a stack for a layer with this `config`: its window in the mask, and its tables."""
+    """Return the context for a layer with this `config`, with the layer's window in the mask and its rotary tables."""
     mask = context.mask
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
@@ -49,7 +49,8 @@ def stack(
     tap: Tap = identity,
     cache: list[Cache] | None = None,
 ) -> Hidden:
-    """Embedded tokens through the layers of an encoder or a decoder, and its norms; `cache` has one entry per layer."""
+    """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
+    layer."""
     x = tap("embedding", x)
     if config.embedding_norm:
         x = normalize(config, parameters, "embedding_norm", x, tap, training=context.training)
@@ -75,7 +76,7 @@ def encoder(
     token_types: TokenIds | None = None,
     training: bool = False,
 ) -> Hidden:
-    """Encode `tokens`, patches or frames of audio; each position sees all others that are not padding."""
+    """The encoder of tokens, patches or frames of audio; each position sees all positions that are not padding."""
     positions, keys = np.arange(is_token.shape[1])[None], is_token.shape[1]
     x = embed("encoder", config, parameters, tokens, positions, is_token, token_types, tap)
     context = LayerContext(
@@ -101,15 +102,15 @@ def decoder(
     valid_lengths: Lengths | None = None,
     training: bool = False,
 ) -> Hidden:
-    """Decode `tokens`, each of which sees itself and earlier tokens.
+    """The decoder, in which each token sees itself and earlier tokens.
 
     Args:
-        is_token: True for keys that are not padding: the tokens, or with a cache everything in it.
-        positions: Positions of the tokens in a cache; None: 0, 1 …
+        is_token: True for keys that are not padding. With a cache, these are all positions of the cache.
+        positions: The positions of the tokens, if there is a cache. None means 0, 1 …
         memory: The encoder's output; None without an encoder, or if its keys and values are cached.
         memory_mask: True where cross-attention may attend; None without an encoder.
         cache: One entry per layer, updated in place.
-        valid_lengths: Number of tokens of each row after which a `cache` continues; None: all.
+        valid_lengths: With a `cache`, the number of tokens of each row that are not fillers. None means all.
     """
     positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, is_token.shape[1]
     x = embed("decoder", config, parameters, tokens, positions, is_token)
@@ -133,7 +134,8 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Any, IsToken]:
-    """Return the input of a lone encoder, and True for its tokens that are not padding. Images have no padding."""
+    """Return the input of an encoder-only model, and True for positions that are not padding; images have no
+    padding."""
     if pixels is not None:
         return pixels, np.ones((len(pixels), config.max_length), bool)
     assert tokens is not None
@@ -153,13 +155,14 @@ def transformer(
     tap: Tap = identity,
     training: bool = False,
 ) -> Inexact[Array, "batch length vocab"] | Hidden | Inexact[Array, "batch features"]:
-    """Logits of the next token, or the other output that `config.head` names.
+    """The whole model: the logits of each next token, or the other output that `config.head` names.
 
     Args:
-        parameters: By flat name; their dtype is that of the computation (complex128 for the complex step).
-        source, target, tokens, pixels: Tokens (or frames) and tokens, those of a lone stack, or an encoder's images.
-        attention_mask: 0 at padding of the source, or of `tokens`.
-        tap: Called with every named activation; its result is used in place of the activation.
+        parameters: Arrays by flat name. Their dtype is the dtype of the computation, complex128 for the complex step.
+        source, target: The inputs of an encoder-decoder: tokens; the source may also be frames of audio.
+        tokens, pixels: The input of a model with one stack: tokens, or images for an encoder.
+        attention_mask: Zero where the source, or `tokens`, has padding.
+        tap: A function that is called with every named activation; its result replaces the activation.
     """
     tree = nest(shared(config, parameters))
     if config.architecture == "encoder-decoder":

@@ -102,8 +102,11 @@ def loss_oracle(config: TransformerConfig, parameters: Arrays, targets: np.ndarr
 @for_each(
     ("change", "says"),
     [
-        ({"logits": np.ones((8, 9, 31), bool)}, "masks has 'logits'; expected taps of dropout_at: attention.weights"),
-        ({"decoder.layers.9.feed_forward.output": np.ones((8, 9, 24), bool)}, "expected taps of dropout_at"),
+        (
+            {"logits": np.ones((8, 9, 31), bool)},
+            "masks has 'logits'; expected activations of dropout_at: attention.weights",
+        ),
+        ({"decoder.layers.9.feed_forward.output": np.ones((8, 9, 24), bool)}, "expected activations of dropout_at"),
         ({"decoder.layers.0.feed_forward.output": np.ones((8, 9), bool)}, "expected (8, 9, 24) bool"),
         ({"decoder.layers.0.feed_forward.output": np.ones((8, 9, 24))}, "dtype float64; expected"),
     ],

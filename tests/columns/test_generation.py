@@ -100,14 +100,14 @@ def test_what_cannot_be_generated_is_said_in_one_sentence(name: str) -> None:
     forward = backend(name)(config, probe_parameters(config))
     prompt = np.array([[1, 3], [4, 4]])
     for said, call in (
-        ("lengths go from 0 to 2; expected 1 to 2", lambda: forward.generate(prompt, 2, lengths=[0, 2])),
+        ("lengths range from 0 to 2; expected 1 to 2", lambda: forward.generate(prompt, 2, lengths=[0, 2])),
         ("lengths has the shape (3,)", lambda: forward.generate(prompt, 2, lengths=[1, 1, 1])),
         ("beams is 0; expected a whole number", lambda: forward.beam_search(prompt, 2, 0)),
         ("length_penalty is nan", lambda: forward.beam_search(prompt, 2, 2, length_penalty=float("nan"))),
         ("a row with its cached tokens has 7 tokens; expected at most 6", lambda: beyond(forward)),
         ("tokens[0, 0] is 9, outside the vocabulary", lambda: forward.step(np.array([[9]]))),
         ("tokens has 1 rows and the cache 2", lambda: forward.step(np.array([[1]]), forward.step(prompt)[1])),
-        ("valid_lengths go from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, valid_lengths=[3, 3])),
+        ("valid_lengths range from 3 to 3; expected 1 to 2", lambda: forward.step(prompt, valid_lengths=[3, 3])),
         ("takes no source", lambda: forward.step(prompt, source=prompt)),
     ):
         with pytest.raises(InputError) as raised:
@@ -125,9 +125,9 @@ def test_rows_of_different_lengths_need_a_mask_that_hides(name: str) -> None:
     config = small(mask_value=-1e-20)
     forward = backend(name)(config, probe_parameters(config))
     prompt = np.array([[1, 3], [4, 4]])
-    with pytest.raises(InputError, match="hides nothing wholly"):
+    with pytest.raises(InputError, match="rows would attend to their fillers"):
         forward.generate(prompt, 2, lengths=[1, 2])
-    with pytest.raises(InputError, match="only a full forward pass is right"):
+    with pytest.raises(InputError, match="use a full forward pass"):
         forward.step(prompt)
     assert forward.generate(prompt, 2, lengths=[1, 1]).shape == (2, 3)
 

@@ -113,5 +113,5 @@ def test_a_cache_that_reads_no_mask(backend: Backend, refused: Refused) -> None:
 def test_features_have_no_loss(backend: Backend, refused: Refused) -> None:
     config = CASES["roberta"]
     tokens = padded()[0]
-    with refused(InputError, "head is 'hidden': there are no logits, and so no loss."):
+    with refused(InputError, "head is 'hidden': the model has no logits, and therefore no loss."):
         backend(config, probe_parameters(config)).loss(tokens, tokens=tokens)

@@ -76,12 +76,18 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
         ({"embed_dim": 26}, "embed_dim is 26, which 3 heads (num_heads) do not divide evenly; 24 would be right."),
         ({"embed_dim": 25, "num_heads": 5}, "embed_dim is 25, but sinusoidal positions pair each sine with a cosine"),
         ({"num_key_value_heads": 2}, "num_key_value_heads is 2, which does not divide the 3 heads (num_heads) evenly"),
-        ({"projection": "shared-per-head", "num_key_value_heads": 1}, "projection is shared-per-head, which cuts"),
-        ({"projection": "shared-per-head", "attention_head_dim": 4}, "projection is shared-per-head, which cuts"),
-        ({"positions": "rotary", "attention_head_dim": 5}, "head_dim is 5, but rotary positions turn pairs"),
-        ({"positions": "rotary", "rotary_dim": 3}, "rotary_dim is 3, but rotary positions turn pairs of a head's 8"),
-        ({"positions": "rotary", "rotary_dim": 10}, "rotary_dim is 10, but rotary positions turn pairs of a head's 8"),
-        ({"position_count": "visible"}, "position_count is 'visible', which puts padding before the first"),
+        ({"projection": "shared-per-head", "num_key_value_heads": 1}, "projection is 'shared-per-head', which splits"),
+        ({"projection": "shared-per-head", "attention_head_dim": 4}, "projection is 'shared-per-head', which splits"),
+        ({"positions": "rotary", "attention_head_dim": 5}, "head_dim is 5, but rotary positions rotate pairs"),
+        ({"positions": "rotary", "rotary_dim": 3}, "rotary_dim is 3, but rotary positions rotate pairs of a head's 8"),
+        (
+            {"positions": "rotary", "rotary_dim": 10},
+            "rotary_dim is 10, but rotary positions rotate pairs of a head's 8",
+        ),
+        (
+            {"position_count": "visible"},
+            "position_offset is 0, but with position_count 'visible' padding has the position before the first",
+        ),
         ({"rotary_slow_turns": 4.0}, "rotary_slow_turns is 4.0; it should be less than rotary_fast_turns"),
         (
             {"positions": "rotary", "rotary_scaling": "yarn", "rope_theta": 1},
@@ -91,20 +97,23 @@ def test_a_value_that_a_field_cannot_have(field: str, value: Any, says: str) -> 
             {"positions": "rotary", "rotary_scaling": "longrope"},
             "rotary_short_factors has 0 numbers, but rotary_scaling",
         ),
-        ({"positions": "rotary", "relative_bias": True}, "relative_bias is true and positions is 'rotary':"),
-        ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance 128;"),
-        ({"positions": "relative", "relative_max_distance": 8}, "relative_buckets is 32 and relative_max_distance 8;"),
-        ({"shared_embedding": True}, "shared_embedding is true, but source_vocab_size is 37 and target_vocab_size 31"),
-        ({"num_token_types": 2}, "num_token_types is 2, which only a lone encoder uses"),
-        ({"head": "hidden"}, "head is 'hidden', which only a lone encoder uses"),
-        ({"head": "classes"}, "head is 'classes', which pools a lone stack, and architecture is 'encoder-decoder'"),
+        ({"positions": "rotary", "relative_bias": True}, "relative_bias is true and positions is 'rotary';"),
+        ({"positions": "relative", "relative_buckets": 3}, "relative_buckets is 3 and relative_max_distance is 128;"),
+        (
+            {"positions": "relative", "relative_max_distance": 8},
+            "relative_buckets is 32 and relative_max_distance is 8;",
+        ),
+        ({"shared_embedding": True}, "shared_embedding is true, source_vocab_size is 37 and target_vocab_size is 31"),
+        ({"num_token_types": 2}, "num_token_types is 2, which only an encoder-only model has"),
+        ({"head": "hidden"}, "head is 'hidden', which only an encoder-only model has"),
+        ({"head": "classes"}, "head is 'classes', which needs a single stack, but architecture is 'encoder-decoder'"),
         (
             {"attention_norm": False, "norm_position": "post-branch"},
-            "attention_norm is false, norm_position 'post-branch' and branches 'sequential': the norm",
+            "attention_norm is false, norm_position is 'post-branch' and branches is 'sequential'; a layer",
         ),
         (
             {"head_transform": True, "norm": "batch"},
-            "head_transform is true, head 'logits' and norm 'batch': it precedes",
+            "head_transform is true, head is 'logits' and norm is 'batch'; the transform",
         ),
         ({"source_vocab_size": None}, "source_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
         ({"target_vocab_size": None}, "target_vocab_size is missing: the architecture 'encoder-decoder' needs it."),
@@ -127,7 +136,7 @@ def test_the_quoted_value_is_short() -> None:
         ("", "The configuration is not JSON"),
         ("{", "The configuration is not JSON"),
         ("[" * 100_000, "The configuration is not JSON"),
-        ("[]", "A configuration is an object of fields, but list was given."),
+        ("[]", "The configuration is of type list; expected an object of fields."),
         ("{}", "architecture is missing; it should be one of encoder-decoder, decoder, encoder."),
         ('{"architecture": "decoder", "heads": 3}', "A configuration has no field 'heads'; "),
         ('{"architecture": "decoder", "target_vocab_size": NaN}', "target_vocab_size is nan"),
@@ -164,7 +173,7 @@ def test_a_size_that_no_configuration_has() -> None:
 def test_a_decoder_has_all_its_relative_buckets_for_one_direction() -> None:
     fields: dict[str, Any] = {"positions": "relative", "relative_buckets": 32}
     says = refusal(**fields, relative_max_distance=16, architecture="encoder-decoder")
-    assert says.endswith("and the distance greater than 16.")
+    assert says.endswith("and a distance greater than 16.")
     assert dataclasses.replace(CONFIG, **fields, relative_max_distance=17).relative_max_distance == 17
 
 
@@ -185,7 +194,7 @@ def test_a_lone_stack_shares_no_embedding() -> None:
         ),
         (
             {"other": {"rope_theta": 5.0}},
-            "layer_overrides has the kind 'other', which layer_types does not; it has: full",
+            "layer_overrides has the kind 'other', which is not in layer_types (full",
         ),
         ({"full": {"rope_theta": -1}}, "layer_overrides of the kind 'full' is impossible: rope_theta is -1"),
         (

@@ -123,7 +123,7 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
         for name in ("source", "target")
         for value, says in TOKENS
     ),
-    ({"source": SOURCE[:1], "target": TARGET}, "source has 1 rows and target 2; expected as many."),
+    ({"source": SOURCE[:1], "target": TARGET}, "source has 1 rows and target 2; expected equal numbers."),
 ]
 
 
@@ -161,7 +161,7 @@ def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, 
 @for_each(
     ("arguments", "says"),
     [
-        ({"prompt": TARGET[:1]}, "prompt has 1 rows and source 2; expected as many."),
+        ({"prompt": TARGET[:1]}, "prompt has 1 rows and source 2; expected equal numbers."),
         ({"prompt": TARGET + 30}, "prompt[0, 0] is 31, outside the vocabulary of 31 tokens."),
         ({"prompt": TARGET[:, :0]}, "prompt is empty: it has the shape (2, 0); expected at least one row and"),
         ({"source": None}, "Generation with this encoder-decoder needs a source."),
@@ -169,8 +169,8 @@ def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, 
         ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5; expected a whole number, at least 0."),
         ({"uniforms": np.zeros((2, 2))}, "uniforms has the shape (2, 2); expected (batch, max_new_tokens), (2, 3)."),
         ({"uniforms": np.zeros((2, 3), int)}, "uniforms has the dtype int64; expected floats."),
-        ({"uniforms": np.ones((2, 3))}, "uniforms go from 1.0 to 1.0; expected at least 0 and less than 1."),
-        ({"uniforms": np.full((2, 3), np.nan)}, "uniforms go from nan to nan; expected at least 0"),
+        ({"uniforms": np.ones((2, 3))}, "uniforms range from 1.0 to 1.0; expected at least 0 and less than 1."),
+        ({"uniforms": np.full((2, 3), np.nan)}, "uniforms range from nan to nan; expected at least 0"),
     ],
 )
 def test_generation_from_nothing_sensible(
@@ -182,5 +182,5 @@ def test_generation_from_nothing_sensible(
 
 
 def test_a_lone_encoder_does_not_generate(backend: Backend, refused: Refused) -> None:
-    with refused(InputError, "A lone encoder cannot generate: it has no decoder."):
+    with refused(InputError, "The model is only an encoder, which cannot generate; expected a model with a decoder."):
         backend(ENCODER, initialize_parameters(ENCODER)).generate(SOURCE, 1)

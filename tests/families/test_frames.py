@@ -245,11 +245,11 @@ def test_generation_is_that_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"num_frames": 7}, "num_frames is 7, but the second convolution makes one position of two frames: 8 would"),
-        ({"source_vocab_size": 9}, "source_vocab_size is 9, but frames of audio"),
-        ({"padding": "attention-mask"}, "padding is 'attention-mask', but frames of audio"),
+        ({"num_frames": 7}, "num_frames is 7, but the second convolution turns two frames into one position: 8 would"),
+        ({"source_vocab_size": 9}, "source_vocab_size is 9, but with mel_bins"),
+        ({"padding": "attention-mask"}, "padding is 'attention-mask', but with mel_bins"),
         ({"mel_bins": None}, "source_vocab_size is missing"),
-        ({"positions": "rotary"}, "encoder_positions is 'sinusoidal', positions 'rotary'"),
+        ({"positions": "rotary"}, "encoder_positions is 'sinusoidal', but only an encoder-decoder"),
         ({"embed_dim": 2, "num_heads": 1}, "embed_dim is 2, but sinusoidal_timescales 'inclusive'"),
     ],
 )

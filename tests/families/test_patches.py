@@ -103,10 +103,10 @@ def test_a_module_of_images_agrees() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"max_length": 11}, "max_length is 11, but the patches of a square image are a square number"),
-        ({"pad_id": 0}, "pad_id is 0, but patches of an image"),
+        ({"max_length": 11}, "max_length is 11, but a square image has a square number of patches"),
+        ({"pad_id": 0}, "pad_id is 0, but with patch_size"),
         ({"head": "logits"}, "head is 'logits', but an image has no vocabulary"),
-        ({"patch_size": None, "source_vocab_size": 9}, "class_token is true, but there are no patches"),
+        ({"patch_size": None, "source_vocab_size": 9}, "class_token is true, but patch_size is absent"),
     ],
 )
 def test_an_impossible_image_is_refused(fields: dict[str, Any], says: str) -> None:

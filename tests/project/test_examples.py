@@ -163,7 +163,7 @@ def test_the_exit_code_says_whether_enough_is_right(
     monkeypatch.setattr(toy_translation, "train", lambda model, held_out: [])
     monkeypatch.setattr(toy_translation, "translate", answers[right])
     assert toy_translation.main() == code
-    assert f"{1 - code:.1%} of 1000 words" in capsys.readouterr().out
+    assert f"{1 - code:.1%} of 1000 new words" in capsys.readouterr().out
 
 
 def test_the_column_learns_in_a_loop_of_plain_pytorch() -> None:

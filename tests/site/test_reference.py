@@ -71,7 +71,7 @@ def test_every_document_has_its_presets_and_their_departures() -> None:
     for name in ("notes-lm", "notes-attention"):
         assert f"## The preset `{name}`" in text
         assert all(f"- {sentence}\n" in text for sentence in departures(PRESETS[name].config))
-    assert "It prints no numbers." in text
+    assert "The document prints no numbers." in text
 
 
 def test_printed_numbers_are_those_of_every_column() -> None:

@@ -1,1 +1,1 @@
-"""Arithmetic below the level of a textbook: wide sums, rounding, softcap, dropout, fused attention."""
+"""Arithmetic: sums in higher precision, rounding, softcap, dropout, fused attention."""

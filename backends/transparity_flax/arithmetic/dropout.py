@@ -1,4 +1,4 @@
-"""Dropout in training, at the taps that the configuration names."""
+"""Dropout in training, applied to the activations that the configuration names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Tap that multiplies each value by its mask and divides it by 1 − rate (Srivastava et al. 2014); values without
-    a mask are unchanged."""
+    """Return a tap that multiplies values by their masks and divides them by 1 − rate (Srivastava et al. 2014).
+
+    Activations without a mask are unchanged.
+    """
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jnp.where(masks[name], value / (1 - rate), 0) if name in masks else value
@@ -23,7 +25,7 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
-    """Tap that applies `dropout` at the taps whose names end `at` these."""
+    """Return a tap that applies `dropout` to the activations whose names end with one of `at`."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return dropout(value) if name.endswith(at) else value

@@ -1,5 +1,4 @@
-"""Attention without its intermediate values, for inference and training: blocks of queries, fused by XLA. NumPy and
-PyTorch have a `fused` of the same names."""
+"""Fused attention for inference and training: blocks of queries, whose operations XLA fuses."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from transparity_flax.shapes import Bias, MaskArray, Queries, Sinks
 from transparity_flax.state.context import Mask
 
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
-"""XLA's CPU has no product of float16 that is summed in float32."""
+"""Precisions whose products XLA can sum in float32. On a CPU, it cannot do this for float16."""
 
 BLOCK = 128
-"""Queries per block, each of which is multiplied with the keys up to its last query."""
+"""Queries per block; a block is multiplied only with the keys up to the position of its last query."""
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
-    """Return whether the explicit path gives the same result: nothing is tapped and masked keys weigh 0. Scores must
-    not be capped, and XLA must support the products."""
+    """Return whether fused attention can replace the explicit computation: no activation is tapped, and masked keys
+    weigh 0. It is also required that scores are not capped, and that XLA supports the products."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 
 
@@ -39,8 +38,8 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask hides the future. Without the
-    mask's kind, this is decided at run time."""
+    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask is causal. If the mask's kind is unknown,
+    the mask is read at run time."""
     shown, kind = mask
     length = shown.shape[2]
     if kind == "full" or length <= BLOCK or length != shown.shape[3]:
@@ -72,8 +71,11 @@ def _one_block(
     bias: Bias | None,
     sinks: Sinks | None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """Attention that divides by the sum of weights after summing the values, which needs fewer divisions. A query with
-    every key masked gives all keys equal weights, as in the explicit path."""
+    """Return attention for one block of queries.
+
+    The result is divided by the sum of the weights after the values are summed, which needs fewer divisions. If all
+    keys of a query are masked, they have equal weights, as in the explicit computation.
+    """
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)
     shown = jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)

@@ -1,4 +1,5 @@
-"""Sums of half-precision values in float32, because small terms are lost in fewer bits. XLA does not upcast."""
+"""Sums of half-precision values in float32, because small terms would be lost in lower precision. XLA does not do this
+by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low precision: a tap that rounds activations to fewer bits than the computation uses."""
+"""Rounding of activations to a lower precision than the computation has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transparity.taps import Tap
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Tap that rounds every value to the nearest number of `dtype` and returns it in its own dtype.
+    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own dtype.
 
-    XLA can remove a cast to `dtype` and back, but not `reduce_precision`. `reduce_precision` turns float16's
-    subnormal numbers into zeros, so they are computed as multiples of the smallest one. Subnormal numbers of bfloat16
-    are also subnormal in float32, and XLA turns them into zeros on a CPU.
+    XLA may remove a cast to `dtype` and back, but not `reduce_precision`. But it turns float16's subnormal numbers into
+    zeros, so they are rounded separately, to multiples of the smallest one. Subnormal numbers of bfloat16 are also
+    subnormal in float32, and XLA turns them into zeros on a CPU.
     """
     limits = jnp.finfo(dtype)
     least, smallest = float(limits.smallest_normal), float(limits.smallest_subnormal)

@@ -1,4 +1,4 @@
-"""Generation: one token at a time, greedy or sampled."""
+"""Generation, one token at a time, greedily or by sampling."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from transparity_flax.state.cache import Cache
 
 
 def greedy_tokens(logits: NextLogits) -> NextIds:
-    """Most likely token of each row (document 004); the first one in a tie."""
+    """Return the most likely token of each row (document 004); in a tie, the token with the lower id."""
     return logits.argmax(axis=-1)
 
 
 def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
-    """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
-    float32."""
+    """Apply temperature, top-k and top-p to the logits; the logits of removed tokens become −inf.
+
+    The result is shifted so that the largest logit is 0, and its dtype is at least float32.
+    """
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / sampling.temperature
     order = jnp.argsort(-logits, axis=-1, stable=True)
@@ -41,11 +43,13 @@ def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
-    """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
-    the row's uniform number in [0, 1)."""
+    """Sample a token of each row from softmax(logits) (document 001).
+
+    The sampled token is the first whose cumulative probability exceeds the row's uniform number in [0, 1).
+    """
     cumulative = jax.nn.softmax(upcast(logits), axis=-1).cumsum(axis=-1)
     total = cumulative[:, -1:]
-    # A uniform number next to 1 may be rounded to 1; tokens that add nothing to the total must not be drawn even so.
+    # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.
     passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)
     return passed.sum(axis=-1)
 
@@ -53,7 +57,7 @@ def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> Next
 def allocate(
     config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
 ) -> tuple[GeneratedIds, Lengths]:
-    """Right-pad the prompt by `more` tokens; return it with the length of each row."""
+    """Pad the prompt on the right by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = jnp.full(batch, length) if lengths is None else lengths
     tokens = jnp.pad(prompt, ((0, 0), (0, more)))
@@ -61,7 +65,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid ones per row, and which rows have ended."""
+    """The tokens so far, the number of valid tokens of each row, and which rows have ended."""
 
     tokens: GeneratedIds
     lengths: Lengths
@@ -69,7 +73,7 @@ class Written(NamedTuple):
 
 
 def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Reserve room for `more` tokens after the prompt; no row has ended."""
+    """Return the prompt, padded on the right by `more` tokens; no row has ended."""
     return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
 
 
@@ -81,7 +85,7 @@ def append_token(
     uniforms: Float[Array, " batch"] | None,
     sampling: Sampling,
 ) -> Written:
-    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`."""
+    """Append the next token of each row, greedily or sampled with `uniforms`; rows that have ended get `filling_id`."""
     tokens, lengths, ended = written
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = jnp.where(ended, config.filling_id, token)
@@ -99,15 +103,15 @@ def generate(
     uniforms: Float[Array, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
 ) -> GeneratedIds:
-    """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
+    """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
-    The model sees the last `max_length` tokens (document 001). Rows that have reached `eos_id`, and rows with shorter
+    The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
     prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
 
     Args:
-        lengths: Number of valid tokens of each row of `prompt`; None: all.
+        lengths: Number of valid tokens of each row of `prompt`. None means all.
         source: Tokens of the encoder.
-        uniforms: Numbers in [0, 1), one per new token; None: greedy.
+        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
         sampling: Temperature, top-k and top-p.
     """
     config, sampling, longest = split[0], sampling or Sampling(), prompt.shape[1]
@@ -125,7 +129,7 @@ def generate(
 
 
 Carried = tuple[Written, Cache, Int[Array, ""]]
-"""The state of the loop below: the tokens, the cache, and the number of tokens added."""
+"""The state of the decoding loop: the tokens, the cache, and the number of tokens added."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 7, 8))
@@ -140,9 +144,10 @@ def _with_cache(
     max_new_tokens: int,
     sampling: Sampling,
 ) -> tuple[Written, Int[Array, ""]]:
-    """Add tokens in one program until the cache is full. On a GPU, a call for each token costs more than the token.
+    """Add tokens in one compiled program, until all rows have ended or the cache is full.
 
-    Returns the tokens and the number added until all rows ended.
+    On a GPU, calling a program for each token would cost more time than computing the token. Returns the tokens and the
+    number of added tokens.
     """
     split, length = (config, structure, weights), prompt.shape[1]
     most = min(max_new_tokens, config.max_length + 1 - length)

@@ -1,4 +1,4 @@
-"""Decoding with a cache: logits of new tokens without recomputing earlier ones."""
+"""Decoding with a cache: logits of new tokens without recomputing the earlier tokens."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ def prefill(
     source: SourceIds | None = None,
     attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
-    """Cache for `batch` rows of up to `capacity` tokens, with every decoder layer's keys and values of the encoded
-    `source`. An `attention_mask` applies to the source."""
+    """Return a cache for `batch` rows of up to `capacity` tokens.
+
+    If there is a `source`, the encoder runs, and the cache has every decoder layer's keys and values of its output. An
+    `attention_mask` applies to the source.
+    """
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
     if source is not None:
@@ -54,7 +57,7 @@ def prefill(
 
 
 def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
-    """Keys and values of a layer's cross-attention, for every later step."""
+    """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if layer.config.memory_norm:
         memory = normalize(layer, "memory_norm", memory)
     key, value = project_key_value(layer.cross_attention, memory, identity)
@@ -71,15 +74,16 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Float[Array, "batch length vocab"]:
-    """Logits after each of the next `tokens`, equal to the full forward pass; updates `cache`.
+    """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
 
-    Padding with every key masked gives all keys equal weights, so its logits depend on the capacity of the cache.
+    If padding is a query whose keys are all masked, the keys have equal weights, so its logits depend on the cache's
+    capacity.
 
     Args:
-        valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
-            next step overwrites them.
-        attention_mask: 0 at padding of the tokens.
-        index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
+        valid_lengths: Number of valid tokens in each row. None means all. The others are fillers: no token attends to
+            them, and the next step overwrites them.
+        attention_mask: Zero where `tokens` has padding.
+        index: The index of one token in each row of `tokens`; only its logits are computed. None means all tokens.
     """
     config = model.config
     positions = next_positions(cache, tokens.shape[1])
@@ -93,7 +97,7 @@ def step(
 
 
 def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: SourceIds | None) -> Cache | None:
-    """Cache for the tokens; None if earlier tokens depend on later ones, or if they exceed `max_length`."""
+    """Return a cache for `tokens`, or None if a cache would be wrong or the tokens exceed `max_length`."""
     config, structure, weights = split
     if not config.prefixes_agree or longest > config.max_length:
         return None
@@ -103,16 +107,18 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
 def next_logits(
     split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
 ) -> NextLogits:
-    """Logits after the first `lengths` tokens of each row; up to `new` of them are not cached yet. Without a cache, the
-    model runs on the last `max_length` tokens (document 001)."""
+    """Return the logits after the first `lengths` tokens of each row; up to `new` of these tokens are not cached yet.
+
+    Without a cache, the model runs on the last `max_length` tokens (document 001).
+    """
     config, structure, weights = split
     if cache is not None:
         logits, held = _next_with(structure, weights, tokens, lengths, cache, new)
         cache.update(held)
         return logits
-    # A constant width lets one compiled program serve every step: fillers are in the future, so they are masked.
-    # A mask that does not hide them exactly (walkthrough's), or angles that depend on the length, need a program per
-    # length.
+    # With a constant width, one compiled program serves every step. The fillers are later tokens, so the mask hides
+    # them. If masked keys keep a weight (preset walkthrough), or angles depend on the length, each length needs its own
+    # program.
     most = tokens.shape[1] if config.prefixes_agree else int(lengths.max())
     return _next_without(structure, weights, tokens, lengths, source, min(config.max_length, most))
 
@@ -122,7 +128,7 @@ def _prefill(structure: ModelStructure, weights: Weights, batch: int, capacity: 
     return prefill(structure.model(weights), batch, capacity, source=source)
 
 
-# The given cache is donated: the new one takes its memory.
+# The old cache is donated, so that the new cache can use its memory.
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)
 def _next_with(
     structure: ModelStructure, weights: Weights, tokens: GeneratedIds, lengths: Lengths, cache: Cache, new: int

@@ -1,1 +1,2 @@
-"""Faster paths to the same numbers: packed weights, and one batch over several cores or devices."""
+"""Faster computations of the same results: linear maps in a faster layout, and batches distributed over cores or
+devices."""

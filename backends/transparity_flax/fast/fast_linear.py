@@ -1,7 +1,7 @@
-"""Fast linear maps for XLA's CPU: the weight as the left factor for decoding, the rows as one axis for training.
+"""Faster linear maps for XLA on a CPU, by another layout of the weights in decoding and of the rows in training.
 
-With few rows, a product takes as long as reading its weight, which is fastest in the order (out, in); Flax stores (in,
-out). With many rows, gradients are fastest if the rows are one axis.
+With few rows, as in decoding, a product takes as long as reading its weight. Reading is fastest if the weight is stored
+as (out, in), but Flax stores (in, out). With many rows, gradients are fastest if all rows are one axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transparity_flax.transformer import Transformer
 
 
 def packed(model: Transformer) -> SplitModel:
-    """Split `model` for `generate` and `beam_search`, with an additional transposed copy of its kernels."""
+    """Return `model` in the form that `generate` and `beam_search` need, with transposed copies of its kernels."""
     twin = nnx.clone(model)
     for linear in _linears(twin):
         kernel = linear.kernel.get_value()
@@ -30,7 +30,7 @@ def packed(model: Transformer) -> SplitModel:
 
 
 def for_training(model: Transformer) -> Transformer:
-    """Twin of `model` with faster gradients of linear maps; it shares the parameters."""
+    """Return a copy of `model` whose linear maps have faster gradients; both have the same parameters."""
     twin = nnx.merge(*nnx.split(model))
     for linear in _linears(twin):
         linear.dot_general = _rows_in_one_axis
@@ -39,13 +39,13 @@ def for_training(model: Transformer) -> Transformer:
 
 def _linears(model: Transformer) -> list[nnx.Linear]:
     modules = (module for _, module in nnx.iter_graph(model) if isinstance(module, nnx.Linear))
-    return [linear for linear in modules if hasattr(linear, "kernel")]  # a tied head has none
+    return [linear for linear in modules if hasattr(linear, "kernel")]  # a tied head has no kernel
 
 
 def _weight_in_front(
     x: Float[Array, "*batch features_in"], weight: Float[Array, "features_out features_in"], _: Any, **named: Any
 ) -> Float[Array, "*batch features_out"]:
-    """(W xᵀ)ᵀ = x Wᵀ. The arguments are those that `nnx.Linear` passes to `dot_general`, whose kernel is Wᵀ."""
+    """Return x Wᵀ, computed as (W xᵀ)ᵀ; `nnx.Linear` calls this in place of `dot_general`."""
     product = jax.lax.dot_general(weight, x, (((1,), (x.ndim - 1,)), ((), ())), **named)
     return jnp.moveaxis(product, 0, -1)
 
@@ -53,7 +53,9 @@ def _weight_in_front(
 def _rows_in_one_axis(
     x: Float[Array, "*batch features_in"], kernel: Float[Array, "features_in features_out"], _: Any, **named: Any
 ) -> Float[Array, "*batch features_out"]:
-    """x W as a product of matrices. The gradient by W sums over all rows; over two axes, XLA would first transpose an
-    operand."""
+    """Return x W as a product of two matrices.
+
+    The gradient by W is a sum over all rows. If the rows had two axes, XLA would first transpose an operand.
+    """
     product = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), kernel, (((1,), (0,)), ((), ())), **named)
     return product.reshape(*x.shape[:-1], kernel.shape[1])

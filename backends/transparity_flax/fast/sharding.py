@@ -1,5 +1,8 @@
-"""A batch distributed over devices. XLA's CPU uses one core for everything but matrix products; with one device per
-core (`--xla_force_host_platform_device_count`) all of them work. PyTorch's kernels use all cores by themselves."""
+"""A batch distributed over devices.
+
+On a CPU, XLA uses one core for everything except matrix products. With one device per core
+(`--xla_force_host_platform_device_count`), it uses all cores.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,20 @@ AXIS = "devices"
 
 
 def can_shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> bool:
-    """Return whether every device gets the same number of rows, or of positions if there is a single row."""
+    """Return whether the rows, or the positions of a single row, can be distributed evenly over the devices."""
     return len(devices) > 1 and all(value.shape[_axis(value)] % len(devices) == 0 for value in tokens.values())
 
 
 def shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> dict[str, jax.Array]:
-    """Distribute the rows over the devices, or the positions of a single row; XLA exchanges keys and values."""
+    """Distribute the rows over the devices. For a single row, distribute its positions; XLA then exchanges keys and
+    values."""
     return {
         name: jax.device_put(value, _sharding(devices, *[None] * _axis(value), AXIS)) for name, value in tokens.items()
     }
 
 
 def replicate(state: Any, devices: Sequence[jax.Device]) -> Any:
-    """Copy `state` to every device."""
+    """Copy the weights to every device."""
     return jax.device_put(state, _sharding(devices))
 
 

@@ -1,4 +1,4 @@
-"""The structure of a model without its arrays, by which JAX finds compiled programs."""
+"""Models split into their arrays and their structure; JAX looks up compiled programs by the structure."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from transparity.config import TransformerConfig
 from transparity_flax.transformer import Transformer
 
 Weights = tuple[jax.Array, ...]
-"""The arrays of a model, in an order of Flax's. JAX takes a tuple apart by itself, and a state of Flax in Python."""
+"""The arrays of a model, in Flax's order. JAX flattens a tuple faster than a state of Flax, which is flattened in
+Python."""
 
 
 class ModelStructure:
-    """A model without its arrays; a static argument of jitted functions, which is hashed and compared by its identity.
+    """A model without its arrays, as a static argument of jitted functions; it is hashed and compared by identity.
 
-    At every call, JAX looks up the program by its static arguments, and hashing or comparing Flax's graph takes
-    milliseconds for twelve layers.
+    JAX hashes the static arguments in every call to look up the program. For Flax's graph of twelve layers, this would
+    take milliseconds.
     """
 
     def __init__(self, graph: nnx.GraphDef[Transformer], tree: jax.tree_util.PyTreeDef) -> None:
         self.graph, self.tree = graph, tree
 
     def model(self, weights: Weights, *, copy: bool = False) -> Transformer:
-        """Return the model with these arrays; a copy may be changed while it is traced."""
+        """Return the model with `weights`; set `copy` to get a model that may be changed while it is traced."""
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, weights), copy=copy)
 
 
 _structure = functools.cache(ModelStructure)
-"""One structure for all equal graphs, so that models with the same configuration share compiled programs."""
+"""Return the same structure for equal graphs, so that models with equal configurations share compiled programs."""
 
 SplitModel = tuple[TransformerConfig, ModelStructure, Weights]
-"""A model split once instead of at every token, with its configuration."""
+"""The configuration, structure and arrays of a model; the model is split once, not at every token."""
 
 
 def split(model: Transformer) -> tuple[ModelStructure, Weights]:

@@ -1,4 +1,4 @@
-"""Scores of classes from the pooled state."""
+"""Logits of classes from the pooled state."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from transparity_flax.heads.transform import transform_for_head
 
 
 def classes(config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]) -> Float[Array, "batch classes"]:
-    """x Wᵀ + b of the pooled state, through the pooler if there is one."""
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
     return model.head(transform_for_head(config, model, pooled(config, model, x)))

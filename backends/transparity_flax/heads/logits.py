@@ -23,6 +23,6 @@ def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*
 
 
 def _tied(model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
-    """The token embeddings in place of the head's weight; the bias is the head's own."""
+    """Return logits with the token embeddings as the head's weight; the bias is the head's own."""
     y = x @ model.token_embedding.embedding[...].T
     return y if model.head.bias is None else y + model.head.bias[...]

@@ -1,4 +1,4 @@
-"""One state per row, through a linear map if there is one."""
+"""The pooled state: one state per row, after a linear map if there is one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
     "relu": ACTIVATIONS["relu"],
     "gelu": ACTIVATIONS["gelu"],
 }
-"""Activations after the linear map of a pooled state."""
+"""The activation functions after the linear map of the pooled state."""
 
 
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
 ) -> Float[Array, "batch embed_dim"]:
-    """One state per row, at the position that `config.pooling` names.
+    """Return one state per row, chosen by `config.pooling`.
 
-    `first` (Devlin et al. 2019) is the first position. `mean` (Reimers and Gurevych 2019, §3) averages the tokens that
-    are not padding; `last` is the last such token. Others are the first `eos_id` or the largest token (Radford et al.
-    2021, §2.4). A row without such a token has its first position, or the mean 0."""
+    `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
+    Gurevych 2019, §3); `last` is the last of them. `eos` is the first `eos_id`, `largest` the largest token id (Radford
+    et al. 2021, §2.4). A row without such a token has the state at its first position; its mean is 0."""
     if config.pooling == "mean":
         count = jnp.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count
@@ -36,7 +36,7 @@ def pool(
         return x[:, 0]
     rank = jnp.arange(x.shape[1]) * is_token
     if config.pooling != "last":
-        assert tokens is not None  # images are not pooled by tokens
+        assert tokens is not None  # images have no tokens
         eos = -1 if config.eos_id is None else config.eos_id
         rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
     return x[jnp.arange(len(x)), rank.argmax(axis=1)]
@@ -45,5 +45,5 @@ def pool(
 def pooled(
     config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]
 ) -> Float[Array, "batch embed_dim"]:
-    """activation(x Wᵀ + b) of the pooled state if there is a pooler, else x."""
+    """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x

@@ -1,4 +1,4 @@
-"""The table of heads. A new head is a file and a row."""
+"""The table of heads: each head has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from transparity_flax.shapes import Features, Vectors
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """The last layer's output itself."""
+    """Return the last layer's output unchanged."""
     return x
 
 
 HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""By `config.head`."""
+"""The function for each `config.head`."""
 
 
 def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
-    """The output that `config.head` names, computed from the pooled state if `config.is_pooled`. `model` is the whole
-    model."""
+    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`."""
     return HEADS[config.head](config, model, x)

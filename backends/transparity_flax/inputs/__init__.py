@@ -1,1 +1,1 @@
-"""The inputs of a stack: tokens, patches of images or frames of audio. A table chooses the embedding."""
+"""The embedding of a stack's input: tokens, patches of images or frames of audio."""

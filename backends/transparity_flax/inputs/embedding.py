@@ -1,4 +1,5 @@
-"""The embedding: the input of a stack as vectors, with types and positions. A new input is a file and a row."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
+`INPUTS`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Source = TokenIds | Pixels | Frames
 """The input of a stack."""
 
 INPUTS: dict[str, Callable[..., Any]] = {"tokens": EmbedTokens, "patches": EmbedPatches, "frames": EmbedFrames}
-"""By `config.input_kind(stack)`."""
+"""The function for each `config.input_kind(stack)`."""
 
 
 def embed(
@@ -38,13 +39,13 @@ def embed(
     *,
     reader: Any = None,
 ) -> Hidden:
-    """Sum of the embeddings of tokens, patches or frames and, if configured, of types and positions.
+    """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions.
 
     Args:
         module: The stack.
-        positions: Positions of the tokens, below `is_token.shape[1]`.
-        is_token: True for tokens that are not padding, among all up to the last position.
-        reader: The module that embeds the tokens, if another stack owns it.
+        positions: The positions of `tokens` in their sequences.
+        is_token: True where a token is not padding, for all positions up to the last.
+        reader: The module that embeds the tokens, if it belongs to another stack.
     """
     config = config.for_stack(stack)
     check_length(config, positions.shape[1])

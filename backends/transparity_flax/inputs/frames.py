@@ -1,4 +1,4 @@
-"""Frames of audio as vectors: two convolutions over time (Radford et al. 2022)."""
+"""The embedding of frames of audio: two convolutions over time (Radford et al. 2022)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from transparity_flax.shapes import Frames, Hidden
 def convolved(
     projection: nnx.Linear, x: Float[Array, "batch frames features_in"], stride: int
 ) -> Float[Array, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at each end.
+    """gelu(convolution of width 3 over time), with a frame of zeros at each end.
 
-    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
+    The convolution is computed as a linear map of three adjacent frames, in the order of the kernel (features_out,
+    features_in, 3).
+    """
     padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
     neighbours = jnp.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
     return ACTIVATIONS["gelu"](projection(neighbours.reshape(*neighbours.shape[:2], -1)))
 
 
 class EmbedFrames(nnx.Module):
-    """Two convolutions over time; the second has stride 2 (Radford et al. 2022, §2.2)."""
+    """Two convolutions over time, the second with stride 2 (Radford et al. 2022, §2.2)."""
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
         self.first_convolution = nnx.Linear(3 * (config.mel_bins or 0), config.embed_dim, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Images as vectors: square patches through a linear map (Dosovitskiy et al. 2021)."""
+"""The embedding of images: a linear map of square patches (Dosovitskiy et al. 2021)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from transparity_flax.shapes import Hidden, Pixels
 
 
 def patches(config: TransformerConfig, pixels: Pixels) -> Float[Array, "batch patches patch_dim"]:
-    """Square patches of images, row by row. Within a patch, the order is channel, row, column, as in the kernel of a
-    convolution."""
+    """Return the square patches of images, row by row.
+
+    The pixels of a patch are ordered by channel, then row, then column, as in the kernel of a convolution.
+    """
     size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
     cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)

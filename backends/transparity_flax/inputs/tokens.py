@@ -1,4 +1,4 @@
-"""Token ids as vectors."""
+"""The embedding of tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from transparity_flax.shapes import Hidden, TokenIds
 
 
 class EmbedTokens(nnx.Module):
-    """Row of the table for each token."""
+    """The row of the embedding table for each token."""
 
     def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
         self.token_embedding = nnx.Embed(config.stack_vocab_size(stack), config.embed_dim, rngs=rngs)
 
     def __call__(self, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-        return self.token_embedding.embedding[tokens]  # calling it would give the dtype that it was created with
+        return self.token_embedding.embedding[tokens]  # a call would return the dtype that the table was created with

@@ -11,7 +11,7 @@ from transparity_flax.state.context import LayerContext
 
 
 class ParallelLayer(Layer):
-    """x + attention(norm(x)) + feed_forward(norm(x)): each branch has a norm (GPT-NeoX), or both share one (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
 
     def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         shared = normalize(self, "self_attention_norm", x, tap)

@@ -1,1 +1,1 @@
-"""The mixers of positions in a layer: attention and its variants, one per file. A table chooses the mixer."""
+"""The mixers of positions in a layer, one per file: attention, latent attention and recurrences."""

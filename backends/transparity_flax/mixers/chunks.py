@@ -1,4 +1,5 @@
-"""Recurrences chunk by chunk (Yang et al. 2025, §3.3; Dao and Gu 2024, §6): within a chunk, all positions at once."""
+"""Chunks for recurrences: all positions of a chunk are computed at once (Yang et al. 2025, §3.3; Dao and Gu 2024,
+§6)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ CHUNK = 64
 
 
 def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
-    """Chunks of `CHUNK` positions; the last is padded with zeros, which neither decay nor change the state."""
+    """Split the positions into chunks of `CHUNK`; the last chunk is padded with zeros, which do not affect the
+    state."""
     size = min(CHUNK, x.shape[2])
     filled = jnp.pad(x, [(0, -x.shape[2] % size) if axis == 2 else (0, 0) for axis in range(x.ndim)])
     return jnp.moveaxis(filled.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
@@ -20,14 +22,15 @@ def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "
 def in_a_row(
     x: Float[Array, "chunks batch heads chunk features"], length: int
 ) -> Float[Array, "batch heads length features"]:
-    """The inverse of `in_chunks`."""
+    """Join chunks to a sequence; this is the inverse of `in_chunks`."""
     return jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])[:, :, :length]
 
 
 def chunk_decays(
     log_decay: Float[Array, "batch heads length"],
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """The kept shares of the state from each position of a chunk to each later one, and from the chunk's start."""
-    # Sums from each position on: differences of sums from the beginning would lose digits.
+    """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
+    start."""
+    # The sums start at each position, because differences of sums from the beginning would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]

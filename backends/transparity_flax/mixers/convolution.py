@@ -1,4 +1,4 @@
-"""The causal convolution before a recurrence: each feature sees its last few positions."""
+"""The causal convolution before a recurrence, over the last few positions of each feature."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def causal_convolution(
     before: Float[Array, "batch earlier features"],
     bias: Float[Array, " features"] | None = None,
 ) -> Float[Array, "batch length features"]:
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias over the last `width` numbers of each feature; `before` precedes `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
+    `x`."""
     width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = jnp.stack([x[:, i : i + length] for i in range(width)], axis=-1)
@@ -30,7 +31,7 @@ def causal_convolution(
 def convolve(
     module: Any, name: str, x: Hidden, context: LayerContext, cache: Cache | None = None
 ) -> Float[Array, "batch length features"]:
-    """silu(convolution(x Wᵀ)): the `query`, `key` or `value` of all heads."""
+    """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
     if cache is not None:

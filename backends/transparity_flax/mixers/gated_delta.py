@@ -1,4 +1,4 @@
-"""Gated delta network (Yang et al. 2025): each token corrects what the state holds for its key."""
+"""Gated delta network (Yang et al. 2025): each token corrects the value that the state has for its key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from transparity_flax.state.cache import Cache, update_state
 from transparity_flax.state.context import LayerContext
 
 UNIT_EPS = 1e-6
-"""Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
+"""Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
 def unit_length(x: Features) -> Features:
-    """x / √(Σ x² + eps) over the features."""
+    """x / √(Σ x² + eps), where the sum is over the features."""
     wide = upcast(x)
     return (wide / jnp.sqrt((wide * wide).sum(axis=-1, keepdims=True) + UNIT_EPS)).astype(x.dtype)
 
@@ -38,9 +38,12 @@ def gated_delta_rule(
     beta: Float[Array, "batch heads length"],
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then the query reads q S / √head_dim (Yang et al. 2025, eq. 10).
-    Return the reads and the last state. Chunk by chunk (§3.3 there): each change depends only on earlier changes, so
-    the changes of a chunk solve a triangular system."""
+    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
+
+    Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
+    Each change of S depends on the earlier changes in the chunk, so the changes are the solution of a triangular
+    system.
+    """
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, b = given
@@ -61,7 +64,7 @@ def gated_delta_rule(
 
 
 class GatedHeadNorm(nnx.Module):
-    """rms_norm(x) · silu(gate), the norm over each head."""
+    """rms_norm(x) · silu(gate), with the norm over each head."""
 
     def __init__(self, config: TransformerConfig) -> None:
         self.config, self.scale = config, nnx.Param(jnp.ones(config.recurrent_value_dim))
@@ -74,9 +77,9 @@ class GatedHeadNorm(nnx.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it starts from the cached state.
 
-    Padding is zeros: it writes nothing, but decays the state, and convolutions include it.
+    Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -1,5 +1,4 @@
-"""Latent attention (DeepSeek-V2): queries, keys and values are projected from low-rank latents. Only the projections
-differ from attention."""
+"""Latent attention (DeepSeek-V2): queries, keys and values are projected from low-rank latent vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from transparity_flax.shapes import Heads, Hidden, Keys, Memory, Queries, Rotary
 
 
 def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Float[Array, "batch length features"]:
-    """norm(x Wᵀ): the low-rank latent from which every head's `query`, or key and value (`key_value`), is projected."""
+    """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
+    projected."""
     return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
 
 
@@ -31,7 +31,7 @@ def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTa
 
 
 def latent_query(heads: LatentAttention, x: Hidden, tap: Tap, rotary: RotaryTables | None = None) -> Queries:
-    """Query of every head, from a latent if `q_lora_rank` is set."""
+    """Return the query of every head, which is projected from a latent vector if `q_lora_rank` is set."""
     x = latent(heads, "query", x, tap) if heads.config.q_lora_rank else x
     query = tap("query", split_heads(heads.query(x), heads.config.num_heads))
     return rotate_last(heads.config, "query", query, rotary, tap)
@@ -40,7 +40,7 @@ def latent_query(heads: LatentAttention, x: Hidden, tap: Tap, rotary: RotaryTabl
 def latent_key_value(
     heads: LatentAttention, x: Memory, tap: Tap, rotary: RotaryTables | None = None
 ) -> tuple[Keys, Values]:
-    """Key and value of every head, from a latent; all heads share the rotated features of the key."""
+    """Return the key and value of every head; all heads share the rotated features of the key."""
     low, num_heads = latent(heads, "key_value", x, tap), heads.config.num_heads
     unrotated, shared = split_heads(heads.key(low), num_heads), heads.key_rotary(x)[:, None]
     every = jnp.broadcast_to(shared, (*unrotated.shape[:-1], shared.shape[-1]))
@@ -50,7 +50,7 @@ def latent_key_value(
 
 
 class LatentAttention(SelfAttention):
-    """`SelfAttention` of projections through latents."""
+    """Self-attention with projections from latent vectors."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs=rngs)

@@ -1,4 +1,4 @@
-"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, without a correction."""
+"""State-space model (Mamba-2, Dao and Gu 2024): each token decays the state and adds to it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def state_space_rule(
     step: Float[Array, "batch heads length"],
     state: Float[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2). Their C, B and x are
-    q, k and v. Return the reads and the last state. Chunk by chunk (§6 there)."""
+    """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
+
+    Return y for each position, and the last state S. The positions of a chunk are computed at once (§6 of the paper).
+    """
 
     def one(state: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g = given
@@ -44,7 +46,7 @@ def state_space_rule(
 
 
 class GatedGroupNorm(nnx.Module):
-    """rms_norm(x · silu(gate)) · weight, the norm over the heads that share a key."""
+    """rms_norm(x · silu(gate)) · weight, with the norm over the heads that share a key."""
 
     def __init__(self, config: TransformerConfig) -> None:
         self.config, self.scale = config, nnx.Param(jnp.ones(config.recurrent_dim))
@@ -58,9 +60,9 @@ class GatedGroupNorm(nnx.Module):
 
 
 class StateSpace(Recurrence):
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the cached state.
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it starts from the cached state.
 
-    Padding is set to zero before and after the convolutions: it writes nothing, but decays the state.
+    Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:

@@ -1,4 +1,4 @@
-"""The table of mixers. A new mixer is a file and a row."""
+"""The table of mixers: each mixer has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ MIXERS: dict[str, Callable[..., Any]] = {
     "gated-delta": GatedDelta,
     "state-space": StateSpace,
 }
-"""By `config.mixer_name`."""
+"""The function for each `config.mixer_name`."""

@@ -12,25 +12,27 @@ from transparity_flax.shapes import Vectors, Weight
 
 
 def batch_norm(x: Vectors, weight: Weight, bias: Weight, mean: Weight, variance: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias with given statistics."""
+    """(x − mean) / √(variance + eps) · weight + bias, with the given mean and variance."""
     return ((upcast(x) - mean) / jnp.sqrt(upcast(variance) + eps) * weight + bias).astype(x.dtype)
 
 
 def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
-    """Mean and variance (over n) of each feature over the batch and the positions."""
+    """Return the mean and variance (with n, not n − 1) of each feature over the batch and the positions."""
     wide, axes = upcast(x), tuple(range(x.ndim - 1))
     return wide.mean(axis=axes).astype(x.dtype), wide.var(axis=axes).astype(x.dtype)
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n, as `nnx.BatchNorm` does; its
-    `momentum` is the share of the old value."""
+    """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n, as `nnx.BatchNorm` does. The
+    `momentum` of `nnx.BatchNorm` is 1 minus this one."""
     return (1 - momentum) * old + momentum * new
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """The mean and variance to normalize by: the running ones, or in training the batch's. Training taps the new
-    `running_mean` and `running_var`."""
+    """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
+
+    In training, the new `running_mean` and `running_var` are tapped.
+    """
     if norm.use_running_average:
         return norm.mean[...], norm.var[...]
     mean, variance = batch_statistics(x)

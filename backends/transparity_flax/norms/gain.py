@@ -1,4 +1,4 @@
-"""The gain of a norm."""
+"""The gain of a norm, the factor of the normalized values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transparity_flax.shapes import Weight
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:
-    """The weight, or 1 + the weight (Gemma)."""
+    """Return the weight, or 1 + the weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
 
 def initial_gain(config: TransformerConfig, features: int) -> nnx.Param[Array]:
-    """The weight of a norm whose gain is 1; Flax calls it `scale`."""
+    """Return the initial weight of a norm, with which its gain is 1; Flax calls the weight `scale`."""
     return nnx.Param(jnp.full(features, float(config.norm_gain == "weight")))

@@ -1,4 +1,4 @@
-"""The norm of queries, keys and latents."""
+"""The norm of queries, keys and latent vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity_flax.shapes import Features
 
 
 class HeadNorm(nnx.Module):
-    """RMS norm over the last axis: the features of one head or of all heads."""
+    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
 
     def __init__(self, config: TransformerConfig, features: int, *, rngs: nnx.Rngs) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""The table of norms. A new norm is a file and a row."""
+"""The table of norms: each norm has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMS: dict[str, Callable[..., Vectors]] = {
     "rms": rms_norm,
     "batch": batch_norm,
 }
-"""By `config.norm`."""
+"""The function for each `config.norm`."""
 
 
 class Norm(nnx.Module):
@@ -33,7 +33,7 @@ class Norm(nnx.Module):
         self.scale = initial_gain(config, config.embed_dim)
         if config.has_norm_bias:
             self.bias = nnx.Param(jnp.zeros(config.embed_dim))
-        self.use_running_average = True  # what nnx's train() and eval() switch
+        self.use_running_average = True  # the attribute that nnx's train() and eval() set
         if config.norm == "batch":
             self.mean = nnx.BatchStat(jnp.zeros(config.embed_dim))
             self.var = nnx.BatchStat(jnp.ones(config.embed_dim))

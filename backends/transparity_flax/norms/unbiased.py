@@ -1,4 +1,4 @@
-"""The norm of document 003, which uses the sample deviation."""
+"""The norm of document 003, which divides by the sample standard deviation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transparity_flax.shapes import Vectors, Weight
 
 
 def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root."""
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
     wide = upcast(x)
     mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)

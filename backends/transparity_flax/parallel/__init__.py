@@ -1,1 +1,1 @@
-"""The column over several devices: a mesh with a data axis and a tensor axis, and named shardings."""
+"""The JAX model over several devices: a mesh with a data axis and a tensor axis, and named shardings."""

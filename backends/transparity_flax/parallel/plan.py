@@ -1,6 +1,6 @@
-"""The plan of tensor parallelism: along which of its axes each parameter is sharded.
+"""The plan of tensor parallelism: the axis along which each parameter is sharded.
 
-It follows from the cuts that each part allows (`transparity.parts`). The model does not depend on it.
+The plan follows from the axes that each part allows (`transparity.parts`). The model does not depend on the plan.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 REPLICATED = PartitionSpec()
 ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
-"""The output and the input features of a map: weights are (out, in), as in the specification."""
+"""Sharding by output features and by input features; a weight is (out, in)."""
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter, and the reason if it differs from its part's cut; None if it does not."""
+    """The placement of a parameter, and the reason if it is not sharded as its part allows."""
 
     placement: PartitionSpec
     fallback: str | None = None
@@ -31,14 +31,14 @@ Plan = Mapping[str, Placed]
 def plan(config: TransformerConfig, ranks: int) -> Plan:
     """Place every parameter of `config` on `ranks` tensor ranks.
 
-    Named shardings are even, and heads are never cut. If `ranks` does not divide an axis or its heads, the parameter is
-    replicated, with the reason. A vocabulary's table is then sharded by features.
+    Named shardings are even, and heads are never split. If `ranks` does not divide an axis or its heads, the parameter
+    is replicated, with the reason. In this case, a table of token embeddings is sharded by features.
     """
     return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter whose placement differs from its part's cut."""
+    """Return a line for each parameter that is not sharded as its part allows."""
     return [
         f"{name}: {'sharded by features' if placed.placement == COLUMNS else 'replicated'}, since {placed.fallback}"
         for name, placed in plan.items()

@@ -1,4 +1,4 @@
-"""Entry point of the JAX column over several devices: `ShardedBackend(data, tensor)`."""
+"""The entry point of the JAX column for several devices: `ShardedBackend(data, tensor)`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from transparity_flax.transformer import Transformer
 
 
 class ShardedForward(FlaxForward):
-    """`transparity.protocol.Forward` over a mesh.
+    """A `transparity.protocol.Forward` over a mesh.
 
     In the forward pass and in training, each data rank has its own rows. In decoding, and if a batch norm normalizes by
-    the batch, each has all rows.
+    the batch, each data rank has all rows.
     """
 
     def __init__(self, model: Transformer, dtype: str, mesh: Mesh, plan: Plan, activations: str | None = None) -> None:
@@ -73,7 +73,8 @@ class ShardedForward(FlaxForward):
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
-        """Return the tokens distributed over the data ranks, and the targets of only the rows that count."""
+        """Return the inputs, distributed over the data ranks, and the targets without the rows that were repeated to
+        fill ranks."""
         tokens = {name: value for name, value in values.items() if name != "targets"}
         tokens = self._arrays(tokens) if self._by_batch(training=training) else split_rows(self.mesh, tokens)
         return {"targets": self._array(values["targets"]), **tokens}
@@ -83,9 +84,9 @@ class ShardedForward(FlaxForward):
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor devices.
+    """A `transparity.protocol.Backend` over a mesh of data × tensor devices.
 
-    It takes the first of JAX's default devices if they suffice, otherwise of the CPU's.
+    The mesh has the first of JAX's default devices or, if there are too few, of its CPU devices.
     """
 
     name = "flax"
@@ -97,8 +98,8 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         if data * tensor > len(devices):
             given = f"{data} data ranks × {tensor} tensor ranks need {data * tensor} devices"
             raise BackendError(
-                f"{given}; there are {len(devices)}, and as many more as --xla_force_host_platform_device_count in "
-                f"XLA_FLAGS asks for."
+                f"{given}; there are {len(devices)}, and --xla_force_host_platform_device_count in XLA_FLAGS can add "
+                "more."
             )
         self.mesh = Mesh(np.array(devices[: data * tensor]).reshape(data, tensor), ("data", "tensor"))
         self.takes_part = True
@@ -107,7 +108,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         return ("cpu",) if self.mesh.devices.flat[0].platform == "cpu" else ("cuda",)
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file, of which each device reads only its slices."""
+        """Build a model from a safetensors file; each device reads only its slices."""
         dtype = self.checked_dtype(dtype, self.devices()[0])
         with open_parameters(path, config) as source:
             return self._made(config, source, dtype)

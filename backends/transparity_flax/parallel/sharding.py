@@ -1,4 +1,4 @@
-"""A model over a mesh: parameters with named shardings by a plan, and each device's slices and rows."""
+"""A model over a mesh: parameters with named shardings, of which each device reads its slices, and batches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transparity_flax.state.parameters import rounded, variables
 from transparity_flax.transformer import Transformer
 
 Source = Mapping[str, Any]
-"""Sliceable parameters by name: arrays, or slices of a safetensors file."""
+"""Parameters by name that can be sliced: arrays, or slices of a safetensors file."""
 
 
 def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
-    """Return a model of which each device holds only its share, read from `source` slice by slice.
+    """Return a model of which each device has only its share; only this share is read from `source`.
 
     Args:
-        mesh: Its axes are `data`, over which parameters are replicated, and `tensor`.
+        mesh: A mesh with the axes `data`, over which parameters are replicated, and `tensor`.
     """
     model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
     for path, name, variable in variables(model):
@@ -38,7 +38,7 @@ def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dty
 
 
 def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | None) -> np.ndarray:
-    """Return the slice of a parameter that a device has."""
+    """Read the slice of a parameter that a device has."""
     assert index is not None
     if transposed:
         return rounded(np.asarray(source[index[::-1]]).T, dtype)
@@ -46,8 +46,11 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 
 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Distribute rows over the data axis. Shardings are even: if the ranks do not divide the rows, the last ranks
-    repeat the first row, and those results are dropped."""
+    """Distribute rows over the data axis.
+
+    Shardings are even, so if the number of ranks does not divide the number of rows, the first row is repeated at the
+    end. The caller drops the results of repeated rows.
+    """
     axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
     rows = {}
     for name, value in values.items():
@@ -57,5 +60,5 @@ def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of a value that is replicated on every device."""
+    """Return the sharding of a value that every device has."""
     return NamedSharding(mesh, PartitionSpec())

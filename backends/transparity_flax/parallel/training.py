@@ -1,4 +1,4 @@
-"""Learning over data ranks: one loss over the tokens of all ranks, its gradients, and the steps of an optimizer."""
+"""Training over data ranks: the loss over the tokens of all ranks, its gradients, and the steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from transparity_flax.transformer import Transformer
 
 Graph = nnx.GraphDef[Transformer]
 Batch = Mapping[str, Any]
-"""The `targets` of the rows that count, and the tokens, which may have more rows."""
+"""A batch of inputs and `targets`; the inputs may have more rows, which were added to fill ranks."""
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def loss_and_gradients(graph: Graph, state: State, batch: Batch, masks: Batch) -> tuple[Array, dict[str, Array]]:
-    """Loss of the whole batch, and its gradient by every learned parameter."""
+    """Return the loss of the whole batch, and its gradients with respect to all learned parameters."""
     parameters, statistics = state.split(nnx.Param, ...)
     loss, gradients = jax.value_and_grad(_loss_of)(parameters, graph, statistics, batch, masks)
     return loss, named(gradients)
@@ -39,14 +39,16 @@ def loss_and_gradients(graph: Graph, state: State, batch: Batch, masks: Batch) -
 def train(
     mesh: Mesh, graph: Graph, state: State, batches: Sequence[Batch], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Take one step per batch; return the loss before each and the final learned parameters. Parameters and moments
-    stay sharded."""
+    """Take one step per batch; return the loss before each step and the final learned parameters.
+
+    Parameters and moments stay sharded.
+    """
     parameters, statistics = state.split(nnx.Param, ...)
     dim = nnx.merge(graph, state).config.embed_dim
     rates = jnp.array([training.rate(step, dim) for step in range(1, len(batches) + 1)])
     moments = _optimizer(training, rates).init(parameters)
     places = _places(mesh, parameters), _places(mesh, moments)
-    step = jax.jit(_step, static_argnums=(0, 1), out_shardings=(None, *places))  # XLA would choose others
+    step = jax.jit(_step, static_argnums=(0, 1), out_shardings=(None, *places))  # XLA would choose other shardings
     moments, losses = jax.device_put(moments, places[1]), []
     for batch in batches:
         loss, parameters, moments = step(graph, training, rates, parameters, statistics, moments, batch)
@@ -55,7 +57,7 @@ def train(
 
 
 def _places(mesh: Mesh, values: Any) -> Any:
-    """Return the shardings of arrays; numbers are replicated."""
+    """Return the sharding of each array; numbers are replicated."""
 
     def place(value: Array) -> NamedSharding:
         return value.sharding if isinstance(value.sharding, NamedSharding) else NamedSharding(mesh, PartitionSpec())

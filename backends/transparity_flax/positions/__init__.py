@@ -1,1 +1,2 @@
-"""Positions other than rotary ones: tables that are added to embeddings, biases of scores, and a factor of queries."""
+"""Positions other than rotary positions: tables that are added to embeddings, biases of scores, and a factor of
+queries."""

@@ -15,8 +15,11 @@ from transparity_flax.shapes import Positions
 
 
 def alibi_slopes(num_heads: int) -> Float64[np.ndarray, " heads"]:
-    """2^(−8 i / heads) for head i = 1 … heads, if `num_heads` is a power of two. Otherwise, the slopes of the next
-    lower power of two, then every other slope of the next higher one (Press et al. 2022, §3, and their code)."""
+    """Return the slope of each head (Press et al. 2022, §3, and their code).
+
+    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise they are the slopes
+    for the next lower power of two, then every other slope for the next higher one.
+    """
     below = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
     between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below) + 1, 2))

@@ -1,4 +1,4 @@
-"""The bias of the scores by distance, if the configuration has one."""
+"""The bias of the scores by distance, for relative positions and ALiBi."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from transparity_flax.shapes import Positions
 def score_bias(
     config: TransformerConfig, module: Any, positions: Positions, keys: int, dtype: jnp.dtype, *, both: bool
 ) -> Float[Array, "#batch heads queries keys"] | None:
-    """Bias that is added to the scores of `positions` and 0 … `keys` − 1; None for other positions. `module` is the
-    stack; with `both`, queries see later keys too."""
+    """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1; None if there is no bias.
+
+    With `both`, queries also see later keys. `module` is the stack.
+    """
     if config.has_relative_bias:
         return relative_bias(config, module.relative_bias, positions, keys, both=both)
     return alibi_bias(config, positions, keys, dtype) if config.positions == "alibi" else None

@@ -15,9 +15,12 @@ def sinusoidal_positions(
     layout: RopeLayout = "interleaved",
     timescales: Timescales = "exclusive",
 ) -> Float64[np.ndarray, "length embed_dim"]:
-    """sin(position / base^(i / embed_dim)) at even features i, and the cosine of the same angle at i + 1 (document 003;
-    Vaswani et al. 2017, §3.5). With `halves`, all sines precede all cosines (Marian). With `inclusive` timescales the
-    last one is `base` (Whisper). Computed in float64: float32 angles lose digits."""
+    """sin(position / base^(i / embed_dim)) at even features i, and the cosine of the same angle at i + 1.
+
+    The formula is from document 003 and Vaswani et al. 2017, §3.5. With `halves`, all sines precede all cosines
+    (Marian). With `inclusive` timescales, the last timescale is `base` (Whisper). Angles are computed in float64,
+    because float32 loses digits.
+    """
     steps = embed_dim if timescales == "exclusive" else embed_dim - 2
     angles = np.arange(length)[:, None] / base ** (np.arange(0, embed_dim, 2) / steps)
     both = [np.sin(angles), np.cos(angles)]

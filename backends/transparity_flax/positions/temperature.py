@@ -1,4 +1,4 @@
-"""A factor of the queries that grows with the position (Llama 4, Ministral 3)."""
+"""The query temperature: a factor of the queries that grows with the position (Llama 4, Ministral 3)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from transparity_flax.shapes import Positions
 def query_temperature(
     config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype
 ) -> Float[Array, "#batch 1 queries 1"] | None:
-    """1 + temperature · ln(1 + ⌊(position + first) / length⌋), computed in float64 by NumPy for the positions 0 …
-    `keys` − 1; None if it is 1 everywhere."""
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋), or None if it is 1 everywhere.
+
+    NumPy computes it in float64 for the positions 0 … `keys` − 1.
+    """
     if not config.query_temperature:
         return None
     pieces = (np.arange(keys) + config.query_temperature_first) // config.query_temperature_length

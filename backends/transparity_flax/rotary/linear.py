@@ -1,4 +1,4 @@
-"""Linear scaling of rotary angles: positions are divided by a factor (Chen et al. 2023)."""
+"""Linear scaling of rotary angles (Chen et al. 2023): positions are divided by a factor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary tables: cosine and sine of every angle. A scaling is a function of the configuration, chosen by a table."""
+"""Rotary tables: the cosine and sine of every angle, with the scaling that the configuration names."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ SCALINGS: dict[str, Callable[..., Float64[np.ndarray, " pairs"]]] = {
 
 
 def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[np.ndarray, " pairs"]:
-    """Angle per position of each pair of features, scaled for sequences longer than in training. Some scalings depend
-    on whether this sequence goes `beyond` that length."""
+    """Return the angle per position of each pair of features, scaled for long sequences.
+
+    Some scalings depend on whether the sequence is longer than the original length (`beyond`).
+    """
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> RotaryTables | None:
-    """Cosine and sine of position · frequency, times the attention factor; None without RoPE.
+    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
 
-    JAX has float64 only where it is enabled. NumPy computes the angles of the positions 0 … `keys` − 1 in float64 while
-    tracing, since they are constants.
+    NumPy computes the angles of the positions 0 … `keys` − 1 in float64 during tracing, since they are constants. JAX
+    has float64 only if it is enabled.
     """
     if config.positions != "rotary":
         return None
@@ -51,7 +53,7 @@ def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dt
 def _tables(
     config: TransformerConfig, keys: int, dtype: jnp.dtype, *, beyond: bool = False
 ) -> tuple[Float[Array, "keys pairs"], Float[Array, "keys pairs"]]:
-    """The tables of the positions 0 … `keys` − 1."""
+    """Return the tables for the positions 0 … `keys` − 1."""
     angles = np.arange(keys)[:, None] * rotary_frequencies(config, beyond=beyond)
     factor = config.rotary_attention_factor
     return jnp.asarray(np.cos(angles) * factor, dtype), jnp.asarray(np.sin(angles) * factor, dtype)

@@ -1,4 +1,4 @@
-"""The key/value cache: keys and values of earlier tokens.
+"""The cache of decoding: keys and values of earlier tokens, or the states of recurrences.
 
 A cache is a dictionary of arrays, each replaced when it changes:
 
@@ -28,7 +28,7 @@ Cache = dict[str, Any]
 
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
-    """Empty cache for `batch` rows of up to `capacity` tokens."""
+    """Return an empty cache for `batch` rows of up to `capacity` tokens."""
     layers = [
         _empty_layer(config.for_layer("decoder", i), batch, capacity, dtype) for i in range(config.num_decoder_layers)
     ]
@@ -36,12 +36,12 @@ def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTy
 
 
 def next_positions(cache: Cache, length: int) -> QueryIds:
-    """Positions of the next `length` tokens of each row."""
+    """Return the positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + jnp.arange(length)
 
 
 def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
-    """Mark new non-padding tokens; return validity for the whole cache."""
+    """Note which new tokens are not padding, and return this for all tokens in the cache."""
     cache["is_token"] = cache["is_token"].at[_rows(positions), positions].set(is_token)
     return cache["is_token"]
 
@@ -52,7 +52,7 @@ def update(
     value: Float[Array, "batch key_heads queries value_dim"],
     positions: QueryIds,
 ) -> tuple[Keys, Values]:
-    """Write keys and values at `positions`; return the whole cache's keys and values."""
+    """Write keys and values at `positions`, and return all keys and values in the cache."""
     cache["key"] = cache["key"].at[_rows(positions), :, positions].set(key.swapaxes(1, 2))
     cache["value"] = cache["value"].at[_rows(positions), :, positions].set(value.swapaxes(1, 2))
     return cache["key"], cache["value"]
@@ -61,7 +61,8 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch earlier features"]:
-    """Return a convolution's cached inputs before `x`; cache the last inputs up to `valid_lengths` of `x`."""
+    """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
+    `x`."""
     before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + jnp.arange(before.shape[1])
     cache[name] = jnp.take_along_axis(jnp.concatenate([before, x], axis=1), last[..., None], axis=1)
@@ -69,21 +70,22 @@ def update_inputs(
 
 
 def update_state(cache: Cache, state: Float[Array, "batch heads head_dim value_dim"]) -> None:
-    """Keep the state of a recurrence."""
+    """Write the state of a recurrence into the cache."""
     cache["state"] = state
 
 
 def held_tokens(
     x: Float[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Array, "batch queries heads"]:
-    """`x` with 0 for fillers, the tokens after the first `valid_lengths` of a row, which then change no state."""
+    """Return `x` with 0 for the fillers after the first `valid_lengths` tokens of a row, so that they do not change the
+    state."""
     if valid_lengths is None:
         return x
     return jnp.where((jnp.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, jnp.zeros((), x.dtype))
 
 
 def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
-    """Cache of the given `rows` in the given order; a row may occur more than once."""
+    """Return a cache with these `rows` in this order; a row may be repeated."""
     return jax.tree.map(lambda held: held[rows], cache)
 
 

@@ -1,4 +1,4 @@
-"""The inputs of a layer besides x, its weights and its cache, as one value."""
+"""The inputs that all layers of a stack share, as one value."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from jaxtyping import Float
 from transparity_flax.shapes import IsQuery, Lengths, MaskArray, Memory, Positions, RotaryTables
 
 MaskKind = Literal["causal", "full", "some"]
-"""The content of a mask, as far as the configuration determines it: the future is hidden, nothing is hidden, or every
-query sees some key. A compiler has no values to read it from."""
+"""What the configuration alone tells about a mask: it is causal, it hides nothing, or every query sees some key.
+Compiled code cannot read this from the mask's values."""
 
 
 class Mask(NamedTuple):
-    """A mask and its kind. NumPy has only the array."""
+    """A mask and its kind, as far as it is known."""
 
     array: MaskArray
     kind: MaskKind | None = None
 
 
 class LayerContext(NamedTuple):
-    """Masks, positions and memory of a layer; the same for every layer of a stack, except for windows in the mask.
-    (NumPy has `training` too: here modules know.)"""
+    """The inputs of a layer besides x, its weights and its cache. Only the window in the mask, the rotary tables and
+    the temperature differ between kinds of layers. The NumPy column also has `training` here, which the framework's
+    modules know themselves."""
 
     mask: Mask
     """True where self-attention may attend."""
@@ -32,15 +33,15 @@ class LayerContext(NamedTuple):
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
     is_token: IsQuery | None = None
-    """True for tokens that are not padding, where it is masked; None: all. Only a recurrence reads it, because it has
-    no mask."""
+    """True for tokens that are not padding. None means that padding is not masked. Only recurrences, which have no
+    mask, use this."""
     valid_lengths: Lengths | None = None
-    """Tokens of each row after which a recurrence continues, in a cache; None: all. Fillers follow them."""
+    """Number of tokens of each row that are not fillers. None means all. Only recurrences with a cache use this."""
     temperature: Float[Array, "#batch 1 queries 1"] | None = None
-    """Factor of the queries of self-attention."""
+    """The query temperature: a factor of the queries of self-attention."""
     bias: Float[Array, "#batch heads queries keys"] | None = None
-    """Added to the scores of self-attention."""
+    """The bias that is added to the scores of self-attention."""
     memory: Memory | None = None
-    """The encoder's output, for cross-attention; None if its keys and values are cached."""
+    """The encoder's output for cross-attention; None if its keys and values are cached."""
     memory_mask: Mask | None = None
     """True where cross-attention may attend; None without cross-attention."""

@@ -1,4 +1,4 @@
-"""The specification's parameters in Flax: one table of names; kernels are (in, out), weights (out, in)."""
+"""Parameters under the names of `transparity.parameters`, loaded into Flax modules, whose kernels are (in, out)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity.errors import ParameterError
 State = nnx.State[Any, Any]
 
 HELD = (nnx.Param, nnx.BatchStat)
-"""The variables that the specification names. A model made with `rngs` also has the keys of its dropout."""
+"""The kinds of variables that are parameters or running statistics; a model may also have random keys for dropout."""
 
 NAMES = {
     "kernel": "weight",
@@ -33,7 +33,7 @@ NAMES = {
 
 
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
-    """Put `parameters` into `model` in `dtype`; the model's own may be abstract shapes.
+    """Put `parameters` into `model` with this `dtype`; the model's own parameters may be abstract.
 
     Raises `ParameterError` for a parameter that the model lacks, and for a wrong shape, which Flax would accept
     silently.
@@ -51,34 +51,37 @@ def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) ->
 
 
 def dump(model: nnx.Module) -> dict[str, np.ndarray]:
-    """Parameters of `model` under the specification's names, as NumPy arrays."""
+    """Return the parameters of `model` as NumPy arrays by the names of `transparity.parameters`."""
     return {name: to_numpy(value) for name, value in named(nnx.state(model, HELD)).items()}
 
 
 def named(state: State) -> dict[str, Any]:
-    """Arrays of `state` under the specification's names and in its orientation."""
+    """Return the arrays of `state` by the names of `transparity.parameters`, with matrices as (out, in)."""
     arrays = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return {_name(path): value.T if path[-1] == "kernel" else value for path, value in arrays.items()}
 
 
 def rounded(value: Any, dtype: Any) -> np.ndarray:
-    """Copy of `value` in `dtype`, made by NumPy: JAX would compile a program per shape. JAX may read an array in place,
-    and the caller may write to it, so a copy is needed."""
+    """Return a copy of `value` with this `dtype`.
+
+    NumPy makes the copy, because JAX would compile a program for each shape. A copy is needed because JAX may use the
+    caller's memory, and the caller may write to it.
+    """
     with np.errstate(over="ignore"):
         return np.array(value, jnp.dtype(dtype))
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """`value` as a NumPy array; bfloat16, which NumPy lacks, becomes float32 without loss."""
+    """Return `value` as a NumPy array; bfloat16, which NumPy lacks, becomes float32 without loss."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array
 
 
 def variables(model: nnx.Module) -> list[tuple[tuple[Any, ...], str, nnx.Variable[Any]]]:
-    """Path, the specification's name, and value of every parameter and statistic of `model`."""
+    """Yield the path, the name and the variable of every parameter and running statistic of `model`."""
     return [(path, _name(path), node) for path, node in nnx.iter_graph(model) if isinstance(node, HELD)]
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """The name of a parameter, without the name of the stack's input module (`input`)."""
+    """Return the name of a parameter, without the name `input` of the module that embeds a stack's input."""
     return ".".join([*(str(part) for part in path[:-1] if part != "input"), NAMES[path[-1]]])

@@ -1,4 +1,4 @@
-"""Differentiation: gradients of the loss by JAX's reverse mode."""
+"""Gradients of the loss by JAX's reverse mode."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from transparity_flax.transformer import Transformer
 
 
 def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Array, ""]:
-    """Loss of a model; in training, a batch norm normalizes by the batch."""
+    """Return the loss of a model; in training, batch norms normalize by the batch."""
     return cross_entropy(model(**tokens), targets, model.config.pad_id)
 
 
 def loss_and_gradients(
     model: Transformer, targets: TokenIds, **tokens: Any
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Loss, and its gradient by every learned parameter."""
+    """Return the loss, and its gradients with respect to all learned parameters."""
     graph, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
 

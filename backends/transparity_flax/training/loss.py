@@ -1,4 +1,4 @@
-"""The loss: cross-entropy of the targets under the logits."""
+"""The loss: the cross-entropy of the targets under the logits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from transparity_flax.shapes import TokenIds
 def cross_entropy(
     logits: Float[Array, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Float[Array, ""]:
-    """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
+    """Return the mean of −log softmax(logits)[target] over the targets that are not padding (document 001), in at least
+    float32.
 
-    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). The
-    loss of a batch of only padding is NaN, as in the frameworks.
+    With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
+    The loss of a batch with only padding is NaN, as in the frameworks.
     """
     log_probabilities = jax.nn.log_softmax(upcast(logits), axis=-1)
     picked = jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]

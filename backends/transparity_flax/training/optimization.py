@@ -1,4 +1,4 @@
-"""Optimization: gradient clipping, and SGD, Adam and AdamW by Optax."""
+"""Optimizers: SGD, Adam and AdamW by Optax, with gradient clipping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transparity_flax.transformer import Transformer
 
 
 def clip_by_global_norm(gradients: State, max_norm: float) -> State:
-    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013)."""
+    """Scale all gradients by one factor, so that their norm together is at most `max_norm` (Pascanu et al. 2013)."""
     clip = optax.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(gradients, clip.init(gradients))
     return clipped
@@ -30,22 +30,23 @@ def clip_by_global_norm(gradients: State, max_norm: float) -> State:
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
+    """Take one step per batch (`targets` and inputs); return the loss before each step and the final learned
+    parameters.
 
-    A batch norm normalizes by the batch; its running statistics do not change.
+    Batch norms normalize by the batch, and running statistics do not change.
     """
     structure, _ = split(model)
     _, *states = nnx.split(model, nnx.Param, ...)
     parameters, statistics = states
-    # A table: the schedule is Python code, which cannot compare traced values.
+    # The rates are a table, because the schedule is Python code, which cannot compare traced values.
     rates = jnp.array([training.rate(step, model.config.embed_dim) for step in range(1, len(batches) + 1)])
-    # On the parameters' devices, as after a step; otherwise the step would be compiled twice.
+    # The state is put on the parameters' devices, as after a step; otherwise the step would be compiled twice.
     home = jax.tree.leaves(parameters)[0].sharding
     state, losses = jax.device_put(_start(training, rates, parameters), home), []
     for batch in batches:
         loss, parameters, state = _step(structure, training, rates, parameters, statistics, state, batch)
-        losses.append(float(loss))  # waits: pending steps hold memory
-    return losses, named(jax.device_get(parameters))  # NumPy transposes without a copy
+        losses.append(float(loss))  # waits for the step, because pending steps hold memory
+    return losses, named(jax.device_get(parameters))  # because NumPy transposes without a copy
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -53,8 +54,8 @@ def _start(training: Training, rates: Float[Array, " steps"], parameters: State)
     return _optimizer(training, rates).init(parameters)
 
 
-# No donation: donated arguments cannot serve as scratch memory, so the step would allocate it anew each time. This
-# takes more memory and less time.
+# The arguments are not donated, because the step would then have to allocate scratch memory each time. This takes more
+# memory but less time.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _step(
     structure: ModelStructure,

@@ -1,5 +1,4 @@
-"""Attention without its intermediate values, for inference and training: PyTorch's kernel. NumPy and JAX have a `fused`
-of the same names."""
+"""Fused attention for inference and training, by PyTorch's kernel."""
 
 from __future__ import annotations
 
@@ -16,11 +15,13 @@ from transparity_pytorch.state.context import Mask
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries) -> bool:
-    """Return whether the kernel gives the explicit path's result, and is faster. Nothing is tapped, masked keys weigh
-    0, and scores are not capped.
+    """Return whether the kernel can replace the explicit computation and is faster.
 
-    On a GPU, the kernel for masks uses one block of threads for all keys of a head. For a single query it takes
-    twice as long as two products and a softmax, which would round scores in half precision.
+    This requires that no activation is tapped, that masked keys weigh 0, and that scores are not capped.
+
+    On a GPU, the kernel for masks uses one block of threads for all keys of a head. With a single query, it takes twice
+    as long as the explicit computation, which is then used instead. In half precision, the kernel is always used,
+    because the explicit computation would round the scores.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and not alone
@@ -36,18 +37,20 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in one kernel, which is faster if the mask is known to be causal or full.
-    Without the mask's kind, its values are read where possible.
+    """softmax(query · keyᵀ · scale) · value in one kernel.
 
-    The kernel returns zeros for a query with every key masked. With that query set to 0 and its keys unmasked, all
-    weights are equal, as in the explicit path.
+    The kernel is faster if the mask is known to be causal or full. If the mask's kind is unknown, its values are read
+    where this is possible.
+
+    For a query whose keys are all masked, the kernel would return zeros. Such a query is set to 0 and its keys are
+    unmasked, which makes all weights equal, as in the explicit computation.
     """
     array, kind = mask
     if sinks is not None:
         key, value, array, bias = _with_sinks(key, value, array, bias, sinks)
     if kind in ("causal", "full") and bias is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=kind == "causal", scale=scale)
-    # On other devices, reading the mask would wait for the device; while compiling, it cannot be read.
+    # On a GPU, reading the mask would wait for the device. During compilation, the mask cannot be read.
     is_readable = bias is None and array.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_readable:
         if array.all():
@@ -62,7 +65,7 @@ def attention(
 
 
 def _seeing(query: Queries, mask: MaskArray, shown: Tensor, *, is_readable: bool) -> tuple[Tensor, Tensor]:
-    """Set a query with every key masked to 0, and unmask its keys."""
+    """Set every query whose keys are all masked to 0, and unmask its keys."""
     sees = mask.any(dim=-1, keepdim=True)
     if is_readable and sees.all():
         return query, shown
@@ -77,7 +80,8 @@ def _with_sinks(
     bias: Bias | None,
     sinks: Sinks,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Add one more key, of zeros, with the sinks as its bias and without a value: the kernel knows no sinks."""
+    """Add a key and a value of zeros, with the sinks as the bias of the scores, because the kernel has no argument for
+    sinks."""
     one = (0, 0, 0, 1)
     bias = torch.zeros_like(mask, dtype=key.dtype).expand(-1, len(sinks), -1, -1) if bias is None else bias
     bias = torch.cat([bias, sinks[:, None, None].expand(*bias.shape[:-1], 1)], dim=-1)

@@ -1,4 +1,4 @@
-"""Sums of half-precision values in float32. Most of PyTorch's kernels upcast internally."""
+"""Sums of half-precision values in float32. Most of PyTorch's kernels do this internally."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from transparity_pytorch.transformer import Transformer
 
 
 class BeamState(NamedTuple):
-    """Per row and beam: the score, the number of added tokens, and whether it has ended."""
+    """The score of each beam of each row, the number of tokens added to it, and whether it has ended."""
 
     score: Float[Tensor, "batch beams"]
     added: PerBeam
@@ -27,9 +27,11 @@ class BeamState(NamedTuple):
 def extend_beams(
     config: TransformerConfig, state: BeamState, following: Float[Tensor, "batch beams vocab"], length_penalty: float
 ) -> tuple[BeamState, PerBeam, PerBeam]:
-    """Extend every beam by one token and keep the best: their state, the beams that they extend, and their tokens.
+    """Extend every beam by one token and keep the best; return their state, the beams that they extend, and their
+    tokens.
 
-    `following` are log probabilities of the next token. An ended beam is extended only by `filling_id`, at no cost.
+    `following` has the log probabilities of the next token. An ended beam is extended only by `filling_id`, which does
+    not change its score.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -58,11 +60,11 @@ def beam_search(
     source: SourceIds | None = None,
     step: Step = step,
 ) -> tuple[GeneratedIds, Float[Tensor, " batch"]]:
-    """Continue each row of `prompt` by the best of `beams` continuations; return it with its score.
+    """Return each row of `prompt` with the best of `beams` continuations, and the score of the continuation.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Ended continuations stay
-    among the beams. With equal scores, the better beam wins, then the lower token. `lengths` and `source` are as in
-    `generate`.
+    among the beams. If two scores are equal, the continuation of the better beam ranks first, then the lower token id.
+    `lengths` and `source` are explained at `generate`.
     """
     config, batch, device = model.config, len(prompt), prompt.device
     tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)
@@ -70,7 +72,7 @@ def beam_search(
     tokens, lengths, source = tokens[each], lengths[each], None if source is None else source[each]
     longest = prompt.shape[1]
     cache, new = cache_for(model, tokens, longest, source), longest
-    # All beams of a row start equal: only the first counts until they differ.
+    # All beams of a row start equal, so the other beams start with a score of −inf.
     begin = torch.where(torch.arange(beams, device=device) == 0, 0.0, -torch.inf).expand(batch, beams)
     score = begin.to(torch.promote_types(model.token_embedding.weight.dtype, torch.float32))
     state = BeamState(score, torch.zeros_like(score, dtype=torch.long), torch.zeros_like(score, dtype=torch.bool))
@@ -90,5 +92,5 @@ def beam_search(
 
 
 def _penalty(added: PerBeam, power: float) -> Float[Tensor, "batch beams"]:
-    """Divisor of the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
+    """Return the number that divides the score of a continuation by `added` tokens (Wu et al. 2016, eq. 14)."""
     return ((5 + added.double()) / 6) ** power

@@ -1,4 +1,4 @@
-"""Generation: one token at a time, greedy or sampled."""
+"""Generation, one token at a time, greedily or by sampling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from transparity_pytorch.transformer import Transformer
 
 
 def greedy_tokens(logits: NextLogits) -> NextIds:
-    """Most likely token of each row (document 004); the first one in a tie."""
+    """Return the most likely token of each row (document 004); in a tie, the token with the lower id."""
     return logits.argmax(dim=-1)
 
 
 def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
-    """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
-    float32."""
+    """Apply temperature, top-k and top-p to the logits; the logits of removed tokens become −inf.
+
+    The result is shifted so that the largest logit is 0, and its dtype is at least float32.
+    """
     logits = upcast(logits)
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -38,11 +40,13 @@ def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Tensor, " batch"]) -> NextIds:
-    """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
-    the row's uniform number in [0, 1)."""
+    """Sample a token of each row from softmax(logits) (document 001).
+
+    The sampled token is the first whose cumulative probability exceeds the row's uniform number in [0, 1).
+    """
     cumulative = upcast(logits).softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    # A uniform number next to 1 may be rounded to 1; tokens that add nothing to the total must not be drawn even so.
+    # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.
     passed = (cumulative <= uniforms.to(cumulative.dtype)[:, None] * total) & (cumulative < total)
     return passed.sum(dim=-1)
 
@@ -50,7 +54,7 @@ def sampled_tokens(logits: NextLogits, uniforms: Float[Tensor, " batch"]) -> Nex
 def allocate(
     config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
 ) -> tuple[GeneratedIds, Lengths]:
-    """Right-pad the prompt by `more` tokens; return it with the length of each row."""
+    """Pad the prompt on the right by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = torch.full((batch,), length, device=prompt.device) if lengths is None else lengths.long().clone()
     tokens = F.pad(prompt, (0, more))
@@ -59,7 +63,8 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid ones per row, and which rows have ended; updated in place."""
+    """The tokens so far, the number of valid tokens of each row, and which rows have ended. They are updated in
+    place."""
 
     tokens: GeneratedIds
     lengths: Lengths
@@ -73,7 +78,7 @@ def append_token(
     uniforms: Float[Tensor, " batch"] | None,
     sampling: Sampling,
 ) -> None:
-    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`."""
+    """Append the next token of each row, greedily or sampled with `uniforms`; rows that have ended get `filling_id`."""
     tokens, lengths, ended = written
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = token.masked_fill(ended, config.filling_id)
@@ -94,15 +99,15 @@ def generate(
     sampling: Sampling | None = None,
     step: Step = step,
 ) -> GeneratedIds:
-    """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
+    """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
-    The model sees the last `max_length` tokens (document 001). Rows that have reached `eos_id`, and rows with shorter
+    The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
     prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
 
     Args:
-        lengths: Number of valid tokens of each row of `prompt`; None: all.
+        lengths: Number of valid tokens of each row of `prompt`. None means all.
         source: Tokens of the encoder.
-        uniforms: Numbers in [0, 1), one per new token; None: greedy.
+        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
         sampling: Temperature, top-k and top-p.
     """
     config, ended = model.config, torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)

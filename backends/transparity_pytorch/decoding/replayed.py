@@ -1,4 +1,5 @@
-"""Recorded generation, for GPUs: one recording for the prompt, and one for each further token."""
+"""Generation on GPUs with CUDA graphs: one recording for the prompt, and another that is replayed for each later
+token."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ Tensors = dict[str, Tensor]
 
 
 class ReplayedGeneration:
-    """`generate` on a GPU: the second step is recorded, and later steps replay it.
+    """A `generate` for GPUs that records the second step and replays it for later steps.
 
-    At the second consecutive call with the same shapes, the prompt is recorded too, and later calls replay both. The
-    recordings keep the tokens and the cache between calls; only one thread at a time may use them. Without enough
-    memory for a recording, its kernels are launched one by one.
+    The second consecutive call with the same shapes also records the processing of the prompt, and later calls replay
+    both. The recordings keep the tokens and the cache between calls, so only one thread at a time may use them. If
+    there is too little memory for a recording, kernels are launched one by one.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class ReplayedGeneration:
         step: Step = step,
         **others: Tensor | None,
     ) -> GeneratedIds:
-        """Return what `generate` returns for these arguments."""
+        """Return the same result as `generate`."""
         config = model.config
         if not (max_new_tokens and config.prefixes_agree and prompt.shape[1] <= config.max_length):
             return generate(model, prompt, max_new_tokens, sampling=sampling, step=step, **others)  # without a cache
@@ -64,7 +65,7 @@ class ReplayedGeneration:
 
 
 class Generation:
-    """A generation with a cache and its first token; each further step changes its tensors in place."""
+    """The state of a generation with a cache, after its first token; each further step changes its tensors in place."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Generation:
     def add(self, cache: Any, new: int) -> None:
         tokens, lengths, _ = self.written
         logits = next_logits(self.model, tokens, lengths, cache, self.source, new, self.step)
-        # The step is read from the lengths: a recording has the same step in each run.
+        # The number of the step is computed from the lengths, because a recording cannot receive a number.
         drawn = self.uniforms
         drawn = None if drawn is None else drawn.take_along_dim((lengths - self.begin)[:, None], dim=1)[:, 0]
         append_token(self.model.config, logits, self.written, drawn, self.sampling)
@@ -97,7 +98,7 @@ class Generation:
         self.add(self.cache, 1)
 
     def end(self, following: Callable[[], None]) -> Tensor:
-        """Add the other tokens by `following`, and tokens beyond `max_length` without the cache."""
+        """Add the remaining tokens by calls of `following`; beyond `max_length` tokens, decode without the cache."""
         config, longest = self.model.config, self.first + 1
         while longest < self.first + self.max_new_tokens:
             if config.eos_id is not None and self.written.ended.all():
@@ -108,7 +109,10 @@ class Generation:
 
 
 def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
-    """Run `change` the first time, record it the second time, then replay it; run it if memory is short."""
+    """Return a function that runs `change` first, records it in the second call, and then replays it.
+
+    If there is too little memory for a recording, every call runs `change`.
+    """
     runs: list[Callable[[], None]] = []
 
     def again() -> Callable[[], None]:
@@ -128,7 +132,8 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
 def _recording(
     begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
 ) -> Callable[[Tensors], Tensor]:
-    """Record the prompt; return a function that replays it, or `otherwise` if memory is short."""
+    """Record the processing of the prompt, and return a function that replays it; return `otherwise` if memory is
+    short."""
     held = {name: value.clone() for name, value in given.items()}
     begun: list[Generation] = []
 

@@ -1,8 +1,8 @@
-"""Fast linear maps on CPUs, for inference: oneDNN with packed weights.
+"""Faster linear maps for inference on CPUs, by oneDNN with weights in its packed layout.
 
-PyTorch multiplies by MKL, whose fastest kernels are Intel-only, and packs no weights. A single row, as in decoding,
-takes as long as reading the weight. The fastest library for that depends on the processor. Code by PyTorch's compiler
-reads the weight from several places at once.
+By default, PyTorch multiplies by MKL, whose fastest kernels run only on Intel processors, and does not pack weights. A
+product with a single row, as in decoding, takes as long as reading the weight; the fastest library for it depends on
+the processor. Compiled code instead reads the weight from two places at once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from transparity_pytorch.shapes import QueryIds
 
 ROWS = 64
-"""Number of rows to pack weights for; the packed weights are as fast with one row and with thousands."""
+"""Number of rows for which oneDNN packs a weight. The result is equally fast with one row and with thousands."""
 
 STREAMS = 2
-"""Places from which one row's product reads the weight: a processor fetches more ahead for two than for one; with more,
-the code takes longer to compile than it gains."""
+"""Number of places from which the product with one row reads the weight at once. A processor prefetches more for two
+places than for one. With more places, compiling takes longer than the product gains."""
 
 
 def has_mkl() -> bool:
-    """Return whether PyTorch has MKL."""
+    """Return whether PyTorch can multiply by MKL."""
     return torch.backends.mkl.is_available()
 
 
 def is_intel() -> bool:
-    """Return whether the processor is an Intel, for which MKL is optimized; an older PyTorch cannot tell."""
+    """Return whether this is an Intel processor, for which MKL is optimized; False if PyTorch is too old to know."""
     told: Mapping[str, Any] = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return "Intel" in told.get("cpu_name", "")
 
@@ -41,11 +41,11 @@ WITHOUT_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
-    """Return how MKL multiplies one row if it is faster than oneDNN; otherwise None.
+    """Return how MKL should multiply one row, or None if oneDNN is faster.
 
-    Intel: one product, in 0.9 of oneDNN's time and half the time of a product in parts. AMD without AVX-512: in parts,
-    because MKL computes one product in one thread. AMD with AVX-512: None, because tokens take 1.5 times as long as
-    with oneDNN.
+    On Intel, a whole product takes 0.9 of oneDNN's time, and half the time of a product in parts. On AMD without
+    AVX-512, the product is computed in parts, because MKL computes a whole product in one thread. On AMD with AVX-512,
+    decoding with MKL takes 1.5 times as long as with oneDNN.
     """
     if not has_mkl():
         return None
@@ -75,8 +75,11 @@ def multiplied(
 def in_streams(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
-    """weight · row, to be compiled: one loop that reads the weight from `STREAMS` places at once comes closer to the
-    memory bandwidth than a library."""
+    """Return weight · row; this function is meant to be compiled.
+
+    The compiled loop reads the weight from `STREAMS` places at once, which comes closer to the memory bandwidth than a
+    library does.
+    """
     whole = len(weight) // STREAMS * STREAMS
     parts = (*weight[:whole].chunk(STREAMS), weight[whole:])
     return torch.cat([(part * row).sum(dim=-1) for part in parts if len(part)])
@@ -85,11 +88,11 @@ def in_streams(
 def in_parts(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
-    """Return weight · row as a batch of products, a part of the weight for each thread.
+    """Return weight · row, computed as one product per thread, each with a part of the weight.
 
-    MKL computes a single product of one row in one thread.
+    MKL would compute the whole product in one thread.
     """
-    # A transposed row, not reshape(-1, 1): with a column's strides, MKL takes four times as long.
+    # The transpose has other strides than reshape(-1, 1), with which MKL takes four times as long.
     threads, column = torch.get_num_threads(), row[None].T
     whole = len(weight) // threads * threads
     parts = weight[:whole].view(threads, -1, len(row))
@@ -98,7 +101,7 @@ def in_parts(
 
 
 ONE_ROW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"whole": torch.mv, "parts": in_parts, "streams": in_streams}
-"""Products of a weight and one row."""
+"""Functions that multiply a weight by one row."""
 
 
 def multiplied_by_one_row(
@@ -107,14 +110,16 @@ def multiplied_by_one_row(
     bias: Float[Tensor, " features_out"] | None,
     product: Callable[[Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "*batch features_out"]:
-    """Compute `multiplied` for one row by `product` of the weight and the row."""
+    """Return x Wᵀ + b for an `x` with a single row, where `product` multiplies the weight by the row."""
     y = product(weight, x.reshape(-1))
     return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
 
 
 def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`step(model, tokens, …)`, compiled for one token per row. On a CPU, for a single row: with more, packed
-    weights are faster, and compiling the rest gains nothing. On a GPU, the compiler writes one row's products itself.
+    """Return `step`, compiled for one token per row.
+
+    On a CPU, the compiled form is used only for a single row, because packed weights are faster with more rows. On a
+    GPU, the compiler also generates the products with one token per row.
     """
     compiled, on_a_gpu = torch.compile(step), torch.compile(step, options={"coordinate_descent_tuning": True})
 
@@ -126,8 +131,8 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PackedLinear(nn.Linear):
-    """x Wᵀ + b for inference. It shares the parameters of a linear map and has a second copy of its weight, in oneDNN's
-    order."""
+    """A linear map for inference. It shares the parameters of a `nn.Linear`, and has a second copy of the weight in
+    oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -148,10 +153,10 @@ class PackedLinear(nn.Linear):
 
 
 _KEPT = vars(torch.ops.transparity)
-"""PyTorch's namespace of the operator below, which outlives this module if it is imported again."""
+"""PyTorch's namespace for the operator `packed_linear`. It survives if this module is imported again."""
 
 _PACKED: WeakValueDictionary[int, PackedLinear] = _KEPT.setdefault("packed", WeakValueDictionary())
-"""By the address of the weight: the compiler cannot handle packed tensors, but it can handle their weights."""
+"""The packed maps by the address of their weight, because compiled code cannot receive packed tensors."""
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,7 +168,7 @@ def _packed_linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 
 if "library" not in _KEPT:
-    # Not `torch.library.custom_op`, whose checks of aliasing take 0.2 ms at each call.
+    # `torch.library.custom_op` is not used, because its checks of aliasing take 0.2 ms in each call.
     _KEPT["library"] = torch.library.Library("transparity", "FRAGMENT")
     _KEPT["library"].define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
     _KEPT["library"].impl("packed_linear", _packed_linear, "CPU")
@@ -171,7 +176,7 @@ if "library" not in _KEPT:
 
 
 def packed(module: nn.Module) -> nn.Module:
-    """Twin of `module` with packed linears that shares its parameters."""
+    """Return a copy of `module` with `PackedLinear` maps; both have the same parameters."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module)
     twin = copy.copy(module)

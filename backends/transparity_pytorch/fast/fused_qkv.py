@@ -1,4 +1,5 @@
-"""Query, key and value in one product, for inference: one wide product keeps a device busier than three narrow ones."""
+"""Query, key and value in one product, for inference; one wide product uses a device better than three narrow
+products."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from transparity_pytorch.shapes import Hidden, Keys, Queries, RotaryTables, Valu
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """One linear map to the features of all, with a copy of their weights. If one has a bias, the others get a bias of
-    zeros."""
+    """Return one linear map that computes the results of all `linears`, with a copy of their weights.
+
+    If one of them has a bias, the others get a bias of zeros.
+    """
     weight = torch.cat([linear.weight.detach() for linear in linears])
     state = {"weight": weight}
     if any(linear.bias is not None for linear in linears):
@@ -26,8 +29,7 @@ def side_by_side(*linears: nn.Linear) -> nn.Linear:
 
 
 class FusedSelfAttention(SelfAttention):
-    """`SelfAttention` that multiplies by the weights of query, key and value at once; it shares the other
-    parameters."""
+    """`SelfAttention` with one product for query, key and value; it shares its other parameters with the original."""
 
     def __init__(self, attention: SelfAttention) -> None:
         nn.Module.__init__(self)
@@ -47,7 +49,7 @@ class FusedSelfAttention(SelfAttention):
 
 
 def fused_qkv(module: nn.Module) -> nn.Module:
-    """Twin of `module` with joined projections that shares its other parameters."""
+    """Return a copy of `module` with joined projections; both have the same other parameters."""
     if type(module) is SelfAttention and module.config.projection == "full":
         return FusedSelfAttention(module)
     twin = copy.copy(module)

@@ -1,5 +1,5 @@
-"""Recorded kernels, for GPUs: small kernels take longer to launch than to run; a recording is one launch. XLA
-records its programs by itself."""
+"""CUDA graphs: a recording of many kernels is launched at once, because small kernels take longer to launch than to
+run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def recorded(change: Callable[[], None]) -> Callable[[], None]:
-    """Record the kernels of `change`, and return a function that runs them again.
+    """Record the kernels that `change` launches, and return a function that runs them again.
 
     Args:
-        change: A function that changes tensors on the GPU in place. Their shapes do not depend on their values. It has
-            run once with these tensors, so that libraries are initialized and nothing is compiled again. Recording
-            does not run it.
+        change: A function that changes tensors on the GPU in place, with shapes that do not depend on values. It must
+            have run once with these tensors, so that libraries are initialized and nothing has to be compiled.
+            Recording does not execute the kernels.
 
     Other threads, such as JAX's, may use the GPU during the recording.
     """
@@ -27,14 +27,15 @@ def recorded(change: Callable[[], None]) -> Callable[[], None]:
 
 
 Run = Callable[..., Tensor]
-"""`run(model, inputs)`: the result for inputs by name, some of them None."""
+"""A function `run(model, inputs)` that returns the result for inputs by name, of which some are None."""
 
 
 class Replayed:
-    """A run on a GPU, recorded at the second consecutive call with the same shapes, and replayed in later calls.
+    """A forward pass on a GPU that is recorded in the second consecutive call with the same shapes, and replayed in
+    later calls.
 
-    A recording has its own memory; only one thread at a time may use it. Without enough memory, kernels are launched
-    one by one.
+    A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
+    launched one by one.
     """
 
     def __init__(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Scores of classes from the pooled state."""
+"""Logits of classes from the pooled state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_pytorch.heads.transform import transform_for_head, transform_pa
 
 
 def classes_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """The linear map, and the pooler before it."""
+    """Return the modules of `classes`: a linear map, and the pooler before it."""
     head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
     return pooled_parts(config) | transform_parts(config) | {"head": head}
 
@@ -21,5 +21,5 @@ def classes_parts(config: TransformerConfig) -> dict[str, nn.Module]:
 def classes(
     config: TransformerConfig, model: Any, x: Float[Tensor, "batch embed_dim"]
 ) -> Float[Tensor, "batch classes"]:
-    """x Wᵀ + b of the pooled state, through the pooler if there is one."""
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
     return model.head(transform_for_head(config, model, pooled(config, model, x)))

@@ -14,7 +14,8 @@ from transparity_pytorch.shapes import Vectors
 
 
 def logits_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """The linear map; the model puts the token embeddings in place of the weight of a tied head."""
+    """Return the modules of `logits`: a linear map, whose weight is tied to the token embeddings later if
+    configured."""
     return transform_parts(config) | {"head": nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)}
 
 

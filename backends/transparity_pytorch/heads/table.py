@@ -1,4 +1,4 @@
-"""The table of heads. A new head is a file and a row."""
+"""The table of heads: each head has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_pytorch.shapes import Features, Vectors
 
 
 def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """The last layer's output itself."""
+    """Return the last layer's output unchanged."""
     return x
 
 
@@ -25,16 +25,16 @@ HEADS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Tensor
     "pooled": (pooled_parts, pooled),
     "classes": (classes_parts, classes),
 }
-"""The modules and the function for each `config.head`."""
+"""For each `config.head`, the function that makes its modules, and the function that applies them."""
 
 
 def head_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """The modules of a model that `head` uses."""
+    """Return the modules of the head that `config.head` names."""
     parts, _ = HEADS[config.head]
     return parts(config)
 
 
 def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
-    """The output that `config.head` names, computed from the pooled state if `config.is_pooled`."""
+    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`."""
     _, function = HEADS[config.head]
     return function(config, model, x)

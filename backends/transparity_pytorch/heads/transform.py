@@ -1,4 +1,4 @@
-"""A linear map before a head."""
+"""The linear map, activation and norm before a head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_pytorch.shapes import Vectors
 
 
 def transform_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """The linear map and the norm; nothing without `head_transform`."""
+    """Return the modules of `transform_for_head`: a linear map and a norm, or nothing without `head_transform`."""
     if not config.head_transform:
         return {}
     linear = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
@@ -21,7 +21,7 @@ def transform_parts(config: TransformerConfig) -> dict[str, nn.Module]:
 
 
 def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); x without `head_transform`."""
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
     if not config.head_transform:
         return x
     return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))

@@ -1,4 +1,5 @@
-"""The embedding: the input of a stack as vectors, with types and positions. A new input is a file and a row."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
+`INPUTS`."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ INPUTS: dict[str, tuple[Callable[..., dict[str, nn.Module]], Callable[..., Hidde
     "patches": (patch_parts, embed_patches),
     "frames": (frame_parts, embed_frames),
 }
-"""The modules and the function for each `config.input_kind(stack)`."""
+"""For each `config.input_kind(stack)`, the function that makes its modules, and the function that applies them."""
 
 
 def embedding_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The modules of a stack that `embed` uses."""
+    """Return the modules of a stack that `embed` uses."""
     parts, _ = INPUTS[config.input_kind(stack)]
     modules, config = parts(config, stack), config.for_stack(stack)
     if config.num_token_types and stack == "encoder":
@@ -50,12 +51,12 @@ def embed(
     token_types: TokenIds | None = None,
     tap: Tap = identity,
 ) -> Hidden:
-    """Sum of the embeddings of tokens, patches or frames and, if configured, of types and positions.
+    """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions.
 
     Args:
         module: The stack.
-        positions: Positions of the tokens, below `is_token.shape[1]`.
-        is_token: True for tokens that are not padding, among all up to the last position.
+        positions: The positions of `tokens` in their sequences.
+        is_token: True where a token is not padding, for all positions up to the last.
     """
     (_, function), config = INPUTS[config.input_kind(stack)], config.for_stack(stack)
     check_length(config, positions.shape[1])

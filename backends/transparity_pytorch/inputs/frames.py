@@ -1,4 +1,4 @@
-"""Frames of audio as vectors: two convolutions over time (Radford et al. 2022)."""
+"""The embedding of frames of audio: two convolutions over time (Radford et al. 2022)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transparity_pytorch.shapes import Frames, Hidden
 
 
 def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The kernels, (features, channels, 3), as linear maps of three neighbours."""
+    """Return the kernels (features, channels, 3) of both convolutions as linear maps of three adjacent frames."""
     return {
         "first_convolution": nn.Linear(3 * (config.mel_bins or 0), config.embed_dim),
         "second_convolution": nn.Linear(3 * config.embed_dim, config.embed_dim),
@@ -26,16 +26,18 @@ def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
 def convolved(
     projection: nn.Linear, x: Float[Tensor, "batch frames features_in"], stride: int
 ) -> Float[Tensor, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at each end.
+    """gelu(convolution of width 3 over time), with a frame of zeros at each end.
 
-    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
+    The convolution is computed as a linear map of three adjacent frames, in the order of the kernel (features_out,
+    features_in, 3).
+    """
     padded = F.pad(x, (0, 0, 1, 1))
     neighbours = torch.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], dim=-1)
     return ACTIVATIONS["gelu"](projection(neighbours.reshape(*neighbours.shape[:2], -1)))
 
 
 def embed_frames(config: TransformerConfig, module: Any, frames: Frames, tap: Tap = identity) -> Hidden:
-    """Two convolutions over time; the second has stride 2 (Radford et al. 2022, §2.2)."""
+    """Two convolutions over time, the second with stride 2 (Radford et al. 2022, §2.2)."""
     first, second = module.first_convolution, module.second_convolution
     x = tap("first_convolution", convolved(first, frames.to(first.weight.dtype).transpose(1, 2), stride=1))
     return tap("second_convolution", convolved(second, x, stride=2))

@@ -1,4 +1,4 @@
-"""Images as vectors: square patches through a linear map (Dosovitskiy et al. 2021)."""
+"""The embedding of images: a linear map of square patches (Dosovitskiy et al. 2021)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from transparity_pytorch.shapes import Hidden, Pixels
 
 
 def patch_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The linear map, and the class token if there is one."""
+    """Return the modules of `embed_patches`: a linear map, and the class token if there is one."""
     projection = {"patch_projection": nn.Linear(config.patch_dim, config.embed_dim, bias=config.patch_bias)}
     return projection | ({"class_embedding": nn.Embedding(1, config.embed_dim)} if config.class_token else {})
 
 
 def patches(config: TransformerConfig, pixels: Pixels) -> Float[Tensor, "batch patches patch_dim"]:
-    """Square patches of images, row by row. Within a patch, the order is channel, row, column, as in the kernel of a
-    convolution."""
+    """Return the square patches of images, row by row.
+
+    The pixels of a patch are ordered by channel, then row, then column, as in the kernel of a convolution.
+    """
     size, (batch, channels, height, width) = config.patch_size or 1, pixels.shape
     cut = pixels.reshape(batch, channels, height // size, size, width // size, size)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)

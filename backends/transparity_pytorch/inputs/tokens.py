@@ -1,4 +1,4 @@
-"""Token ids as vectors."""
+"""The embedding of tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transparity_pytorch.shapes import Hidden, TokenIds
 
 
 def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The embedding table; if both stacks share it, the model uses the encoder's."""
+    """Return the embedding table; if both stacks share a table, the model replaces the decoder's by the encoder's."""
     return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
 
 
 def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: Tap = identity) -> Hidden:
-    """Row of the table for each token."""
+    """The row of the embedding table for each token."""
     return module.token_embedding(tokens)

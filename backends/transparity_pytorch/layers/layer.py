@@ -1,4 +1,5 @@
-"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward, each with its residual."""
+"""A layer: self-attention, cross-attention if there is an encoder's output, and a feed-forward, each with its
+residual."""
 
 from __future__ import annotations
 
@@ -20,31 +21,31 @@ from transparity_pytorch.state.context import LayerContext
 
 
 def normalize(module: nn.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
-    """Apply the norm `name` of a layer or stack, and tap it under its name."""
+    """Apply the norm `name` of a layer or stack, and tap the result under this name."""
     return tap(name, getattr(module, name)(x, scoped(tap, name)))
 
 
 def residual(layer: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = identity) -> Hidden:
-    """x + the sublayer `name` of x, with its norms where `config.norm_position` puts them."""
+    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
     norms = [partial(_norm, layer, f"{name}_{end}", tap) for end in ("norm", "post_norm")]
     return RESIDUALS[layer.config.norm_position](layer.config, x, sublayer, *norms)
 
 
 def mix(layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-    """Self-attention, or the mixer that `config.mixer_name` names."""
+    """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
     scope = layer.config.mixer_scope
     return getattr(layer, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
 
 
 def feed(layer: Layer, x: Hidden, tap: Tap = identity) -> Hidden:
-    """The feed-forward, or a mixture of experts."""
+    """Apply the feed-forward, or the mixture of experts."""
     return layer.feed_forward(x, scoped(tap, "feed_forward"))
 
 
 def attend_to_memory(
     layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None
 ) -> Hidden:
-    """Cross-attention to the encoder's output, through a norm if `memory_norm` is set."""
+    """Apply cross-attention to the encoder's output, which is normalized first if `memory_norm` is set."""
     if layer.config.memory_norm and context.memory is not None:
         context = context._replace(memory=normalize(layer, "memory_norm", context.memory, tap))
     scope, kept = scoped(tap, "cross_attention"), (cache or {}).get("cross_attention")
@@ -52,9 +53,9 @@ def attend_to_memory(
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
+    """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
 
-    With a `cache`, `x` are the tokens at `context.positions`, after the cached ones.
+    Each has its residual. With a `cache`, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """
 
     def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
@@ -87,7 +88,7 @@ class Layer(nn.Module):
 
 
 def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
-    """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
+    """Return the norm `name` of x; before attention without a norm (ModernBERT's first layer), return x unchanged."""
     if name == "self_attention_norm" and not layer.config.attention_norm:
         return x
     return normalize(layer, name, x, tap)

@@ -1,4 +1,4 @@
-"""The table of layers. A new layer is a file and a row."""
+"""The table of layers: each kind of layer has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from transparity_pytorch.layers.layer import Layer
 from transparity_pytorch.layers.parallel import ParallelLayer
 
 LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
-"""By `config.branches`."""
+"""The function for each `config.branches`."""

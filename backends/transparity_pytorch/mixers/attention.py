@@ -1,4 +1,4 @@
-"""Attention: queries weigh keys and sum their values."""
+"""Attention: each query weighs all keys, and sums their values by these weights."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ def split_heads(x: Hidden, num_heads: int) -> Heads:
 
 
 def merge_heads(x: Heads) -> Hidden:
-    """Concatenate the heads' features: the inverse of `split_heads`."""
+    """Concatenate the heads' features; this is the inverse of `split_heads`."""
     return x.transpose(1, 2).flatten(2)
 
 
 def project_heads(linear: nn.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
-    """Query, key or value of every head: projected and split, or split and projected by one map for all heads
-    (document 002)."""
+    """Return the query, key or value of every head.
+
+    The features are projected and then split. With `shared-per-head`, they are split and then projected by one map for
+    all heads (document 002).
+    """
     if projection == "shared-per-head":
         return linear(split_heads(x, num_heads))
     return split_heads(linear(x), num_heads)
 
 
 def repeat_heads(x: Heads, num_heads: int) -> Heads:
-    """Repeat each head of keys or values for the consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
@@ -62,10 +65,11 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over the keys and each head's sink, whose weight is dropped (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over the keys and the head's sink, whose weight is then dropped
+    (gpt-oss).
 
-    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. If
-    all keys of a query are masked, they have equal weights instead of NaN.
+    A masked score is at least half the lowest number of the dtype, for which exp(score − largest) is exactly 0, as for
+    −inf. If all keys of a query are masked, they have equal weights instead of NaN.
     """
     lowest = torch.finfo(scores.dtype).min / 2
     shown = scores.masked_fill(~mask, max(masked_score, lowest))
@@ -87,7 +91,7 @@ def attention(
     sinks: Sinks | None = None,
     tap: Tap = identity,
 ) -> Float[Tensor, "batch queries attention_dim"]:
-    """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
+    """softmax(query · keyᵀ · scale) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score, softcap, query):
         return merge_heads(fused.attention(query, key, value, mask, scale=scale, bias=bias, sinks=sinks))
@@ -118,14 +122,14 @@ class AttentionProjections(nn.Module):
 
 
 def query_key_norm(config: TransformerConfig, norm: HeadNorm, x: Heads) -> Heads:
-    """RMS norm over each head (Qwen 3), or over the features of all heads (OLMo 2)."""
+    """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
     return norm(x) if config.query_key_norm_over == "head" else split_heads(norm(merge_heads(x)), x.shape[1])
 
 
 def normalize_and_rotate(
     heads: AttentionProjections, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
 ) -> Heads:
-    """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
+    """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
     if heads.config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(heads.config, getattr(heads, f"{name}_norm"), x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, heads.config.rope_layout))
@@ -134,7 +138,7 @@ def normalize_and_rotate(
 def project_query(
     heads: AttentionProjections, x: Hidden, tap: Tap = identity, rotary: RotaryTables | None = None
 ) -> Queries:
-    """Query of every head."""
+    """Return the query of every head."""
     query = tap("query", project_heads(heads.query, x, heads.config.num_heads, heads.config.projection))
     return normalize_and_rotate(heads, "query", query, rotary, tap)
 
@@ -142,7 +146,7 @@ def project_query(
 def project_key_value(
     heads: AttentionProjections, x: Memory, tap: Tap = identity, rotary: RotaryTables | None = None
 ) -> tuple[Keys, Values]:
-    """Key and value of every head."""
+    """Return the key and value of every head."""
     num_heads, projection = heads.config.key_value_heads, heads.config.projection
     key = tap("key", project_heads(heads.key, x, num_heads, projection))
     value = tap("value", project_heads(heads.value, x, num_heads, projection))
@@ -150,11 +154,11 @@ def project_key_value(
 
 
 class SelfAttention(AttentionProjections):
-    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
-    `x` included."""
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, also to the cached
+    tokens."""
 
     def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
-        """Query, key and value of every head."""
+        """Return the query, key and value of every head."""
         return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
 
     def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
@@ -166,7 +170,7 @@ class SelfAttention(AttentionProjections):
 
 
 class CrossAttention(AttentionProjections):
-    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its cached keys and values."""
+    """Multi-head attention from `x` to the encoder's output, whose keys and values a `cache` already has."""
 
     def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
         query = project_query(self, x, tap)
@@ -187,7 +191,7 @@ def _attend(
     tap: Tap,
     bias: Bias | None = None,
 ) -> Hidden:
-    """Attention of every head, the gate computed from `x` if configured, then the output projection."""
+    """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
     config, sinks = heads.config, heads.sinks
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     context = attention(

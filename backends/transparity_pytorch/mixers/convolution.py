@@ -1,4 +1,4 @@
-"""The causal convolution before a recurrence: each feature sees its last few positions."""
+"""The causal convolution before a recurrence, over the last few positions of each feature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transparity_pytorch.state.context import LayerContext
 
 
 class CausalConvolution(nn.Module):
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias over the last `width` numbers of each feature; `before` precedes `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
+    `x`."""
 
     def __init__(self, features: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class CausalConvolution(nn.Module):
 def convolve(
     module: Any, name: str, x: Hidden, context: LayerContext, cache: Cache | None = None
 ) -> Float[Tensor, "batch length features"]:
-    """silu(convolution(x Wᵀ)): the `query`, `key` or `value` of all heads."""
+    """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x = getattr(module, name)(x)
     before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
     if cache is not None:

@@ -1,4 +1,4 @@
-"""Functions that recurrences share. Each token decays, writes to and reads a state; this replaces self-attention."""
+"""Functions for recurrences, which replace self-attention: each token decays a state, adds to it and reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_pytorch.state.context import LayerContext
 
 
 class Recurrence(nn.Module):
-    """The projections and convolutions of a recurrence, and the rate at which its state decays."""
+    """The linear maps, the convolutions and the decay of a recurrence."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -33,33 +33,33 @@ class Recurrence(nn.Module):
 
 
 def unpadded(x: Features, context: LayerContext) -> Features:
-    """`x` with zeros for padding, where it is masked."""
+    """Return `x` with zeros in place of padding, if padding is masked."""
     return x if context.is_token is None else x * context.is_token[..., None].to(x.dtype)
 
 
 def time_step(module: Recurrence, x: Hidden) -> Float[Tensor, "batch length heads"]:
-    """clip(softplus(x Wᵀ + dt_bias)): the time step of the state's decay (Gu and Dao 2024, §3.6)."""
+    """clip(softplus(x Wᵀ + dt_bias)), the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     x = upcast(module.decay(x)) + upcast(module.dt_bias)
-    # Unlike `softplus`, which is the identity from 20 on, exact in every precision.
+    # This is exact in every precision, unlike `softplus`, which returns its input from 20 on.
     step = torch.logaddexp(x, torch.zeros_like(x))
     return step.clamp(module.config.time_step_min, module.config.time_step_max)
 
 
 def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
-    """−exp(A_log) · time step: the logarithm of the share of the state that is kept (Gu and Dao 2024)."""
+    """−exp(A_log) · time step, the logarithm of the share of the state that remains (Gu and Dao 2024)."""
     return -upcast(module.A_log).exp() * step
 
 
 def by_head(
     x: Float[Tensor, "batch length heads"], context: LayerContext, cache: Cache | None
 ) -> Float[Tensor, "batch heads length"]:
-    """One number per token and head, 0 for fillers of a cache, in at least float32."""
+    """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
     return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
 def first_state(
     config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], cache: Cache | None
 ) -> Float[Tensor, "batch heads head_dim value_dim"]:
-    """The initial state: zeros, or the state in the `cache`."""
+    """Return the initial state: the state in the `cache`, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return query.new_zeros(size) if cache is None else cache["state"]

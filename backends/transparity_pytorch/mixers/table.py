@@ -1,4 +1,4 @@
-"""The table of mixers. A new mixer is a file and a row."""
+"""The table of mixers: each mixer has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
     "gated-delta": GatedDelta,
     "state-space": StateSpace,
 }
-"""By `config.mixer_name`."""
+"""The function for each `config.mixer_name`."""

@@ -12,25 +12,27 @@ from transparity_pytorch.shapes import Vectors, Weight
 
 
 def batch_norm(x: Vectors, weight: Weight, bias: Weight, mean: Weight, variance: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias with given statistics."""
+    """(x − mean) / √(variance + eps) · weight + bias, with the given mean and variance."""
     return ((upcast(x) - mean) / torch.sqrt(upcast(variance) + eps) * weight + bias).to(x.dtype)
 
 
 def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
-    """Mean and variance (over n) of each feature over the batch and the positions."""
+    """Return the mean and variance (with n, not n − 1) of each feature over the batch and the positions."""
     variance, mean = torch.var_mean(x, dim=tuple(range(x.ndim - 1)), correction=0)
     return mean, variance
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n; `torch.nn.BatchNorm1d`
-    normalizes by it too, but averages the variance over n − 1."""
+    """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n. `torch.nn.BatchNorm1d` also
+    normalizes by this, but its running variance uses n − 1."""
     return torch.lerp(old, new, momentum)
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """The mean and variance to normalize by: the running ones, or in training the batch's. Training taps the new
-    `running_mean` and `running_var`."""
+    """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
+
+    In training, the new `running_mean` and `running_var` are tapped.
+    """
     if not norm.training:
         return norm.running_mean, norm.running_var
     mean, variance = batch_statistics(x)

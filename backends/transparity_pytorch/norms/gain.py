@@ -1,4 +1,4 @@
-"""The gain of a norm."""
+"""The gain of a norm, the factor of the normalized values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from transparity_pytorch.shapes import Weight
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:
-    """The weight, or 1 + the weight (Gemma)."""
+    """Return the weight, or 1 + the weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight
 
 
 def initial_gain(config: TransformerConfig, features: int) -> nn.Parameter:
-    """The weight of a norm whose gain is 1."""
+    """Return the initial weight of a norm, with which its gain is 1."""
     return nn.Parameter(torch.full((features,), float(config.norm_gain == "weight")))

@@ -1,4 +1,4 @@
-"""The norm of queries, keys and latents."""
+"""The norm of queries, keys and latent vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transparity_pytorch.shapes import Features
 
 
 class HeadNorm(nn.Module):
-    """RMS norm over the last axis: the features of one head or of all heads."""
+    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
 
     def __init__(self, config: TransformerConfig, features: int) -> None:
         super().__init__()

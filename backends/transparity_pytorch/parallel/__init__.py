@@ -1,1 +1,1 @@
-"""The column over several ranks: DTensor for tensor parallelism, FSDP2 for data parallelism."""
+"""The PyTorch model over several ranks: DTensor for tensor parallelism, FSDP2 for data parallelism."""

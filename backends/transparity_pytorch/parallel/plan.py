@@ -1,6 +1,6 @@
-"""The plan of tensor parallelism: along which of its axes each parameter is sharded.
+"""The plan of tensor parallelism: the axis along which each parameter is sharded.
 
-It follows from the cuts that each part allows (`transparity.parts`). The model does not depend on it.
+The plan follows from the axes that each part allows (`transparity.parts`). The model does not depend on the plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter, and the reason if it differs from its part's cut; None if it does not."""
+    """The placement of a parameter, and the reason if it is not sharded as its part allows."""
 
     placement: Shard | Replicate
     fallback: str | None = None
@@ -28,13 +28,13 @@ def plan(config: TransformerConfig, ranks: int) -> Plan:
     """Place every parameter of `config` on `ranks` tensor ranks.
 
     An axis that `ranks` does not divide is sharded unevenly. A parameter is replicated, with the reason, if a head
-    would be cut or a rank would have no part.
+    would be split or a rank would get nothing.
     """
     return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
 
 
 def report(plan: Plan) -> list[str]:
-    """Return a line for each parameter whose placement differs from its part's cut."""
+    """Return a line for each parameter that is not sharded as its part allows."""
     return [f"{name}: replicated, since {placed.fallback}" for name, placed in plan.items() if placed.fallback]
 
 

@@ -1,4 +1,4 @@
-"""Entry point of the PyTorch column over several ranks: `ShardedBackend(data, tensor)`, called alike on every rank."""
+"""The entry point of the PyTorch column for several ranks: `ShardedBackend(data, tensor)`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # the first operation of a DTensor would import it, in each process for itself
+import torch._dynamo  # imported here, before each process would import it with its first DTensor operation
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -44,10 +44,10 @@ from transparity_pytorch.transformer import Transformer
 
 
 class ShardedForward(PytorchForward):
-    """`transparity.protocol.Forward` over a mesh. Every rank makes the same calls and gets the same results.
+    """A `transparity.protocol.Forward` over a mesh; every rank makes the same calls and gets the same results.
 
     In the forward pass and in training, each data rank has its own rows. In decoding, and if a batch norm normalizes by
-    the batch, each has all rows.
+    the batch, each data rank has all rows.
     """
 
     def __init__(self, root: Root, mesh: DeviceMesh, plan: Plan, activations: torch.dtype | None = None) -> None:
@@ -111,18 +111,18 @@ class ShardedForward(PytorchForward):
 
     @torch.no_grad()
     def _by_all(self, method: Callable[..., Any], *given: Any) -> Any:
-        """Call a method by which every data rank decodes all rows, with all parameters."""
+        """Call a decoding method in which every data rank has all rows and all parameters."""
         with on_mesh(), all_gathered(self.root):
             return self.root(lambda model: method(*given))
 
     def _held(self, rows: int) -> slice:
-        """Return which rows this data rank has."""
+        """Return the slice of the rows that this data rank has."""
         if self.config.norm == "batch" and self.root.training:
             return slice(0, rows)
         return chunk(slice(0, rows), self.mesh["data"])
 
     def _rows(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return this data rank's rows; for a rank without any, one row whose targets do not count."""
+        """Return this data rank's rows; a rank without rows gets one row whose targets do not count."""
         rows = {}
         for name, value in values.items():
             whole = tensor(value, None, self.device)
@@ -142,7 +142,7 @@ class ShardedForward(PytorchForward):
 
 
 def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: Any) -> Tensor:
-    """Logits of a step; its cache is distributed over the tensor ranks as the heads of keys are."""
+    """Return the logits of a step; the cache is distributed over the tensor ranks by key heads."""
     for layer, kept in zip(model.decoder.layers, cache["layers"], strict=True):
         assert isinstance(layer, Layer)
         scope = layer.config.mixer_scope
@@ -158,7 +158,7 @@ def sharded_step(model: Transformer, tokens: Tensor, cache: Cache, **options: An
 
 
 class ShardedBackend(CheckedBackend[ShardedForward]):
-    """`transparity.protocol.Backend` over a mesh of data × tensor ranks, on GPUs if each rank has its own."""
+    """A `transparity.protocol.Backend` over a mesh of data × tensor ranks; it uses GPUs if each rank has its own."""
 
     name = "pytorch"
     dtypes = build.dtypes
@@ -178,7 +178,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
         return ("cuda",) if dist.get_backend() == "nccl" else ("cpu",)
 
     def from_file(self, config: TransformerConfig, path: Any, dtype: str | None = None) -> ShardedForward:
-        """Build a model from a safetensors file, of which this rank reads only its slices."""
+        """Build a model from a safetensors file; this rank reads only its slices."""
         dtype = self.checked_dtype(dtype, self.devices()[0])
         with open_parameters(path, config) as source:
             return self._made(config, source, dtype)
@@ -198,7 +198,7 @@ class ShardedBackend(CheckedBackend[ShardedForward]):
 
 
 def _a_gpu_for_each() -> bool:
-    """Return whether this machine has as many GPUs as ranks: NCCL refuses two ranks on one."""
+    """Return whether this machine has a GPU for each rank, because NCCL refuses two ranks on one GPU."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
     return torch.cuda.device_count() >= int(ranks)
 

@@ -1,4 +1,4 @@
-"""A model over a mesh: parameters as DTensors by a plan, layers under FSDP, and each rank's slices."""
+"""A model over a mesh: parameters are DTensors, FSDP wraps the layers, and each rank reads its slices."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from transparity_pytorch.parallel.plan import Plan
 from transparity_pytorch.transformer import Transformer
 
 Source = Mapping[str, Any]
-"""Sliceable parameters by name: arrays, or slices of a safetensors file."""
+"""Parameters by name that can be sliced: arrays, or slices of a safetensors file."""
 
 
 BY_HEADS: dict[Callable[..., Any], tuple[int, ...]] = {torch.conv1d: (1, 0, 0), torch.linalg.solve_triangular: (1, 1)}
-"""Operators of a recurrence that DTensor does not distribute: along which axis of each argument heads are; in a result
-they are along axis 1."""
+"""Operators in recurrences that DTensor does not distribute, each with the axis of the heads in each argument. In the
+result, the heads are on axis 1."""
 
 
 class Root(nn.Module):
-    """A model at the root of FSDP, which gathers the parameters outside of layers for each called function."""
+    """The root module of FSDP; it calls a function of the model, for which FSDP gathers the parameters outside of
+    layers."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -44,14 +45,17 @@ class Root(nn.Module):
 
 @contextmanager
 def on_mesh() -> Iterator[None]:
-    """Context manager in which DTensors can be combined with the model's constants, which are equal on all ranks.
-    Attention then uses operators that DTensor distributes, because it does not distribute the CPU's kernel."""
+    """Return a context manager in which DTensors can be combined with the model's constants, which are equal on all
+    ranks.
+
+    In this context, attention uses plain operators, because DTensor does not distribute the CPU's fused kernel.
+    """
     with implicit_replication(), sdpa_kernel(SDPBackend.MATH), _ByHeads():
         yield
 
 
 class _ByHeads(TorchFunctionMode):
-    """Context manager in which each rank applies the operators of `BY_HEADS` to its own heads."""
+    """A context manager in which each rank applies the operators of `BY_HEADS` to its own heads."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, given: tuple[Any, ...] = (), named: Any = None
@@ -70,10 +74,10 @@ class _ByHeads(TorchFunctionMode):
 
 
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
-    """Return a model of which this rank holds only its share, read from `source` slice by slice.
+    """Return a model of which this rank has only its share; only this share is read from `source`.
 
     Args:
-        mesh: Its axes are `data`, over which FSDP shards what each tensor rank has, and `tensor`.
+        mesh: A mesh with the axes `data`, over which FSDP shards each tensor rank's parameters, and `tensor`.
     """
     with torch.device("meta"):
         model = Transformer(config)
@@ -82,7 +86,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
     for unit in [*_layers(model), root]:
         _materialize(unit, names, mesh["tensor"], plan, dtype)
         if mesh["data"].size() > 1:
-            fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root, too
+            fully_shard(unit, mesh=mesh["data"], reshard_after_forward=True)  # the root also
     for name, value in model.state_dict(keep_vars=True).items():
         with torch.no_grad():
             local = value.to_local() if isinstance(value, DTensor) else value
@@ -92,7 +96,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slice of a parameter: the tensor rank's slice, and its data rank's rows within it."""
+    """Return this rank's slice of a parameter: its data rank's rows of its tensor rank's slice."""
     held, placement = [slice(0, size) for size in value.shape], plan[name].placement
     if isinstance(placement, Shard):
         held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])
@@ -102,30 +106,33 @@ def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slic
 
 
 def chunk(whole: slice, mesh: DeviceMesh) -> slice:
-    """Return this rank's part of `whole`, as `torch.chunk` splits it; the last ranks may have less or nothing."""
+    """Return this rank's part of the slice `whole`, split as by `torch.chunk`; the last ranks may have less or
+    nothing."""
     size = -(-(whole.stop - whole.start) // mesh.size())
     start = min(whole.start + mesh.get_local_rank() * size, whole.stop)
     return slice(start, min(start + size, whole.stop))
 
 
 def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, whole: Tensor) -> DTensor:
-    """Return a DTensor like `whole` from this rank's part `local`."""
+    """Return a DTensor with the shape of `whole`, of which this rank's part is `local`."""
     placements = (placement,)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def gathered(value: Any) -> Any:
-    """Return the whole of a DTensor as a tensor; return anything else unchanged."""
+    """Return a DTensor as an ordinary tensor with all parts; return anything else unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 @contextmanager
 def all_gathered(root: Root) -> Iterator[None]:
-    """Context manager in which each data rank has the parameters of every layer, for functions that use parts of
-    layers."""
+    """Return a context manager in which each data rank has the parameters of all layers.
+
+    Functions that call parts of layers, not whole layers, need this.
+    """
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
     if units:
-        root(lambda model: None)  # FSDP's root is the first module that is called
+        root(lambda model: None)  # FSDP takes the first module that is called as its root
     for unit in units:
         unit.unshard()
     try:
@@ -141,7 +148,7 @@ def _layers(model: Transformer) -> list[nn.Module]:
 
 
 def _materialize(unit: nn.Module, names: Mapping[int, str], mesh: DeviceMesh, plan: Plan, dtype: torch.dtype) -> None:
-    """Put this tensor rank's share in place of the parameters without memory; tied ones stay tied."""
+    """Replace the parameters on the meta device by this tensor rank's shares; tied parameters stay tied."""
     made: dict[int, Tensor] = {}
     for module in unit.modules():
         for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -162,8 +169,10 @@ def _share(value: Tensor, placement: Shard | Replicate, mesh: DeviceMesh, dtype:
 
 
 def _hook(model: Transformer, plan: Plan) -> None:
-    """Sum the partial results of modules that are sharded by their input. If the maps after a norm are sharded, also
-    sum the partial gradients of the norm's result."""
+    """Register hooks that sum the partial results of modules that are sharded by input features.
+
+    If the linear maps after a norm are sharded, the gradients of the norm's result are also partial, and are summed.
+    """
     for name, module in model.named_modules():
         read = {nn.Linear: 1, nn.Embedding: 0}.get(type(module))
         placed = plan.get(f"{name}.weight")
@@ -172,7 +181,7 @@ def _hook(model: Transformer, plan: Plan) -> None:
 
 
 def _whole(value: DTensor) -> DTensor:
-    """Return `value` replicated, with a gradient that is replicated too: partial sums are added once, here."""
+    """Return the sum of a value's partial results on every rank, and make its gradient the sum of partial gradients."""
     value = value.redistribute(placements=[Replicate()])
     if value.requires_grad:
         value.register_hook(lambda gradient: gradient.redistribute(placements=[Replicate()]))

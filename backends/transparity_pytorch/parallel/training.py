@@ -1,4 +1,4 @@
-"""Learning over data ranks: one loss over the tokens of all ranks, its gradients, and the steps of an optimizer."""
+"""Training over data ranks: the loss over the tokens of all ranks, its gradients, and the steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from transparity_pytorch.training.optimization import _optimizer, clip_by_global
 from transparity_pytorch.transformer import Transformer
 
 IGNORED = -100
-"""No token: the replacement of targets that do not count."""
+"""The number that replaces targets that do not count; it is no token id."""
 
 
 def loss_and_gradients(
     root: Root, mesh: DeviceMesh, targets: Tensor, **tokens: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of the whole batch, and its gradient by every learned parameter, placed as the parameter is.
+    """Return the loss of the whole batch, and its gradients with respect to all learned parameters, sharded like them.
 
     Args:
-        mesh: Of the data ranks.
-        targets: Those of this rank's rows; `IGNORED` where they do not count.
-        tokens: This rank's rows.
+        mesh: The mesh of the data ranks.
+        targets: The targets of this rank's rows; `IGNORED` where they do not count.
+        tokens: The inputs of this rank's rows.
     """
     statistics = {name: buffer.clone() for name, buffer in root.named_buffers()}
     total, count = root(_summed, targets, **tokens), (_counted(root.model, targets) != IGNORED).sum().to(torch.float64)
     dist.all_reduce(count, group=mesh.get_group())
     loss = total / count.to(total.dtype)
-    # FSDP takes the mean of the ranks' gradients. A mean of the ranks' mean losses would be wrong: ranks have different
-    # numbers of tokens.
+    # FSDP averages the gradients of all ranks. Averaging the mean losses of all ranks would be wrong, because ranks
+    # have different numbers of tokens.
     (loss * mesh.size()).backward()
     loss = loss.detach()
     dist.all_reduce(loss, group=mesh.get_group())
@@ -50,9 +50,9 @@ def loss_and_gradients(
 def train(
     root: Root, mesh: DeviceMesh, batches: Sequence[Mapping[str, Tensor]], training: Training
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Take one step per batch of this rank's rows; return the loss before each and the final learned parameters.
+    """Take one step per batch of this rank's rows; return the loss before each step and the final learned parameters.
 
-    Every rank updates only its shard, since optimizers are elementwise; the clipping norm covers all shards.
+    Every rank updates only its shard, because optimizers are elementwise. Clipping uses the norm over all shards.
     """
     parameters = {name.removeprefix("model."): parameter for name, parameter in root.named_parameters()}
     shards = {name: nn.Parameter(_local(parameter)) for name, parameter in parameters.items()}
@@ -70,7 +70,7 @@ def train(
 
 
 def _summed(model: Transformer, targets: Tensor, **tokens: Any) -> Tensor:
-    """Sum of −log softmax(logits)[target] over targets that count."""
+    """Return the sum of −log softmax(logits)[target] over the targets that count."""
     logits = upcast(model(**tokens)).flatten(0, 1)
     counted = _counted(model, targets)
     return F.cross_entropy(logits, counted.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -83,7 +83,7 @@ def _counted(model: Transformer, targets: Tensor) -> Tensor:
 
 
 def _taken(parameter: nn.Parameter) -> Tensor:
-    """Take the gradient from a parameter, with its placement; zeros if the loss does not depend on it."""
+    """Return the gradient of a parameter and clear it; return zeros if the loss does not depend on the parameter."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return torch.zeros_like(parameter)
@@ -94,6 +94,6 @@ def _taken(parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def _local(value: Tensor) -> Tensor:
-    """Return this rank's shard, in the same memory."""
+    """Return this rank's shard as a tensor in the same memory."""
     assert isinstance(value, DTensor)
     return value.to_local()

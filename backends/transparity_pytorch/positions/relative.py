@@ -11,24 +11,24 @@ from transparity_pytorch.shapes import Positions
 
 
 def distances(positions: Positions, keys: int) -> Int[Tensor, "#batch queries keys"]:
-    """Key position − query position, for keys 0 … `keys` − 1."""
+    """Return key position − query position, for the keys at 0 … `keys` − 1."""
     return torch.arange(keys, device=positions.device) - positions[..., None]
 
 
 def relative_buckets(
     distances: Int[Tensor, "*batch"], buckets: int, max_distance: int, *, both: bool
 ) -> Int[Tensor, "*batch"]:
-    """Bucket of each distance key − query (Raffel et al. 2020, §2.1).
+    """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
-    Buckets in the first half hold one distance each; the others hold ranges that grow geometrically up to
-    `max_distance`. With `both`, the second half of all buckets is for later keys; without, later keys count as distance
-    0.
+    In each direction, the first half of the buckets hold one distance each. The others hold ranges that grow
+    geometrically up to `max_distance`. With `both`, half of all buckets are for later keys. Without it, later keys
+    count as distance 0.
     """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, distances.abs()) if both else (buckets, (-distances).clamp(min=0))
     exact = buckets // 2
     shares = torch.arange(1, buckets - exact, dtype=torch.float64, device=distances.device) / (buckets - exact)
-    # A range that begins at a whole number must not begin just above it because the power was rounded.
+    # A range that starts at a whole number must not start just above it because the power was rounded.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + torch.where(distances < exact, distances, exact + torch.bucketize(distances, begins, right=True))
 
@@ -36,7 +36,7 @@ def relative_buckets(
 def relative_bias(
     config: TransformerConfig, table: nn.Embedding, positions: Positions, keys: int, *, both: bool
 ) -> Float[Tensor, "#batch heads queries keys"]:
-    """table[bucket(key − query)] of each head; with `both`, queries see later keys too."""
+    """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
     limits = (config.relative_buckets, config.relative_max_distance)
     buckets = relative_buckets(distances(positions, keys), *limits, both=both)
     return table(buckets).movedim(-1, 1)

@@ -17,9 +17,12 @@ def sinusoidal_positions(
     timescales: Timescales = "exclusive",
     device: torch.device | str | None = None,
 ) -> Float64[Tensor, "length embed_dim"]:
-    """sin(position / base^(i / embed_dim)) at even features i, and the cosine of the same angle at i + 1 (document 003;
-    Vaswani et al. 2017, §3.5). With `halves`, all sines precede all cosines (Marian). With `inclusive` timescales the
-    last one is `base` (Whisper). Computed in float64: float32 angles lose digits."""
+    """sin(position / base^(i / embed_dim)) at even features i, and the cosine of the same angle at i + 1.
+
+    The formula is from document 003 and Vaswani et al. 2017, §3.5. With `halves`, all sines precede all cosines
+    (Marian). With `inclusive` timescales, the last timescale is `base` (Whisper). Angles are computed in float64,
+    because float32 loses digits.
+    """
     positions = torch.arange(length, dtype=torch.float64, device=device)[:, None]
     features = torch.arange(0, embed_dim, 2, dtype=torch.float64, device=device)
     steps = embed_dim if timescales == "exclusive" else embed_dim - 2

@@ -1,4 +1,4 @@
-"""Rotary tables: cosine and sine of every angle. A scaling is a function of the configuration, chosen by a table."""
+"""Rotary tables: the cosine and sine of every angle, with the scaling that the configuration names."""
 
 from __future__ import annotations
 
@@ -28,18 +28,23 @@ SCALINGS: dict[str, Callable[..., Float64[Tensor, " pairs"]]] = {
 def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
 ) -> Float64[Tensor, " pairs"]:
-    """Angle per position of each pair of features, scaled for sequences longer than in training. Some scalings depend
-    on whether this sequence goes `beyond` that length."""
+    """Return the angle per position of each pair of features, scaled for long sequences.
+
+    Some scalings depend on whether the sequence is longer than the original length (`beyond`).
+    """
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables | None:
-    """Cosine and sine of position · frequency, times the attention factor, computed in float64; None without RoPE."""
+    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+
+    The angles are computed in float64.
+    """
     if config.positions != "rotary":
         return None
     frequencies = rotary_frequencies(config, positions.device)
-    if config.rotary_depends_on_length:  # which positions there are is known only on the device
+    if config.rotary_depends_on_length:  # the largest position is known only on the device
         beyond = rotary_frequencies(config, positions.device, beyond=True)
         frequencies = torch.where(positions.max() >= config.rotary_original_length, beyond, frequencies)
     angles = (positions[..., None] * frequencies)[:, None]

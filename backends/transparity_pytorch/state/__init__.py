@@ -1,1 +1,1 @@
-"""The cache of keys and values, its context, and the parameters."""
+"""The cache of decoding, the inputs that all layers of a stack share, and the loading of parameters."""

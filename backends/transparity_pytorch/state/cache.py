@@ -1,4 +1,4 @@
-"""The key/value cache: keys and values of earlier tokens.
+"""The cache of decoding: keys and values of earlier tokens, or the states of recurrences.
 
 A cache is a dictionary of tensors, updated in place:
 
@@ -29,7 +29,7 @@ Cache = dict[str, Any]
 def empty_cache(
     config: TransformerConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device | str | None = None
 ) -> Cache:
-    """Empty cache for `batch` rows of up to `capacity` tokens."""
+    """Return an empty cache for `batch` rows of up to `capacity` tokens."""
     kinds = [config.for_layer("decoder", i) for i in range(config.num_decoder_layers)]
     layers = [_empty_layer(own, batch, capacity, dtype, device) for own in kinds]
     lengths = torch.zeros(batch, dtype=torch.long, device=device)
@@ -41,12 +41,12 @@ def empty_cache(
 
 
 def next_positions(cache: Cache, length: int) -> QueryIds:
-    """Positions of the next `length` tokens of each row."""
+    """Return the positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + torch.arange(length, device=cache["lengths"].device)
 
 
 def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
-    """Mark new non-padding tokens; return validity for the whole cache."""
+    """Note which new tokens are not padding, and return this for all tokens in the cache."""
     cache["is_token"][_rows(positions), positions] = is_token
     return cache["is_token"]
 
@@ -57,7 +57,7 @@ def update(
     value: Float[Tensor, "batch key_heads queries value_dim"],
     positions: QueryIds,
 ) -> tuple[Keys, Values]:
-    """Write keys and values at `positions`; return the whole cache's keys and values."""
+    """Write keys and values at `positions`, and return all keys and values in the cache."""
     rows = _rows(positions)
     cache["key"][rows, :, positions] = key.transpose(1, 2)
     cache["value"][rows, :, positions] = value.transpose(1, 2)
@@ -67,7 +67,8 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch earlier features"]:
-    """Return a convolution's cached inputs before `x`; cache the last inputs up to `valid_lengths` of `x`."""
+    """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
+    `x`."""
     before, length = cache[name].clone(), x.shape[1]
     last = torch.arange(before.shape[1], device=x.device) + (
         length if valid_lengths is None else valid_lengths[:, None]
@@ -77,21 +78,22 @@ def update_inputs(
 
 
 def update_state(cache: Cache, state: Float[Tensor, "batch heads head_dim value_dim"]) -> None:
-    """Keep the state of a recurrence."""
+    """Write the state of a recurrence into the cache."""
     cache["state"].copy_(state)
 
 
 def held_tokens(
     x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """`x` with 0 for fillers, the tokens after the first `valid_lengths` of a row, which then change no state."""
+    """Return `x` with 0 for the fillers after the first `valid_lengths` tokens of a row, so that they do not change the
+    state."""
     if valid_lengths is None:
         return x
     return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)
 
 
 def select_rows(cache: Cache, rows: Int[Tensor, " rows"]) -> Cache:
-    """Cache of the given `rows` in the given order; a row may occur more than once."""
+    """Return a cache with these `rows` in this order; a row may be repeated."""
 
     def take(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The specification's parameters in PyTorch: a state dict has the same names and orientation."""
+"""Parameters of PyTorch modules; a state dict has the names and shapes of `transparity.parameters`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from transparity.errors import ParameterError
 
 
 def initialize(module: nn.Module) -> None:
-    """Draw matrices uniformly within Glorot's bound (document 003) and set biases to 0; gains are unchanged."""
+    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains of norms are
+    unchanged."""
     for name, value in module.named_parameters(recurse=False):
         if value.ndim == 2:
             nn.init.xavier_uniform_(value)
@@ -22,8 +23,10 @@ def initialize(module: nn.Module) -> None:
 
 
 def tie(model: nn.Module, name: str, first: str) -> None:
-    """Make `name` the same parameter as `first`. A state dict of `model` has only the first name, as in the
-    specification; loading one keeps the tie."""
+    """Make `name` the same parameter as `first`.
+
+    A state dict of `model` then has only the name `first`, and loading a state dict keeps the tie.
+    """
     scope, _, leaf = name.rpartition(".")
 
     def share(module: nn.Module, keys: Any = None) -> None:
@@ -54,12 +57,12 @@ def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
 
 
 def dump(model: nn.Module) -> dict[str, np.ndarray]:
-    """Parameters of `model` under the specification's names, as NumPy arrays."""
+    """Return the parameters of `model` as NumPy arrays by the names of `transparity.parameters`."""
     return {name: to_numpy(value) for name, value in model.state_dict().items()}
 
 
 def to_numpy(value: torch.Tensor) -> np.ndarray:
-    """Copy of `value` as a NumPy array; bfloat16, which NumPy lacks, becomes float32 without loss."""
+    """Return a copy of `value` as a NumPy array; bfloat16, which NumPy lacks, becomes float32 without loss."""
     value = value.detach().cpu()
     array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return array.copy()  # training changes buffers in place
+    return array.copy()  # because training changes buffers in place

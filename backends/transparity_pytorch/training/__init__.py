@@ -1,1 +1,1 @@
-"""The loss, its gradients, and the step of an optimizer."""
+"""Training: the loss, its gradients, and optimizers."""

@@ -1,4 +1,4 @@
-"""Differentiation: gradients of the loss by autograd."""
+"""Gradients of the loss by autograd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transparity_pytorch.transformer import Transformer
 
 
 def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Tensor, ""]:
-    """Loss of a model; in training, a batch norm normalizes by the batch, and its running statistics do not change."""
+    """Return the loss of a model; in training, batch norms normalize by the batch, and running statistics do not
+    change."""
     statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
     logits = functional_call(model, statistics, kwargs=tokens)
     return cross_entropy(logits, targets, model.config.pad_id)
@@ -24,7 +25,7 @@ def loss_of(model: Transformer, targets: TokenIds, **tokens: Any) -> Float[Tenso
 def loss_and_gradients(
     model: Transformer, targets: TokenIds, **tokens: Any
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Loss, and its gradient by every learned parameter."""
+    """Return the loss, and its gradients with respect to all learned parameters."""
     parameters = dict(model.named_parameters())
     loss = loss_of(model, targets, **tokens)
     gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)

@@ -1,4 +1,4 @@
-"""The loss: cross-entropy of the targets under the logits."""
+"""The loss: the cross-entropy of the targets under the logits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from transparity_pytorch.shapes import TokenIds
 def cross_entropy(
     logits: Float[Tensor, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Float[Tensor, ""]:
-    """Mean of −log softmax(logits)[target] over targets that are not padding (document 001), in at least float32.
+    """Return the mean of −log softmax(logits)[target] over the targets that are not padding (document 001), in at least
+    float32.
 
-    With `label_smoothing`, a share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7). The
-    loss of a batch of only padding is NaN, as in the frameworks.
+    With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
+    The loss of a batch with only padding is NaN, as in the frameworks.
     """
-    ignored = -100 if pad_id is None else pad_id  # −100 is no token
+    ignored = -100 if pad_id is None else pad_id  # −100 is no token id
     return F.cross_entropy(
         upcast(logits).flatten(0, 1), targets.flatten(), ignore_index=ignored, label_smoothing=label_smoothing
     )

@@ -1,4 +1,4 @@
-"""Optimization: gradient clipping, and SGD, Adam and AdamW by `torch.optim`."""
+"""Optimizers: SGD, Adam and AdamW by `torch.optim`, with gradient clipping."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transparity_pytorch.transformer import Transformer
 
 
 def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dict[str, Tensor]:
-    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013).
+    """Scale all gradients by one factor, so that their norm together is at most `max_norm` (Pascanu et al. 2013).
 
-    `torch.nn.utils.clip_grad_norm_` divides by the norm plus 1e-6.
+    `torch.nn.utils.clip_grad_norm_` is not used, because it divides by the norm plus 1e-6.
     """
     norm = torch.nn.utils.get_total_norm(gradients.values())
     factor = (max_norm / norm).clamp(max=1.0)
@@ -25,9 +25,10 @@ def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dic
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Tensor]], training: Training
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
+    """Take one step per batch (`targets` and inputs); return the loss before each step and the final learned
+    parameters.
 
-    A batch norm normalizes by the batch; its running statistics do not change.
+    Batch norms normalize by the batch, and running statistics do not change.
     """
     parameters = dict(model.named_parameters())
     optimizer = _optimizer(list(parameters.values()), training)
@@ -53,7 +54,7 @@ def _step(
         parameters[name].grad = gradient
     optimizer.param_groups[0]["lr"] = rate
     optimizer.step()
-    optimizer.zero_grad()  # or they would coexist with those of the next step
+    optimizer.zero_grad()  # otherwise these gradients and the next step's would be in memory together
     return float(loss)
 
 

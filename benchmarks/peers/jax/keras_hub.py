@@ -1,4 +1,4 @@
-"""A transformer of KerasHub's blocks on JAX: `TransformerEncoder`, `TransformerDecoder` and their embedding."""
+"""A transformer of KerasHub's layers on JAX: `TransformerEncoder`, `TransformerDecoder` and their embedding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""Names in a layer that differ, in one stack or in both."""
+"""KerasHub's names of the parts of a layer, by this project's names: in both stacks, or only in one."""
 
 
 def model_of(config: TransformerConfig) -> Any:
-    """Return logits from tokens, and from the source if there is an encoder."""
+    """Return a model that maps tokens, and a source if there is an encoder, to logits."""
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("tokens", "source")}
     memory = stack(config, "encoder", inputs["source"]) if config.has_encoder else None
     x = stack(config, "decoder", inputs["tokens"], memory)
@@ -37,7 +37,7 @@ def model_of(config: TransformerConfig) -> Any:
 
 
 def stack(config: TransformerConfig, name: str, tokens: Any, memory: Any = None) -> Any:
-    """Return embeddings and layers, named like the reference's."""
+    """Return the embeddings and layers of a stack, named like the reference's."""
     size = config.stack_vocab_size(name)
     x = TokenAndPositionEmbedding(size, config.max_length, config.embed_dim, name=f"{name}.embedding")(tokens)
     block, seen = (TransformerEncoder, ()) if name == "encoder" else (TransformerDecoder, (memory,))
@@ -75,7 +75,7 @@ def build(task: Task) -> Run:
     for scope, weights in by_block(task.parameters).items():
         for name, value in flax_shapes(task.config, kind_of(scope), weights).items():
             variables.pop(path_of(scope, name)).assign(value)
-    assert not variables, f"KerasHub has {', '.join(variables)} besides"
+    assert not variables, f"KerasHub also has {', '.join(variables)}"
     arrays = [variable.value for variable in model.trainable_variables]
 
     def apply(weights: Any, tokens: jax.Array, source: jax.Array | None) -> Any:

@@ -1,6 +1,6 @@
-"""Transformers of the blocks of equinox, `flax.linen` and `flax.nnx`: their attention, linear map, norm and embedding.
+"""Transformers that consist of the attention, linear map, norm and embedding of equinox, `flax.linen` or `flax.nnx`.
 
-Each library makes its block of a scope's weights; the model calls them in order (`benchmarks.peers.skeleton`).
+A library's blocks are made from the reference's weights, and called by the model in `benchmarks.peers.skeleton`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Modules = dict[str, Any]
 
 
 def blocks_of(modules: Modules, each: Callable[[Any], Any] = lambda call: call) -> Blocks:
-    """Return blocks of modules by scope; `each` maps a module that takes one position over a sequence."""
+    """Return blocks that call the module of a scope; `each` maps a module for one position over a sequence."""
 
     def embed(name: str, tokens: jax.Array) -> Any:
         return each(modules[name])(jnp.arange(tokens.shape[-1]) if "position" in name else tokens)
@@ -37,13 +37,13 @@ def blocks_of(modules: Modules, each: Callable[[Any], Any] = lambda call: call) 
 
 
 def apply(config: TransformerConfig, blocks: Blocks, tokens: jax.Array, source: jax.Array | None = None) -> jax.Array:
-    """Return the logits of a batch, or of one sequence."""
+    """Return the logits of a batch or of one sequence."""
     logits: jax.Array = transformer(config, blocks, jnp.tri(tokens.shape[-1], dtype=bool), tokens, source)
     return logits
 
 
 def equinox(task: Task) -> Run:
-    """Build the blocks of equinox, written for one sequence and mapped over the batch, as its manual recommends."""
+    """Build the model of equinox's blocks, for one sequence and mapped over the batch, as equinox recommends."""
     import equinox as eqx
 
     config, key = task.config, jax.random.key(0)
@@ -78,7 +78,7 @@ def equinox(task: Task) -> Run:
 
 
 def flax_shapes(config: TransformerConfig, kind: str, weights: Weights) -> dict[str, np.ndarray]:
-    """Return the weights of a block under Flax's names and in its shapes: (in, out), heads on a separate axis."""
+    """Return the weights of a block with Flax's names and shapes: (in, out), with heads on a separate axis."""
     leaves = {"norm": {"weight": "scale", "bias": "bias"}, "embedding": {"weight": "embedding"}}
     names, heads = leaves.get(kind, {"weight": "kernel", "bias": "bias"}), (config.num_heads, config.head_dim)
     found = {}
@@ -94,7 +94,7 @@ def flax_shapes(config: TransformerConfig, kind: str, weights: Weights) -> dict[
 
 
 def flax_linen(task: Task) -> Run:
-    """Build the blocks of `flax.linen`: `MultiHeadDotProductAttention`, `Dense`, `LayerNorm`, `Embed`."""
+    """Build the model of `flax.linen`: `MultiHeadDotProductAttention`, `Dense`, `LayerNorm`, `Embed`."""
     from flax import linen as nn
     from flax.traverse_util import unflatten_dict
 
@@ -119,7 +119,7 @@ def flax_linen(task: Task) -> Run:
 
 
 def flax_nnx(task: Task) -> Run:
-    """Build the blocks of `flax.nnx`: `MultiHeadAttention`, `Linear`, `LayerNorm`, `Embed`."""
+    """Build the model of `flax.nnx`: `MultiHeadAttention`, `Linear`, `LayerNorm`, `Embed`."""
     from flax import nnx
 
     config, rngs = task.config, nnx.Rngs(0)

@@ -1,4 +1,4 @@
-"""A transformer in plain JAX, written by hand: functions of a dict of weights, matrices (in, out)."""
+"""A transformer in plain JAX: functions of a dict of weights, whose matrices are (in, out)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Cache = dict[str, jax.Array]
 
 
 def weights_of(task: Task) -> Weights:
-    """Return the weights by name, matrices as (in, out), with self-attention's query, key and value side by side."""
+    """Return the weights by name, with matrices as (in, out), and self-attention's query, key and value in one
+    matrix."""
     named = {
         name: jnp.asarray(value.T if value.ndim == 2 and "embedding" not in name else value, task.workload.dtype)
         for name, value in task.parameters.items()
@@ -37,8 +38,8 @@ def weights_of(task: Task) -> Weights:
 
 
 def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, start: Any = 0) -> Blocks:
-    """Return functions of the weights; `past` keeps the keys and values of self-attention, from the position
-    `start`."""
+    """Return blocks with these weights; `past` is the cache of keys and values, to which positions from `start` on are
+    added."""
 
     def embed(name: str, tokens: jax.Array) -> jax.Array:
         table = w[f"{name}.weight"]
@@ -82,7 +83,7 @@ def apply(config: TransformerConfig, w: Weights, tokens: jax.Array, source: jax.
 
 
 def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax.Array) -> jax.Array:
-    """Decode in one program: the prompt at once, then a scan of steps."""
+    """Decode greedily in one program: the whole prompt at once, then a scan over the new tokens."""
     batch, length = prompt.shape
     room = (batch, config.num_heads, length + new_tokens, config.head_dim)
     past = {

@@ -1,4 +1,5 @@
-"""The tasks for any pure function of JAX, jitted: from tokens in NumPy until the result is computed."""
+"""The tasks for pure functions in JAX, which are jitted. A run starts with NumPy arrays and ends with the computed
+result."""
 
 from __future__ import annotations
 
@@ -11,22 +12,23 @@ import optax
 from benchmarks.workloads import TRAINING, Run, Task
 
 Apply = Callable[..., jax.Array]
-"""Maps the weights, the tokens, and the source or None to logits."""
+"""A function from the weights, the tokens, and the source or None, to the logits."""
 
 
 def tasks(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return a forward pass, or a training run, of `apply`."""
+    """Return a run of the workload's task with `apply`: a forward pass, or training."""
     return train(task, apply, weights) if task.workload.kind == "train" else logits(task, apply, weights)
 
 
 def logits(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return a forward pass."""
+    """Return a run that computes the logits."""
     forward = jax.jit(apply)
     return lambda: jax.block_until_ready(forward(weights, *tensors(task)))
 
 
 def train(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return some steps of AdamW by optax from the same weights, each one program: the losses before each."""
+    """Return a run that trains with optax's AdamW from the same weights, one program per step, and returns the
+    losses."""
     optimizer = optax.adamw(
         TRAINING.learning_rate, *TRAINING.betas, eps=TRAINING.eps, weight_decay=TRAINING.weight_decay
     )

@@ -1,4 +1,4 @@
-"""CTranslate2, only as a decoder: its encoder-decoder gives no logits."""
+"""A decoder in CTranslate2, which returns no logits for an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 
 NEVER = "<never>"
-"""The tokens that start and end a text, which no vocabulary here has."""
+"""Names of the tokens that start and end a text. No workload's vocabulary has them."""
 
 
 def specification(config: TransformerConfig, parameters: Arrays) -> Any:
-    """Return the model as its converters write it, with the three maps of self-attention as one."""
+    """Return the model in the form of CTranslate2's converters, with query, key and value in one matrix."""
     spec = TransformerDecoderModelSpec.from_config(
         config.num_decoder_layers,
         config.num_heads,
@@ -56,7 +56,7 @@ def _norm(spec: Any, parameters: Arrays, scope: str) -> None:
 
 
 def build(task: Task) -> Run:
-    """Build the run in float32, greedily or all logits at once."""
+    """Build the run in float32: greedy decoding, or all logits at once."""
     folder = Path(task.folder, "ctranslate2")
     folder.mkdir(exist_ok=True)
     spec = specification(task.config, task.parameters)

@@ -1,4 +1,4 @@
-"""The exported PyTorch peer in ONNX Runtime, in OpenVINO, and in ONNX's own reference.
+"""The PyTorch peer, exported to ONNX and run by ONNX Runtime, OpenVINO, or ONNX's reference implementation.
 
 `python -m benchmarks.peers.runtimes.onnx FOLDER` exports it in a separate process, so that the runtimes need no
 PyTorch.
@@ -19,18 +19,18 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def exported(task: Task) -> str:
-    """Return the file, written by the first call; candidates are built one after another."""
+    """Return the ONNX file, which the first call writes."""
     path = Path(task.folder, FILE)
     if not path.exists():
         command = [sys.executable, "-m", "benchmarks.peers.runtimes.onnx", task.folder]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
-            raise RuntimeError(f"it could not be exported: {made.stderr.strip().splitlines()[-1]}")
+            raise RuntimeError(f"the export failed: {made.stderr.strip().splitlines()[-1]}")
     return str(path)
 
 
 def export(folder: str) -> None:
-    """Write the file, in float32 and fixed to the shapes of the workload."""
+    """Write the ONNX file, in float32 and with the fixed shapes of the workload."""
     import torch
     from benchmarks.oracles import read_task
     from benchmarks.peers.torch.fused import fused_model_of
@@ -52,7 +52,7 @@ def export(folder: str) -> None:
 
 
 def reference(task: Task) -> Run:
-    """Build ONNX's own reference, operator by operator in NumPy."""
+    """Build the run in ONNX's reference implementation, which computes one operator after another in NumPy."""
     from onnx.reference import ReferenceEvaluator
 
     session, inputs = ReferenceEvaluator(exported(task)), task.tokens
@@ -60,7 +60,7 @@ def reference(task: Task) -> Run:
 
 
 def onnx_runtime(task: Task) -> Run:
-    """Build ONNX Runtime with all optimizations, on as many threads as the process has cores."""
+    """Build the run in ONNX Runtime with all optimizations, and a thread for each core of the process."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -71,8 +71,7 @@ def onnx_runtime(task: Task) -> Run:
 
 
 def openvino(task: Task) -> Run:
-    """Build OpenVINO for the least latency, in the workload's precision; its default is bfloat16 where the processor
-    has it."""
+    """Build the run in OpenVINO for low latency, in the workload's precision; its default may be bfloat16."""
     import openvino
 
     settings = {

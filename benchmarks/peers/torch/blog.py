@@ -1,4 +1,4 @@
-"""A transformer in PyTorch as tutorials write it: four linear maps, an explicit softmax, a growing cache."""
+"""A transformer in PyTorch in the style of tutorials: four linear maps, an explicit softmax, a growing cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Up, ReLU, down."""
+    """A feed-forward with ReLU."""
 
     def __init__(self, embed_dim: int, hidden: int) -> None:
         super().__init__()
@@ -128,12 +128,12 @@ class Transformer(nn.Module):
 
 
 def causal(length: int, device: Any) -> Tensor:
-    """Position t attends to positions 0 … t."""
+    """Return the causal mask, with which position t attends to positions 0 … t."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def model_of(task: Task, attention: type[Attention] = Attention) -> Transformer:
-    """Return the model with the task's weights in it."""
+    """Return the model with the task's weights."""
     model = Transformer(task.config, attention)
     model.load_state_dict({name: torch.as_tensor(value) for name, value in task.parameters.items()})
     return model.to(task.device, getattr(torch, task.workload.dtype)).eval()

@@ -1,4 +1,4 @@
-"""The blog-style transformer, optimized: query, key and value in one product, and PyTorch's own attention."""
+"""The blog-style transformer, optimized: query, key and value in one product, and PyTorch's fused attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class FusedAttention(Attention):
-    """Loads the four maps separately, then packs the first three."""
+    """Attention that loads four linear maps, and then packs query, key and value into one."""
 
     packed: nn.Linear
     packed_memory: nn.Linear
@@ -27,7 +27,7 @@ class FusedAttention(Attention):
         return F.scaled_dot_product_attention(query, key, value, is_causal=mask is not None)
 
     def pack(self, *, cross: bool) -> None:
-        """Join the matrices that multiply the same input."""
+        """Join the matrices of query, key and value, or of key and value in cross-attention."""
         if cross:
             self.packed_memory = _side_by_side(self.key, self.value)
             del self.key, self.value
@@ -44,7 +44,7 @@ def _side_by_side(*linears: nn.Linear) -> nn.Linear:
 
 
 def fused_model_of(task: Task) -> Transformer:
-    """Return the model with the task's weights in it, packed."""
+    """Return the model with the task's weights, packed."""
     model = model_of(task, FusedAttention)
     for name, module in model.named_modules():
         if isinstance(module, FusedAttention):

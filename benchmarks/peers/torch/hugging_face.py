@@ -1,7 +1,7 @@
 """Hugging Face's Marian (an encoder and a decoder) and GPT-2 (only a decoder), with PyTorch's attention.
 
-No weights are tied and no token ends a text. Marian's positions are sinusoidal by default, but a table, which is
-replaced.
+No weights are tied, and no token ends a text. Marian keeps its sinusoidal positions in a table, which the task's table
+replaces.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called
 
 FAMILIES = {"encoder-decoder": ("marian", MarianMTModel), "decoder": ("gpt2", GPT2LMHeadModel)}
-"""The family and the class for each architecture."""
+"""The names of the configuration's and the model's class, by architecture."""
 
 
 class HuggingFace(nn.Module):
-    """A model of the library without a cache, called like the others; `generate` is the library's own."""
+    """A model of the library that is called like the other peers, without a cache; `generate` is the library's own."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -25,11 +25,12 @@ NAMES = {
     "feed_forward.up": "linear1",
     "feed_forward.down": "linear2",
 }
-"""The ends of the project's names, with the library's names."""
+"""The last parts of this project's parameter names, with the library's."""
 
 
 class Transformer(nn.Module):
-    """Embeddings, the library's stacks, and a head. A single decoder is the library's encoder with a causal mask."""
+    """Embeddings, the library's stacks, and a head. A decoder-only model is the library's encoder with a causal
+    mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ def _stack(config: TransformerConfig, name: str) -> nn.Module:
 
 
 def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
-    """Return the weights under the library's names; the three maps of an attention are one."""
+    """Return the weights by the library's names; query, key and value are in one matrix."""
     renamed: dict[str, np.ndarray] = {}
     for scope, weights in by_block(parameters).items():
         crosses = config.has_encoder and scope.startswith("decoder")
@@ -90,7 +91,7 @@ def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
 
 
 def build(task: Task, *, fast_path: bool = True, compiled: bool = False) -> Run:
-    """Build the run with or without the fast path, eager or compiled."""
+    """Build the run with or without PyTorch's fast path, eager or compiled."""
     torch.backends.mha.set_fastpath_enabled(fast_path)
     model = Transformer(task.config)
     model.load_state_dict(state(task.config, task.parameters))

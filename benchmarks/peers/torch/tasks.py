@@ -1,4 +1,4 @@
-"""The tasks for any module of PyTorch: from tokens in NumPy until the result is computed."""
+"""The tasks for modules of PyTorch. A run starts with NumPy arrays and ends with the computed result."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """Return the task of the workload for `model`, called with the tokens, and with the source if there is one.
+    """Return a run of the workload's task with `model`.
 
-    `forward` is a faster way to call it.
+    The model is called with the tokens, and with the source if there is one. `forward` may be a faster function than
+    the model itself.
     """
     if task.workload.kind == "train":
         return train(task, model)
@@ -26,7 +27,7 @@ def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = Non
 
 
 def logits(task: Task, forward: Callable[..., Any]) -> Run:
-    """Return a forward pass without gradients."""
+    """Return a run that computes the logits without gradients."""
 
     def run() -> Tensor:
         with torch.inference_mode():
@@ -36,7 +37,7 @@ def logits(task: Task, forward: Callable[..., Any]) -> Run:
 
 
 def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
-    """Return a greedy continuation of the prompt."""
+    """Return a run that continues the prompt greedily."""
 
     def run() -> Tensor:
         with torch.inference_mode():
@@ -46,7 +47,7 @@ def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
 
 
 def train(task: Task, model: nn.Module) -> Run:
-    """Return some steps of AdamW from the same weights: the losses before each."""
+    """Return a run that trains with AdamW from the same weights, and returns the loss before each step."""
 
     def run() -> Tensor:
         trained = copy.deepcopy(model).train()
@@ -77,7 +78,7 @@ def tensors(task: Task) -> dict[str, Tensor]:
 
 
 def ready(result: Tensor) -> Tensor:
-    """Return the result once it is computed."""
+    """Wait until the result is computed, and return it."""
     if result.is_cuda:
         torch.cuda.synchronize()
     return result

@@ -1,4 +1,4 @@
-"""The page of the public API: what the packages export, and what the pages of the documentation import."""
+"""The page of the public API: the names that the packages export, and other names that the documentation imports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from docs.site.pages import ROOT
 
 INTRODUCTION = """# Public API
 
-What the two packages export, and what the pages of this documentation import. The functions of the columns are on
-[pages of their own](../columns.md).
+The names that the two packages export, and other names that this documentation imports. The columns' functions are on
+[separate pages](../columns.md).
 """
 
 PACKAGES = ("transparity_conformance", "transparity")
@@ -22,7 +22,6 @@ COLUMN = re.compile(r"transparity_(numpy|pytorch|flax)")
 
 
 def page() -> str:
-    """Return the page as Markdown."""
     parts = [INTRODUCTION]
     for module, names in public().items():
         parts += [f"## `{module}` {{#{module.replace('.', '-')}}}\n", *(_entry(module, name) for name in names)]
@@ -30,7 +29,8 @@ def page() -> str:
 
 
 def public() -> dict[str, list[str]]:
-    """Return the public names of each module: those that packages export, then those that pages import from others."""
+    """Return the public names of each module: first names that the packages export, then other names that pages
+    import."""
     found = {package: list(importlib.import_module(package).__all__) for package in PACKAGES}
     imported: dict[str, set[str]] = {}
     for module, names in _imports():
@@ -50,7 +50,7 @@ def _imports() -> Iterator[tuple[str, list[str]]]:
 
 
 def _entry(module: str, name: str) -> str:
-    """Return a name with its signature and its docstring."""
+    """Return a section about a name, with its signature and docstring."""
     value = getattr(importlib.import_module(module), name)
     anchor = f"{module.replace('.', '-')}-{name}"
     heading = f"### `{name}` {{#{anchor}}}\n"
@@ -61,7 +61,8 @@ def _entry(module: str, name: str) -> str:
 
 
 def _signature(name: str, value: Any) -> str:
-    """Return the call of a function, one argument a line if it is long; for a class with many fields, only its name."""
+    """Return the signature of a function, with an argument per line if it is long; for a class with many fields, return
+    its name."""
     parameters = list(inspect.signature(value).parameters.values())
     if inspect.isclass(value) and len(parameters) > 12:
         return f"{name}(…)  # {len(parameters)} fields"
@@ -76,16 +77,13 @@ def _returned(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return an annotation without the quotes of one that is not evaluated, and without the modules of names."""
+    """Return an annotation without quotes, and with names without their modules."""
     text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
     return re.sub(r"transparity[\w.]*\.(\w+)", r"\1", re.sub(r"(^|: )'([^']*)'", r"\1\2", text))
 
 
 def _documentation(doc: str) -> str:
-    """Return a docstring as Markdown: the lines of `Args:`, `Returns:` and `Raises:` as lists.
-
-    A line for several arguments has a clause for each.
-    """
+    """Return a docstring as Markdown, in which the lines of `Args:`, `Returns:` and `Raises:` are lists."""
     text = re.sub(r"(?m)^(Args|Returns|Yields|Raises):\n", r"**\1:**\n\n", doc)
     return re.sub(r"(?m)^    (\w+(?:, \w+)*): (.*)$", _arguments, text)
 

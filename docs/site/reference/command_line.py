@@ -1,4 +1,4 @@
-"""The page of the command line, from its parsers: every command with its arguments, options and defaults."""
+"""The page of the command line: every command with its arguments, options and defaults."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ INTRODUCTION = """# The command line
 """
 
 EXIT_CODES = {
-    0: "`agrees`; or the command did what it was asked",
+    0: "`agrees`, or another command succeeded",
     1: "`diverges`",
-    2: "bad usage or bad input; the port could not be built, or died",
+    2: "wrong usage or input; or the port could not be built, or crashed",
     3: "`inconclusive`: too little was compared to decide",
 }
-"""Meaning of each exit code; for several systems, the worst is returned: 2, 1, 3, 0."""
+"""The meaning of each exit code. For several models, the worst code is returned; the order is 2, 1, 3, 0."""
 
 
 def page() -> str:
-    """Return the page as Markdown."""
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     codes = table(("exit code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()])
-    last = f"## Exit codes\n\n{codes}\n\nFor several systems, it is the worst. No other code is returned.\n"
+    last = f"## Exit codes\n\n{codes}\n\nFor several models, the worst code is returned. There are no other codes.\n"
     return "\n".join([INTRODUCTION, *(_section(name, command) for name, command in commands.items()), last])
 
 
 def _section(name: str, command: Any) -> str:
-    """Return a command: its usage, its first lines of help, its arguments and its options."""
+    """Return a section about a command: its help, its usage, its arguments and its options."""
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     words = [_argument(each) if each.required else f"[{_argument(each)}]" for each in arguments]
@@ -54,7 +53,7 @@ def _flags(option: Any) -> str:
 
 
 def _value(option: Any) -> str:
-    """Return what an option is given: a word in capitals, or its choices."""
+    """Return the value of an option in words: its name in capitals, or its choices."""
     kind = option.type_descriptor.annotation
     if option.metavar is None and isinstance(kind, type) and issubclass(kind, StrEnum):
         return " or ".join(f"`{choice.value}`" for choice in kind)

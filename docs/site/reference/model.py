@@ -1,4 +1,4 @@
-"""Pages of what a model is made of: the fields of a configuration, parameters, and taps."""
+"""The pages about the fields of a configuration, the parameters of models, and their taps."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from transparity_conformance.report.describing.fields import as_rows
 
 FIELDS = """# Fields of a configuration
 
-Every difference between two systems is one field of [`TransformerConfig`](../configuration.md).
+Every difference between two models is one field of [`TransformerConfig`](../configuration.md).
 `transparity describe --fields` prints the same.
 """
 
 PARAMETERS = """# Parameters
 
-The names that a port is given, in PyTorch's orientation (out, in), with the shape in the first system that has the
-parameter, of the presets at probe size and the small models of the families. `{i}` is a layer, from 0.
-`transparity describe NAME` lists those of one system.
+The parameters that a port receives. Matrices are (out, in), as in PyTorch. The shape is from the first model that has
+the parameter, among the small versions of the presets and of the families. `{i}` is the number of a layer, from 0.
+`transparity describe NAME` lists the parameters of one model.
 """
 
 TAPS = """# Taps
 
-The activations that the columns record, that a port may return, and at which a report places a fault, in the order of
-the forward pass. Each has its shape in the first system that has the tap, for 2 rows of a source of 5 tokens and a
-target of 7. `{i}` is a layer, from 0. `transparity describe NAME` lists those of one system.
+Taps are named activations. The columns record them, a port may return them, and a report names the tap at which a fault
+shows. They are listed in the order of the forward pass. The shape is from the first model that has the tap, with 2
+rows, 5 source tokens and 7 target tokens. `{i}` is the number of a layer, from 0. `transparity describe NAME` lists the
+taps of one model.
 """
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by name."""
+    """Return the three pages by name."""
     return {
         "reference/fields.md": f"{FIELDS}\n{_fields()}\n",
         "reference/parameters.md": f"{PARAMETERS}\n{_names('parameter', parameter_shapes)}\n",
@@ -49,7 +50,7 @@ def pages() -> dict[str, str]:
 
 
 def systems() -> dict[str, TransformerConfig]:
-    """Return the presets at probe size and the small model of each family, by name."""
+    """Return the small versions of the presets and of the families, by name."""
     presets = {name: system.config.resized() for name, system in PRESETS.items()}
     return presets | {name: example_config(name) for name in EXAMPLES}
 
@@ -73,7 +74,7 @@ def _tap_shapes(config: TransformerConfig) -> Shapes:
 
 
 def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
-    """Return a table of all names: a shape of each, and which systems have it."""
+    """Return a table of names, each with a shape and the models that have it."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for system, config in systems().items():
         for name, shape in shapes(config).items():
@@ -86,7 +87,7 @@ def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Return the systems that have a name, some of them if they are many."""
+    """Return a list of the models that have a name, shortened if there are many."""
     if len(names) == len(systems()):
         return "all"
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""

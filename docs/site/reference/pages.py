@@ -1,4 +1,4 @@
-"""The pages of the reference, which are generated."""
+"""The generated pages of the section "Reference"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from docs.site.reference import api, command_line, model, schema
 
 
 def pages() -> dict[str, str]:
-    """Return the pages by name."""
     return {
         "reference/command-line.md": command_line.page(),
         "reference/report.md": schema.page(),

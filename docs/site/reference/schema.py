@@ -1,4 +1,4 @@
-"""The page of the report as JSON, from docs/report.schema.json."""
+"""The page about reports as JSON, generated from docs/report.schema.json."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from docs.site.pages import ROOT, cell, table
 
 INTRODUCTION = """# A report as JSON
 
-{description} The same as a schema: [report.schema.json](../report.schema.json).
+{description} The schema itself is [report.schema.json](../report.schema.json).
 """
 
 
 def page() -> str:
-    """Return the page as Markdown: a table of the report, and of each object in it."""
+    """Return the page as Markdown, with a table for the report and for each object in it."""
     schema = json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8"))
     parts = [INTRODUCTION.format(description=schema["description"]), _section("A report", "report", schema)]
     return "\n".join([*parts, *(_section(name, name, part) for name, part in schema["$defs"].items())])
 
 
 def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
-    """Return an object with a row for each of its fields; of another type, what it is."""
+    """Return a section about an object, with a row for each field; for another type, describe the type."""
     told = cell(part.get("description", ""))
     if "properties" not in part:
         told = " ".join([_type(part) + ".", told])
@@ -36,7 +36,7 @@ def _section(title: str, anchor: str, part: Mapping[str, Any]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Return a type in words, with links to other objects."""
+    """Return the name of a type, with links to other objects."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{name})"

@@ -1,4 +1,4 @@
-"""Statements of three columns, side by side where they correspond."""
+"""Alignment of the three columns' statements: corresponding statements are in the same row."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from functools import cache
 from itertools import combinations, product
 
 FRAMEWORK = re.compile(r"\b(?:np|jnp|torch|jax\.nn|jax|nnx|nn|self)\.")
-"""Names of the frameworks in code, which say nothing of what a statement does."""
+"""A pattern for framework names in code, which are ignored when statements are compared."""
 
 Row = tuple[int | None, ...]
-"""The statement of each column that a row has, by number; None where a column has none."""
+"""A row: the number of a statement of each column, or None if the column has no statement in this row."""
 
 MOVES = [move for move in product((0, 1), repeat=3) if any(move)]
 
 
 def aligned(columns: Sequence[Sequence[str]]) -> list[Row]:
-    """Return the rows in which the three columns' statements correspond best, each column in its own order.
+    """Return the rows in which the three columns' statements correspond best; each column keeps its order.
 
-    A row gains, for each pair in it, what the pair is more alike than not. The sum is the largest that there is.
+    The score of a row is the sum of likeness − ½ over its pairs of statements. The returned rows have the largest total
+    score.
     """
     return list(_aligned(tuple(map(tuple, columns))))
 
@@ -57,7 +58,8 @@ def _walked_back(
 
 @cache
 def likeness(one: str, other: str) -> float:
-    """Return how alike two statements are, from 0 to 1: half for what they assign or do, half for all their words."""
+    """Return the likeness of two statements, from 0 to 1: the mean of the likeness of their heads and of all their
+    words."""
     return (_ratio(head(one), head(other)) + _ratio(one, other)) / 2
 
 
@@ -70,6 +72,6 @@ def _words(text: str) -> list[str]:
 
 
 def head(text: str) -> str:
-    """Return what a statement assigns to, without where in it, else its first word."""
+    """Return the names that a statement assigns to, without indices; without an assignment, return its first word."""
     target = re.match(r"(?:self\.)?([\w, .*]+?)(?:: [^=]+|\[.*\])? = ", text)
     return target[1].replace(",", "") if target else text.split(maxsplit=1)[0]

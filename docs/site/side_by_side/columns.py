@@ -1,4 +1,4 @@
-"""A page for every file that the three columns have: their functions side by side, with what a small model computes."""
+"""The pages that show a file of the three columns side by side, with the values that a small model computes."""
 
 from __future__ import annotations
 
@@ -45,34 +45,35 @@ CLAIMS = {
     "arithmetic/rounding": r"precision\.",
     "arithmetic/fused": r"forward\.fast_logits|attention\.long_sequences",
 }
-"""Claims about a page's part in docs/agreement.json; other pages have those whose names begin with the file's."""
+"""The claims of docs/agreement.json that a page shows; other pages show the claims whose names start with the file's
+name."""
 
 EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(encoding="utf-8"))
-"""The main function of a page and its equation; pages that it lacks show every function in the file's order."""
+"""The main function of a page, and its equation. Pages that are not listed show every function in the file's order."""
 
-READING = """Rows that differ between the columns are tinted. Below a row is the value that a small model computes,
-in NumPy, in float64, with random weights.
+READING = """Rows that differ between the columns are tinted. Below a row is the value that a small model computes with
+random weights, in NumPy and float64.
 """
 
 WIDTH = 54
-"""Characters in a line of a column."""
+"""The number of characters in a line of a column."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Values that pages show beside the sources: what statements computed, and how far the columns agree at taps."""
+    """The values that pages show: the results of statements, and the differences between the columns' activations."""
 
     seen: dict[LINES, Seen]
     agreements: dict[tuple[str, str], Agreement]
 
 
 def column_pages(shown: Columns) -> dict[str, str]:
-    """Return every page by its name, as Markdown with HTML in it."""
+    """Return every page by name, as Markdown with HTML."""
     return {column_page(subject): _page(subject, shown) for subject in SUBJECTS}
 
 
 def plain_pages() -> dict[str, str]:
-    """Return every page by its name for programs that read: the columns of each function one below the other."""
+    """Return every page by name, as plain Markdown: the columns of each function follow one another."""
     return {column_page(subject): _plain(subject) for subject in SUBJECTS}
 
 
@@ -86,7 +87,7 @@ def _source(folder: str, subject: str) -> str:
 
 
 def _all_names(subject: str) -> list[str]:
-    """Return what any of the columns defines in a file, in the order of the NumPy column, private names last."""
+    """Return the names that a column defines in a file, in the order of the NumPy column, private names last."""
     names = dict.fromkeys(name for column in _definitions(subject) for name in column)
     shown = _called(subject, main) if (main := _main(subject)) else set()
     return sorted(names, key=lambda name: (name != main, name not in shown, name.startswith("_") or "." in name))
@@ -114,9 +115,9 @@ def _page(subject: str, shown: Columns) -> str:
 
 
 def _section(subject: str, name: str, shown: Columns) -> str:
-    """Return a definition of all columns: heading, docstring, shapes, and the rows of statements.
+    """Return a section about a definition: its heading, docstring and shapes, and the rows of statements.
 
-    The values of a page's main function are open. Functions that it does not call are variants, and folded.
+    The values of a page's main function are open. Functions that the main function does not call are folded.
     """
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
@@ -147,14 +148,14 @@ def _main(subject: str) -> str:
 
 
 def _called(subject: str, main: str) -> set[str]:
-    """Return the names of the main function and of all that it calls, in any column."""
+    """Return the names of the main function and of all functions that it calls, in any column."""
     texts = [part.text for column in _definitions(subject) if main in column for part in column[main].statements]
     return {main, *re.findall(r"\w+(?=\()", " ".join(texts[1:]))}
 
 
 def _head(subject: str, title: str, definition: Definition | None) -> str:
     if definition is None:
-        return f'<div class="cell">{title}: has no such part</div>'
+        return f'<div class="cell">{title} has no such part</div>'
     path = f"{COLUMNS[title]}/{subject}.py"
     return (
         f'<div class="cell"><b>{title}</b> <a href="{SOURCES}/{path}#L{definition.line}">{definition.label}</a></div>'
@@ -162,7 +163,7 @@ def _head(subject: str, title: str, definition: Definition | None) -> str:
 
 
 def _documentation(found: list[Definition | None]) -> str:
-    """Return the docstring, and other columns' docstrings where they differ."""
+    """Return the docstring of the first column, and the docstrings of other columns that differ from it."""
     said = {title: definition.doc for title, definition in zip(COLUMNS, found, strict=True) if definition}
     first = next(iter(said.values()))
     rest = [f"<p><b>{title}:</b> {_inline(doc)}</p>" for title, doc in said.items() if doc and doc != first]
@@ -170,7 +171,7 @@ def _documentation(found: list[Definition | None]) -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a paragraph of a docstring as HTML; each argument of a list begins a line."""
+    """Return a paragraph of a docstring as HTML, with each listed argument on a new line."""
     text = re.sub(r"\n    (?=\S)", "<br>", escape(text, quote=False))
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", " ".join(text.split()))
 
@@ -185,7 +186,7 @@ def _shapes(definition: Definition) -> str:
 
 
 def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
-    """Return a row: a statement of each column, and what it computes."""
+    """Return a row as HTML: the statement of each column, and the value that it computes."""
     lines = [_code(statement) if statement else "" for statement in row]
     kind = "same" if len(set(lines)) == 1 else "differs"
     cells = "".join(f'<pre class="cell">{_highlighted(text)}</pre>' for text in lines)
@@ -194,7 +195,7 @@ def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
 
 
 def _code(statement: Statement) -> str:
-    """Return a statement with its comments as lines of a column."""
+    """Return a statement with its comments, as HTML with lines of the column's width."""
     indent = "    " * statement.depth
     comments = chain(*(textwrap.wrap(comment.lstrip("# "), WIDTH - len(indent) - 2) for comment in statement.comments))
     return "\n".join([*(f"{indent}# {line}" for line in comments), *broken(statement.text, indent, width=WIDTH)])
@@ -206,7 +207,7 @@ def _highlighted(text: str) -> str:
 
 
 def _value(key: LINES, shown: Columns) -> str:
-    """Return what a statement computed, to be opened; nothing if it computed nothing that can be shown."""
+    """Return a foldable block with the value that a statement computed; empty if there is no value to show."""
     seen = shown.seen.get(key)
     values = {name: value for name, value in seen.values.items() if shows(value)} if seen else {}
     if not seen or not values:
@@ -227,11 +228,11 @@ def _agreed(agreement: Agreement | None) -> str:
     if agreement is None:
         return ""
     each = ", ".join(f"{NAMES[name]} {difference:.0e}" for name, difference in agreement.differences.items())
-    return f"<p>In float32 the columns differ from this, relative to its largest element, by: {each}.</p>"
+    return f"<p>Largest differences of the columns in float32, relative to the largest element: {each}.</p>"
 
 
 def _agreement(subject: str) -> str:
-    """Return the last conformance run's figures for the claims about only this part; nothing if there are none."""
+    """Return the last conformance run's results for the claims about this file; empty if there are none."""
     kept = json.loads((ROOT / "docs/agreement.json").read_text(encoding="utf-8"))
     pattern = CLAIMS.get(subject, rf"{subject.rpartition('/')[2]}\.")
     claims = {name: cells for name, cells in kept["cells"].items() if re.match(pattern, name)}
@@ -243,7 +244,7 @@ def _agreement(subject: str) -> str:
     for name, cells in claims.items():
         by_column = dict(zip(kept["columns"], cells, strict=True))
         table.append(f"| `{name}` | {' | '.join((by_column[column] or ['–'])[0] for column in used)} |")
-    told = "Share of its budget that the worst comparison uses, of the [last conformance run](../agreement.md)."
+    told = "The largest error of the [last conformance run](../agreement.md), as a share of its tolerance."
     return (
         '??? note "How far the columns agree here"\n\n'
         + textwrap.indent(f"{told}\n\n" + "\n".join(table), "    ")
@@ -252,7 +253,7 @@ def _agreement(subject: str) -> str:
 
 
 def _plain(subject: str) -> str:
-    """Return a page as Markdown without HTML: each function in three blocks of code."""
+    """Return a page as Markdown without HTML, with three blocks of code for each function."""
     parts = [_introduction(subject)]
     for name in _all_names(subject):
         found = [column.get(name) for column in _definitions(subject)]

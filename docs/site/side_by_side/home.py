@@ -1,4 +1,4 @@
-"""The home page's own parts: two implementations side by side, and the columns as text in place of a picture."""
+"""Generated parts of the home page: a comparison of two implementations, and the three columns as text."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from transparity_conformance import check
 from transparity_conformance.report.check.findings import sentence
 
 PAGE = ROOT / "docs/against.md"
-"""The page whose example of an author's file is run."""
+"""The page whose example is run."""
 
 BEFORE = "## One transformer, three frameworks"
-"""The heading of README.md that the answer comes before."""
+"""The heading of README.md before which the comparison is inserted."""
 
 PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")
-"""The picture that the home page has as text, which a narrow window breaks into one column."""
+"""The picture of README.md that the home page replaces by text, because text fits into a narrow window."""
 
 BADGE = re.compile(r"(?m)^\[!\[.*\n")
-"""A picture from another host, which the site does not load."""
+"""A pattern for pictures from other hosts, which the site does not load."""
 
 AROUND = 3
-"""Lines that are shown before and after each."""
+"""The number of lines that are shown before and after a line."""
 
 
 def textbook() -> str:
-    """Return the content of the picture as three blocks of code."""
+    """Return the contents of the picture as three blocks of code."""
     blocks = []
     for index, title in enumerate(three_columns.COLUMNS):
         code = "\n".join(row[index] for row in three_columns.rows())
@@ -42,13 +42,13 @@ def textbook() -> str:
 
 
 def files() -> dict[str, str]:
-    """Return the files of the page by name."""
+    """Return the files of the page's example, by name."""
     found = re.findall(r"(?ms)^```python\n(# (\w+\.py)\n.*?)^```$", PAGE.read_text(encoding="utf-8"))
     return {name: text for text, name in found}
 
 
 def answer() -> str:
-    """Return the section as Markdown, kept until the page or the checker changes."""
+    """Return the section as Markdown; it is kept until the page or the checker changes."""
 
     def make() -> str:
         with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def answer() -> str:
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """Return both lines side by side, with what the checker says of them."""
+    """Return both lines side by side, with the checker's sentence about them."""
     both = "\n".join(f"<div markdown>\n{_lines(found[side])}\n</div>" for side in ("yours", "theirs"))
     title = "## Two implementations, side by side"
     link = "[Check a port of any model against another implementation of it](against.md)"

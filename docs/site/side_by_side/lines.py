@@ -1,4 +1,4 @@
-"""Long lines of Python, broken where a reader would break them."""
+"""Line breaks in long lines of Python, at places that keep them readable."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from itertools import accumulate, pairwise
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
-"""Places where a line may be broken outside brackets."""
+"""A pattern for places where a line may be broken outside brackets."""
 
 
 def joined(node: ast.AST, source: str) -> str:
-    """Return the source of a node in one line."""
+    """Return the source of a node on one line."""
     return in_one_line(ast.get_source_segment(source, node) or "")
 
 
 def in_one_line(text: str) -> str:
-    """Return Python in one line, without the comma and the spaces that only its lines needed."""
+    """Return Python code on one line, without trailing commas and spaces that only its lines needed."""
     text = " ".join(line.strip() for line in text.splitlines())
     return re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", text))
 
 
 def broken(line: str, indent: str = "", *, width: int) -> list[str]:
-    """Return `line` alone if it is short; break it outside its brackets, or within the longest, if it is not."""
+    """Return a short line unchanged; break a long line outside its brackets, or within the longest brackets."""
     room, deeper = width - len(indent), indent + "    "
     if len(line) <= room:
         return [indent + line]
@@ -39,14 +39,14 @@ def broken(line: str, indent: str = "", *, width: int) -> list[str]:
 
 
 def outside_brackets(line: str) -> list[int]:
-    """Return the places in `line` that are in no brackets."""
+    """Return the positions in `line` that are outside all brackets."""
     depths = accumulate((character in "([{") - (character in ")]}") for character in line)
     return [index for index, depth in enumerate(depths) if depth == 0]
 
 
 def longest_brackets(line: str, room: int) -> tuple[int, int]:
-    """Return where the longest pair of brackets opens and closes, of those that open among the first `room` characters;
-    (-1, -1) without such a pair."""
+    """Return the start and end of the longest pair of brackets that opens within the first `room` characters, or (-1,
+    -1)."""
     opened, pairs = [], [(-1, -1)]
     for index, character in enumerate(line):
         if character in "([{":
@@ -57,7 +57,7 @@ def longest_brackets(line: str, room: int) -> tuple[int, int]:
 
 
 def filled(inner: str, indent: str, *, width: int) -> list[str]:
-    """Return the items of a list, as many in a line as fit."""
+    """Return the items of a list in lines, with as many items per line as fit."""
     cuts = [0, *(index + 1 for index in outside_brackets(inner) if inner[index] == ","), len(inner)]
     lines = [""]
     for item in (inner[begin:end].strip() for begin, end in pairwise(cuts)):

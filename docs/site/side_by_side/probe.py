@@ -1,4 +1,4 @@
-"""Values of every statement of the NumPy column, seen while small models run."""
+"""The values that the statements of the NumPy column compute while small models run."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ from transparity_numpy.transformer import transformer
 
 COLUMN = ROOT / "reference/transparity_numpy"
 LINES = tuple[str, int]
-"""A statement: its file from the column's folder, without .py, and the line with which it begins."""
+"""A statement: its file, relative to the column's folder and without .py, and its first line."""
 
 
 TRAINED = "gemma"
-"""The model that is trained; with others it would take long, since NumPy's gradients take a pass for each weight."""
+"""The model that is trained; larger models would take long, because NumPy's gradients take a forward pass per
+weight."""
 
 CALLS = 12
-"""Calls of a function that are followed in a model; a function that is called more often is in a loop."""
+"""The number of calls of a function that are followed in a model; further calls are in loops."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Values that a statement assigned or returned in its first run, by name; the model that ran; its tap, if any."""
+    """The values that a statement assigned or returned when it first ran, by name, with the model and the statement's
+    tap."""
 
     values: dict[str, Any]
     model: str
@@ -48,7 +50,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The largest difference of a column in float32 from NumPy in float64 at a tap, beside its largest value."""
+    """The largest difference of each column in float32 from NumPy in float64 at a tap, relative to the largest
+    value."""
 
     tap: str
     model: str
@@ -57,14 +60,14 @@ class Agreement:
 
 MAMBA2 = {"feed_forward_dim": 0, "num_heads": 1, "attention_head_dim": None, "num_key_value_heads": None}
 MAMBA2 |= {"recurrent_value_dim": 4}
-"""Sizes of a model that has only recurrences."""
+"""Sizes of a model with only recurrences."""
 
 SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12, "max_length": 8}
-"""Sizes that fit a page. Vocabularies have 11 tokens, stacks one layer."""
+"""Sizes that fit on a page; in addition, vocabularies have 11 tokens, and stacks have one layer."""
 
 
 def models() -> dict[str, TransformerConfig]:
-    """Return small models that together have most parts, by name; the first has what most readers look for."""
+    """Return small models that together use most functions, by name; the most common functions are in the first."""
     translation = dataclasses.replace(
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
@@ -104,7 +107,7 @@ def _vocabulary(config: TransformerConfig) -> dict[str, Any]:
 
 
 def tokens(config: TransformerConfig) -> dict[str, Any]:
-    """Return one row of each input, the source with padding at its end."""
+    """Return one row of each input; the source ends with padding."""
     rows = {"source": [[5, 3, 7, 2, 0]], "target": [[1, 4, 6, 2]], "tokens": [[5, 3, 7, 4, 2]]}
     found = {name: np.array(rows[name]) for name in config.input_names}
     further = {"attention_mask": [[1, 1, 1, 1, 0]], "token_types": [[0, 0, 0, 1, 1]]}
@@ -112,12 +115,12 @@ def tokens(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _parameters(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return weights that every precision holds exactly, in float64."""
+    """Return weights in float64 that are exact in float32 too."""
     return {name: value.astype(np.float32).astype(np.float64) for name, value in initialize_parameters(config).items()}
 
 
 def watched() -> dict[LINES, Seen]:
-    """Return what every statement saw, of those that the models reach."""
+    """Return the values of every statement that one of the models reaches."""
     seen: dict[LINES, Seen] = {}
     statements = {str(path): _by_line(path) for path in sorted(COLUMN.rglob("*.py"))}
     for name, config in models().items():
@@ -129,7 +132,7 @@ def watched() -> dict[LINES, Seen]:
 
 
 def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, trained: bool) -> None:
-    """Run what a model does besides its forward pass, where it can."""
+    """Run the other capabilities of a model, such as generation, as far as it has them."""
     forward, given = build(config, parameters, dtype="float64"), tokens(config)
     forward.logits(**given)
     if config.architecture == "encoder" or config.norm == "batch" or config.further_inputs:
@@ -153,7 +156,7 @@ def _by_line(path: Path) -> dict[int, Statement]:
 
 
 class _Watcher:
-    """Notes what statements assign and return, each in the first call of its function that reaches it."""
+    """A trace function that notes the values that each statement assigns or returns when it is first reached."""
 
     def __init__(self, statements: dict[str, dict[int, Statement]]) -> None:
         self.statements = statements
@@ -163,7 +166,8 @@ class _Watcher:
         self.calls: Counter[CodeType] = Counter()
 
     def call(self, frame: FrameType, _event: str, _result: Any) -> Callable[..., Any] | None:
-        """Follow a call of the column line by line; comprehensions and later calls are not followed."""
+        """Follow a call of a function of the column line by line, except comprehensions and calls after the first
+        `CALLS`."""
         code = frame.f_code
         self.calls[code] += 1
         if self.calls[code] > CALLS or code.co_filename not in self.statements or code.co_name.startswith("<"):
@@ -178,7 +182,7 @@ class _Watcher:
         return line
 
     def note(self, frame: FrameType, line: int, number: int, result: Any) -> None:
-        """Note what the statement at `line` has done in this call, unless an earlier call has."""
+        """Note the values of the statement at `line`, unless an earlier call has reached it."""
         key, statement = self.place(frame.f_code.co_filename, line)
         if statement is None or self.caller.get(key, number) != number:
             return
@@ -193,7 +197,7 @@ class _Watcher:
         return (name, statement.begin if statement else line), statement
 
     def tap(self, name: str, value: Any) -> Any:
-        """Note the name that the statement of the column which taps gives its value."""
+        """Note the name of the tap for the statement of the column that called it."""
         frame: FrameType | None = sys._getframe(1)
         while frame and frame.f_code.co_filename not in self.statements:
             frame = frame.f_back
@@ -204,7 +208,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Add to `seen` what statements do in what runs in this context with the tap that it yields."""
+    """Add to `seen` the values of statements that run in this context; the context yields a tap for the model."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:
@@ -216,12 +220,12 @@ def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, See
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as they are now: caches are updated in place."""
+    """Return copies of arrays, because caches are updated in place."""
     return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
 def agreements() -> dict[tuple[str, str], Agreement]:
-    """Return how far each column in float32 is from NumPy in float64, by model and tap."""
+    """Return the differences of each column in float32 from NumPy in float64, by model and tap."""
     columns = {entry.name: entry.load() for entry in entry_points(group="transparity.backends")}
     found = {}
     for name, config in models().items():

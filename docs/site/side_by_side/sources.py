@@ -1,4 +1,4 @@
-"""The functions of a column's file: signatures, docstrings, shapes, and statements with their comments."""
+"""The parsed source of a column's file: signatures, docstrings, shapes, and statements with their comments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from docs.site.side_by_side.lines import in_one_line
 
 BODIES = ("forward", "__call__", "apply_layers")
-"""Methods that are what the NumPy column's function of the same name is; the first that a class has."""
+"""Methods that correspond to a function of the NumPy column; the first of these that a class has is used."""
 
 SHAPE = re.compile(r"\b\w+\[[\w.]+, '([^']*)'\]")
-"""A jaxtyping annotation, whose string is the shape."""
+"""A pattern for a jaxtyping annotation, whose string is the shape."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, or the first line of one with a body: its text in one line, and its lines in the file."""
+    """A statement, or the head of a statement with a body: its text on one line, and its lines in the file."""
 
     text: str
     depth: int
@@ -32,7 +32,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function, method or table: `name` is the same in all columns, `label` is the column's own."""
+    """A function, method or table; `name` is the same in all columns, and `label` is the name in this column."""
 
     name: str
     label: str
@@ -43,13 +43,13 @@ class Definition:
 
 
 def definitions(source: str) -> dict[str, Definition]:
-    """Return what a file defines at its top level, by the name that the columns share, in the file's order."""
+    """Return the definitions at the top level of a file, by the name that the columns share, in order."""
     reader = _Reader(source)
     return {found.name: found for node in ast.parse(source).body for found in reader.defined(node)}
 
 
 def shared_name(name: str) -> str:
-    """Return `SelfAttention` as `self_attention`: a part with weights is a class in the frameworks."""
+    """Return the name that the columns share: `self_attention` for the class `SelfAttention`."""
     return re.sub(r"(?<!^)(?<!_)(?=[A-Z])", "_", name).lower() if not name.isupper() else name
 
 
@@ -62,7 +62,7 @@ class _Reader:
         self.comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
     def defined(self, node: ast.stmt) -> list[Definition]:
-        """Return the definitions in a statement at the file's top level."""
+        """Return the definitions in a top-level statement."""
         if isinstance(node, ast.FunctionDef):
             return [self.function(node, shared_name(node.name), node.name, ast.get_docstring(node) or "")]
         if isinstance(node, ast.ClassDef):
@@ -74,7 +74,7 @@ class _Reader:
         return []
 
     def class_(self, node: ast.ClassDef) -> list[Definition]:
-        """Return the methods of a class, the one in `BODIES` first; a class of fields is one definition."""
+        """Return the methods of a class, first the method in `BODIES`; a class with only fields is one definition."""
         name, doc = shared_name(node.name), ast.get_docstring(node) or ""
         methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
         body = next((known for known in BODIES if known in methods), None)
@@ -89,12 +89,12 @@ class _Reader:
         ]
 
     def method(self, node: ast.ClassDef, method: ast.FunctionDef, name: str, doc: str) -> Definition:
-        """Return a method; the body of a class has the docstring of the class."""
+        """Return a method; the method in `BODIES` has the docstring of its class."""
         own = ast.get_docstring(method) or ("" if "." in name else doc)
         return self.function(method, name, f"{node.name}.{method.name}", own)
 
     def function(self, node: ast.FunctionDef, name: str, label: str, doc: str) -> Definition:
-        """Return a function: its first statement is its signature without annotations."""
+        """Return a function, whose first statement is its signature without annotations."""
         begins = node.body[0].lineno
         head = Statement(_signature(node), 0, (), node.lineno, begins - 1)
         body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -102,7 +102,7 @@ class _Reader:
         return Definition(name, label, doc, tuple(_shapes(node)), (head, *self.body(body, 1, after)), node.lineno)
 
     def body(self, nodes: list[ast.stmt], depth: int, after: int) -> tuple[Statement, ...]:
-        """Return the statements of a body that follows line `after`."""
+        """Return the statements of a body; its comments start after line `after`."""
         found: list[Statement] = []
         for node in nodes:
             found += self.statement(node, depth, after)
@@ -110,7 +110,7 @@ class _Reader:
         return tuple(found)
 
     def statement(self, node: ast.stmt, depth: int, after: int) -> tuple[Statement, ...]:
-        """Return a statement, followed by those in it. Comments after line `after` are its own."""
+        """Return a statement and the statements in it; comments after line `after` belong to it."""
         inner: list[ast.stmt] = getattr(node, "body", [])
         if not inner:
             text, end = in_one_line(self._text(node, node.end_lineno or node.lineno)), node.end_lineno or node.lineno
@@ -147,7 +147,7 @@ class _Reader:
 
 
 def _results(node: ast.stmt) -> tuple[tuple[str, ...], bool]:
-    """Return the names that a statement assigns, and whether it returns."""
+    """Return the names that a statement assigns, and whether it is a return."""
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     names = [part.id for target in targets if target for part in ast.walk(target) if isinstance(part, ast.Name)]
     stored = [name for name in names if not isinstance(node, ast.For)]
@@ -164,7 +164,7 @@ def _signature(node: ast.FunctionDef) -> str:
 
 
 def _shapes(node: ast.FunctionDef) -> list[tuple[str, str]]:
-    """Return the shape of each array among the arguments, and the result's shapes under the name `returns`."""
+    """Return the shapes of array arguments by name, and the shapes of the result under the name `returns`."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     given = [(argument.arg, argument.annotation) for argument in arguments] + [("returns", node.returns)]
     found = [(name, SHAPE.findall(ast.unparse(annotation))) for name, annotation in given if annotation]

@@ -1,4 +1,4 @@
-"""The configuration of a transformer, its validation, and the values and sizes at which it is probed."""
+"""The configuration of a transformer, its validation, and the small sizes at which ports are compared."""
 
 from transparity.config.layer_kinds import FULL, PER_LAYER, SLIDING, full_attention_every, repeating
 from transparity.config.transformer_config import (

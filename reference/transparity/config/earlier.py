@@ -1,4 +1,4 @@
-"""The fields in the format of earlier versions."""
+"""Names of fields and values in files of earlier versions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ FIELDS = {
     "rotary_low_frequency": "rotary_slow_turns",
     "rotary_high_frequency": "rotary_fast_turns",
 }
-"""Fields of earlier versions, and their names."""
+"""Old names of fields, each with the current name."""
 
 VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "window_kind": {"chunks": "chunked"}}
-"""Values of fields in earlier versions, and their names."""
+"""Old names of values, each with the current name, by field."""
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename old fields; a field that is given under both names keeps the old name, which is then rejected."""
+    """Rename old fields and values. If a field has both its old and its new name, the old one stays and is rejected
+    later."""
     found = {}
     for name, value in fields.items():
         current = FIELDS.get(name, name)

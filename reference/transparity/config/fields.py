@@ -1,4 +1,4 @@
-"""Numeric fields of a configuration: their ranges, and the values that drawn configurations try."""
+"""Numeric fields of a configuration: their ranges, and the values that random configurations try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Range:
-    """A range of numbers, as a predicate and as text for error messages."""
+    """A range of numbers, as a function and as text for error messages."""
 
     holds: Callable[[float], bool]
     text: str
@@ -32,20 +32,20 @@ def number(default: float | None, range: Range, *tried: float | None, usual: tup
     """Return a dataclass field for a number within `range`.
 
     Args:
-        default: its default.
-        range: the possible numbers.
-        tried: the values that drawn configurations try, the simplest first; none: it is not drawn.
-        usual: the values that published models and ports have, the likeliest first.
+        default: the default value of the field.
+        range: the valid numbers.
+        tried: the values that random configurations try, the simplest first; without any, they keep the default.
+        usual: the values in published models and ports, the most frequent first.
     """
     return dataclasses.field(default=default, metadata={"range": range, "tried": tried, "usual": usual})
 
 
 def numbers(range: Range) -> Any:
-    """Return a dataclass field for any number of numbers within `range`; none by default."""
+    """Return a dataclass field for a tuple of numbers within `range`; the default is empty."""
     return dataclasses.field(default=(), metadata={"range": range})
 
 
 def whole(default: int | None, *tried: int | None, least: int = 1, most: int = LARGEST) -> Any:
-    """Return a dataclass field for a whole number from `least` to `most`; `tried` as for `number`."""
+    """Return a dataclass field for a whole number from `least` to `most`; `tried` is explained at `number`."""
     limits = Range(lambda x: least <= x <= most, f"between {least} and {most}")
     return dataclasses.field(default=default, metadata={"range": limits, "tried": tried})

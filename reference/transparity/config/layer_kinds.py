@@ -1,4 +1,4 @@
-"""Facts that differ between layers: a cycle of kinds, and the fields in which layers of a kind differ."""
+"""Layers that differ within one model: a repeating list of kinds, and the fields in which each kind differs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PER_LAYER = (
     "attention_norm",
     "mixer",
 )
-"""Fields in which layers of one model may differ."""
+"""The fields that may differ between the layers of a model."""
 
 ALIKE = "all"
 """The kind of every layer of a configuration without `layer_types`."""
@@ -41,7 +41,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def full_attention_every(layers: int) -> dict[str, Any]:
-    """Return the fields of a stack in which the last of each group of `layers` ignores the `sliding_window`.
+    """Return the fields of a model in which every `layers`-th layer ignores the `sliding_window`.
 
     With 2, `sliding_attention` and `full_attention` alternate.
     """
@@ -50,14 +50,14 @@ def full_attention_every(layers: int) -> dict[str, Any]:
 
 
 def repeating(types: Sequence[str]) -> tuple[str, ...]:
-    """Return the shortest cycle whose repetition starts with the kinds of all layers."""
+    """Return the shortest list of kinds that, repeated, starts with `types`."""
     count = len(types)
     cycles = (tuple(types[:length]) for length in range(1, count + 1))
     return next((cycle for cycle in cycles if tuple(types) == (cycle * count)[:count]), ())
 
 
 class Overrides(Mapping[str, Any]):
-    """An immutable mapping, so that a configuration with it can be hashed."""
+    """An immutable mapping, which makes the configuration that contains it hashable."""
 
     __slots__ = ("_items",)
 
@@ -81,19 +81,20 @@ class Overrides(Mapping[str, Any]):
 
 
 def checked_types(name: str, value: Any) -> tuple[str, ...]:
-    """Return the shortest cycle of kinds that repeats to `value`; raise `ConfigError` unless it is a list of names."""
+    """Return the shortest list of kinds that, repeated, is `value`; raise `ConfigError` unless `value` is a list of
+    names."""
     given = tuple(value) if isinstance(value, list | tuple) else (None,)
     if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
         raise ConfigError(
-            f"{name} is {shown(value)}; it should list the kind of each layer of a cycle, such as "
-            f"['sliding_attention', 'full_attention'], and {shown(wrong[0])} is no name."
+            f"{name} is {shown(value)}; expected a list of names, such as ['sliding_attention', 'full_attention'], and "
+            f"{shown(wrong[0])} is no name."
         )
     lengths = (length for length in range(1, len(given)) if given == given[:length] * (len(given) // length))
     return given[: next(lengths, len(given))]
 
 
 def checked_overrides(name: str, value: Any) -> Overrides:
-    """Return the overrides by kind, frozen; raise `ConfigError` unless they are fields that may differ, by kind."""
+    """Return the overrides by kind as immutable mappings; raise `ConfigError` for a field that may not differ."""
     if not isinstance(value, Mapping) or not all(isinstance(fields, Mapping) for fields in value.values()):
         raise ConfigError(f"{name} is {shown(value)}; it should be {{kind: {{field: value}}}}.")
     for kind, fields in value.items():
@@ -109,10 +110,10 @@ def checked_overrides(name: str, value: Any) -> Overrides:
 
 
 def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the configuration of each kind of layer, as a layer of that kind sees it.
+    """Return the configuration of each kind of layer, with the overrides of the kind applied.
 
     Raises `ConfigError` if `layer_types` and `layer_overrides` of a `TransformerConfig` (whose file imports this one)
-    do not fit together, or a kind of layer is impossible.
+    do not fit together, or if a kind of layer is impossible.
     """
     if not types and not overrides:
         return {ALIKE: config}
@@ -120,9 +121,7 @@ def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[
     for kind in overrides:
         if kind not in kinds:
             listed = ", ".join(kinds) or "none"
-            raise ConfigError(
-                f"layer_overrides has the kind {shown(kind)}, which layer_types does not; it has: {listed}."
-            )
+            raise ConfigError(f"layer_overrides has the kind {shown(kind)}, which is not in layer_types ({listed}).")
     return {kind: _of_kind(config, kind, overrides.get(kind, {})) for kind in kinds}
 
 

@@ -1,4 +1,4 @@
-"""The sizes at which a configuration is probed: small, and all different, so that no two axes can be confused."""
+"""The sizes of the models that ports are compared on: small, and all different, so that swapped axes are noticed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PROBE_SIZES = {
 }
 
 OVERRIDDEN = {"sliding_window": 3, "rotary_original_length": 64, "feed_forward_dim": 29, "num_experts": 5}
-"""Small values of sizes in which layers of a kind differ from the others."""
+"""Small values for the sizes in `layer_overrides`."""
 
 ORIGINAL = {"llama3": 256, "yarn": 64, "longrope": 6}
-"""The original length of each rotary scaling; LongRoPE's is in the middle of the lengths that are tried."""
+"""The `rotary_original_length` of each rotary scaling; for LongRoPE, some of the tried sequences are longer."""
 
 
 def probe_sizes(config: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         sizes |= {"num_heads": 4, "num_key_value_heads": 1 if config.key_value_heads == 1 else 2}
     elif config.num_key_value_heads:
         sizes |= {"num_key_value_heads": None}
-    if config.attends_never:  # heads that no layer has
+    if config.attends_never:  # no layer has attention heads
         sizes |= {"num_heads": 1}
     if config.attention_head_dim:
         sizes |= {"attention_head_dim": None if config.attention_dim == config.embed_dim else 10}
@@ -38,9 +38,9 @@ def probe_sizes(config: Any) -> dict[str, Any]:
     if config.kv_lora_rank:
         sizes |= {"attention_head_dim": 10, "rotary_dim": 4, "kv_lora_rank": 9, "num_key_value_heads": None}
         sizes |= {"q_lora_rank": config.q_lora_rank and 7, "value_head_dim": config.value_head_dim and 6}
-    if config.reads_pixels:  # three patches a side
+    if config.reads_pixels:  # 3 × 3 patches
         sizes |= {"source_vocab_size": None, "patch_size": 2, "max_length": 9 + config.class_token}
-    if config.reads_frames:  # a length unlike the target's
+    if config.reads_frames:  # its length differs from the target's
         sizes |= {"source_vocab_size": None, "mel_bins": 5, "num_frames": 14}
     if config.sliding_window:
         sizes |= {"sliding_window": 4}
@@ -52,14 +52,15 @@ def probe_sizes(config: Any) -> dict[str, Any]:
         layers = max(PROBE_SIZES["num_decoder_layers"], len(kinds))
         sizes |= {"layer_types": kinds, "num_encoder_layers": layers, "num_decoder_layers": layers}
         sizes |= {"layer_overrides": {kind: _small(own) for kind, own in config.layer_overrides.items()}}
-    if config.positions == "relative":  # beside others, MPNet's code has the sizes that it was published with
+    if config.positions == "relative":  # MPNet, which also has learned positions, has fixed sizes in its code
         sizes |= {"relative_buckets": 8, "relative_max_distance": 9}
     sizes |= {"rotary_original_length": ORIGINAL[config.rotary_scaling]} if config.rotary_scaling in ORIGINAL else {}
     return sizes | _temperature_sizes(config)
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a length in the middle of the tried ones; if scaled rotary positions share the length, they still do."""
+    """Return a temperature length below the longest tried sequence. If `rotary_original_length` is equal, it stays
+    equal."""
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
@@ -71,7 +72,7 @@ def _temperature_sizes(config: Any) -> dict[str, Any]:
 
 
 def _recurrent_sizes(config: Any) -> dict[str, Any]:
-    """Return a few heads; one, two or all of them share a key head."""
+    """Return a few heads; each key head is shared by one, two or all of them, as in the full-size model."""
     if not config.is_recurrent:
         return {}
     shares = config.recurrent_heads // config.recurrent_key_heads
@@ -82,20 +83,20 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 
 
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
-    """Return the `recurrent_value_dim` that keeps the ratio of the heads' features to `embed_dim`.
+    """Return the `recurrent_value_dim` that keeps the ratio of all heads' features to `embed_dim`.
 
-    Ports of models with only recurrences need it: Mamba-2's `expand` is a whole number."""
+    Ports of models with only recurrences need this: Mamba-2's `expand` is this ratio, a whole number."""
     times, rest = divmod(config.recurrent_dim, config.embed_dim)
     is_fixed = config.attends_never and not rest and not times * embed_dim % heads
     return {"recurrent_value_dim": times * embed_dim // heads} if is_fixed else {}
 
 
 def _router_sizes(config: Any) -> dict[str, Any]:
-    """Return a few experts; one, some or all of them are chosen."""
+    """Return a few experts; a token uses one, some or all of them, as in the full-size model."""
     count, chosen = most_experts(config), config.experts_per_token
     if not count:
         return {}
-    if config.router_groups > 1:  # three of two experts each
+    if config.router_groups > 1:  # three groups of two experts
         groups = 3 if config.topk_groups == config.router_groups else min(config.topk_groups, 2)
         sizes = {"num_experts": 6, "router_groups": 3, "topk_groups": groups}
         return sizes | {"experts_per_token": min(chosen, 2)}
@@ -105,8 +106,10 @@ def _router_sizes(config: Any) -> dict[str, Any]:
 
 
 def feed_forward_width(config: Any, embed_dim: int) -> int:
-    """Return a feed-forward width in proportion to `embed_dim`; with experts a multiple of four, as PyTorch's
-    `grouped_mm` requires."""
+    """Return a feed-forward width in proportion to `embed_dim`.
+
+    With experts, it is a multiple of four, because PyTorch's `grouped_mm` requires this.
+    """
     width = max(min(1, config.feed_forward_dim), config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
 
@@ -114,24 +117,24 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
     """Return the width of a shared expert in proportion to `embed_dim`.
 
-    If it is a multiple of an expert's width, it remains one, as in DeepSeek-V3."""
+    If the width is a multiple of an expert's width, as in DeepSeek-V3, the result is one too."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)
 
 
 def most_experts(config: Any) -> int:
-    """Return the number of experts of a layer of a `TransformerConfig`; 0 if none has experts."""
+    """Return the largest number of experts in any layer of a `TransformerConfig`; 0 if no layer has experts."""
     return max(own.num_experts for own in (config, *config.layer_kinds.values()))
 
 
 def longrope_factors(config: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return LongRoPE's factors for the angles that a configuration with other `sizes` has."""
+    """Return LongRoPE's factors, interpolated to the number of angles in a configuration with other `sizes`."""
     lists = {name: getattr(config, name) for name in ("rotary_short_factors", "rotary_long_factors")}
     names = ("rotary_dim", "attention_head_dim", "embed_dim", "num_heads")
     rotary_dim, head_dim, embed_dim, heads = own = [sizes.get(name, getattr(config, name)) for name in names]
     if not all(size is None or (isinstance(size, int) and size > 0) for size in own):
-        return {}  # the fields themselves say so
+        return {}  # the fields' own checks report this
     count = (rotary_dim or head_dim or embed_dim // heads) // 2
     return {
         name: tuple(given[i * len(given) // count] for i in range(count))

@@ -1,7 +1,7 @@
-"""One frozen description of a transformer: every difference between two systems is one field.
+"""The configuration of a transformer: every difference between two models is one field.
 
-The fields come first, in sections, then derived properties, then JSON. In this package, `fields` has the ranges of
-numbers, `validation` the checks, and `probe_sizes` the probe sizes.
+The fields come first, in sections, then derived properties, then JSON. The other files of this package have the ranges
+of numbers (`fields`), the checks (`validation`), and the small sizes at which ports are compared (`probe_sizes`).
 """
 
 from __future__ import annotations
@@ -59,25 +59,26 @@ DropoutPlace = Literal[
     "feed_forward.output",
     "feed_forward_norm",
 ]
-"""Suffixes of the taps that dropout may apply to."""
+"""Last parts of the names of the activations that dropout may apply to."""
 
 EXACT_MASK_BELOW = -1e6
-"""Below this, the weight of a masked key underflows to exactly 0 in every precision, so that leaving the key out is the
-same as replacing its score; above it (document 000's −1e-20) it is not, and only the explicit path is correct."""
+"""A masked score below this makes the key's weight underflow to exactly 0 in every precision, as if the key were
+absent. With a higher masked score (document 000 has −1e-20), masked keys keep a weight, and only the unfused attention
+is correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """A transformer, described by one orthogonal field for each difference between two systems.
+    """The configuration of a transformer; each difference between two models is one field, independent of the others.
 
-    Raises `ConfigError` for an impossible configuration, with the field, its value and a valid one.
-    Fields of a stack that the architecture lacks (a decoder's `source_vocab_size`) are not read.
+    An impossible configuration raises `ConfigError` with the field, its value and a valid value. Fields of a stack that
+    the architecture lacks have no effect, such as `source_vocab_size` in a decoder-only model.
     """
 
     # Sizes
 
     architecture: Architecture
-    """`encoder-decoder`, or only one stack: `decoder` (causal) or `encoder` (bidirectional)."""
+    """The stacks of the model: `encoder-decoder`, only a `decoder` (causal), or only an `encoder` (bidirectional)."""
     source_vocab_size: int | None = None
     """Size of the encoder's vocabulary."""
     target_vocab_size: int | None = None
@@ -85,172 +86,182 @@ class TransformerConfig:
     max_length: int = 100
     """The longest sequence, in tokens."""
     embed_dim: int = 512
-    """Features of a token; a multiple of `num_heads`, unless `attention_head_dim` sets the width of a head."""
+    """Features of each token; a multiple of `num_heads` unless `attention_head_dim` is set."""
     num_heads: int = 8
-    """Attention heads of the queries."""
+    """Number of query heads in attention."""
     num_key_value_heads: int | None = None
-    """Heads of keys and values. Consecutive query heads share one (Ainslie et al. 2023). None: as many as query heads;
-    1: one for all (Shazeer 2019)."""
+    """Number of key and value heads. Consecutive query heads share one key and value head (Ainslie et al. 2023). With
+    1, all query heads share it (Shazeer 2019). None means `num_heads`."""
     attention_head_dim: int | None = None
-    """Features of a head; None: embed_dim / num_heads."""
+    """Features of each attention head. None means `embed_dim / num_heads`."""
     num_encoder_layers: int = whole(6, least=0, most=10_000)
-    """Layers of the encoder."""
+    """Number of encoder layers."""
     num_decoder_layers: int = whole(6, least=0, most=10_000)
-    """Layers of the decoder."""
+    """Number of decoder layers."""
 
     # Feed-forward
 
     feed_forward_dim: int = whole(2048, least=0)
-    """Features inside the feed-forward. 0: no feed-forward; the layer ends after its mixer (Mamba-2)."""
+    """Hidden features of the feed-forward. With 0, layers have no feed-forward (Mamba-2)."""
     feed_forward_bias: bool = True
     """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
-    """Whether the activation is applied to a third projection, the gate, which multiplies the up projection (Shazeer
-    2020)."""
+    """Whether the feed-forward has a third projection, the gate. The activation is applied to the gate, which
+    multiplies the up projection (Shazeer 2020)."""
     gate_limit: float | None = number(None, POSITIVE, None, 0.7, usual=(7.0, 10.0))
-    """Bound of a gated feed-forward before the activation: the gate from above, the up projection from both sides
-    (gpt-oss). None: no bound."""
+    """Limit of a gated feed-forward (gpt-oss): before the activation, the gate is clipped to at most this, and the up
+    projection to ± this. None means no limit."""
     up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
-    """Added to the up projection before the gate multiplies it (gpt-oss: 1)."""
+    """Number that is added to the up projection before the gate multiplies it (1 in gpt-oss)."""
     activation: Activation = "relu"
-    """`gelu`: x · Φ(x) (Hendrycks and Gimpel 2016); `gelu-tanh` and `gelu-quick`: its approximations by a tanh and by
-    x · σ(1.702 x). `silu`: x · σ(x)."""
+    """Activation of the feed-forward. `gelu` is x · Φ(x) (Hendrycks and Gimpel 2016). `gelu-tanh` approximates it by a
+    tanh, `gelu-quick` by x · σ(1.702 x). `silu` is x · σ(x)."""
 
     # Experts
 
     num_experts: int = whole(0, 0, 4, least=0)
-    """Number of parallel feed-forwards of width `feed_forward_dim`; a router chooses some for each token (Shazeer et
-    al. 2017). 0: one feed-forward for all tokens; the other fields of experts have no effect."""
+    """Number of experts: feed-forwards of width `feed_forward_dim`, of which a router chooses some for each token
+    (Shazeer et al. 2017). With 0, all tokens use the same feed-forward, and the other fields of experts have no
+    effect."""
     experts_per_token: int = whole(2, 1, 2, 3)
-    """Experts chosen for each token: the ones with the highest scores."""
+    """Number of experts that each token uses: the experts with the highest scores."""
     router_scores: RouterScores = "softmax"
-    """Scores of a linear map of the token: the `softmax` over all experts, or the `sigmoid` of each (DeepSeek-V3)."""
+    """Function that turns the router's logits into scores: the `softmax` over all experts, or the `sigmoid` of each
+    logit (DeepSeek-V3)."""
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
-    """Whether a bias is added to the scores that choose experts, but not to their weights (Wang et al. 2024). It has no
-    gradient."""
+    """Whether a bias without a gradient is added to the scores for the choice of experts. The weights of the chosen
+    experts do not include it (Wang et al. 2024)."""
     router_groups: int = whole(1, 1, 2)
-    """Groups of consecutive experts. A group ranks by the sum of its two highest scores (DeepSeek-V3)."""
+    """Number of groups of consecutive experts. Groups are ranked by the sum of their two highest scores
+    (DeepSeek-V3)."""
     topk_groups: int = whole(1, 1, 2)
-    """Number of best groups from which a token's experts are chosen."""
+    """Number of highest-ranked groups; a token's experts are chosen only from these."""
     normalize_topk: bool = True
-    """Whether the weights of the chosen experts are divided by their sum. With `softmax`, this equals a softmax over
-    the chosen logits. If false, the weights are the scores."""
+    """Whether the scores of the chosen experts are divided by their sum to become weights. With `softmax`, this equals
+    a softmax over the chosen logits. If false, the weights are the scores."""
     router_scale: float = number(1.0, POSITIVE, 1.0, 2.5)
-    """A further factor of the weights (DeepSeek-V3)."""
+    """Factor that multiplies the weights of the chosen experts (DeepSeek-V3)."""
     shared_expert_dim: int = whole(0, 0, 3, least=0)
-    """Features of an additional expert that every token uses (Dai et al. 2024). 0: none."""
+    """Hidden features of the shared expert, an additional expert that every token uses (Dai et al. 2024). 0 means no
+    shared expert."""
     shared_expert_gate: bool = False
-    """Whether the output of this expert is multiplied by the sigmoid of a linear map of the token (Qwen 2 MoE)."""
+    """Whether the shared expert's output is multiplied by the sigmoid of a linear map of the token (Qwen 2 MoE)."""
 
     # Normalization
 
     norm: NormKind = "layer"
-    """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (deviation over n − 1, + eps).
-    `batch`: over the batch and the positions, with running statistics. `rms`: x / √(mean of x² + eps), without a bias
-    (Zhang and Sennrich 2019)."""
+    """`layer`: (x − mean) / √(variance + eps). `layer-unbiased`: (x − mean) / (s + eps), where s is the standard
+    deviation with n − 1. `batch`: batch norm over the batch and the positions, with running statistics. `rms`: x /
+    √(mean of x² + eps), without a bias (Zhang and Sennrich 2019)."""
     norm_gain: NormGain = "weight"
-    """Factor of a norm: its weight, or 1 + its weight (Gemma)."""
+    """Factor of the normalized values: the norm's `weight`, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
     """Whether the norms have biases; `rms` never has."""
     norm_eps: float = number(
         1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12, usual=(1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
     )
-    """Added to the variance under the root, or to the deviation (`layer-unbiased`)."""
+    """Small number that is added to the variance under the root, or to the standard deviation (`layer-unbiased`)."""
     norm_momentum: float = number(0.1, SHARE)
-    """Share of a new batch in `batch`'s running statistics (PyTorch's convention; Flax counts the rest)."""
+    """Weight of the new batch in the running statistics of `batch`. This is PyTorch's convention; Flax's momentum is 1
+    minus this."""
     norm_position: NormPosition = "post"
-    """`post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x + norm(f(norm(x))) (Gemma 2).
-    `post-branch`: x + norm(f(x)) (OLMo 2)."""
+    """Position of the norms around a sublayer f. `post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x +
+    norm(f(norm(x))) (Gemma 2). `post-branch`: x + norm(f(x)) (OLMo 2)."""
     branches: Branches = "sequential"
-    """`sequential`: the feed-forward reads the stream after attention. `parallel`: both read the layer's input, x +
-    attention(norm(x)) + feed_forward(norm(x)), each through its own norm (GPT-NeoX). `parallel-one-norm`: both use the
-    same norm (GPT-J)."""
+    """`sequential`: the input of the feed-forward is the output of attention. `parallel`: x + attention(norm(x)) +
+    feed_forward(norm(x)), with two different norms (GPT-NeoX). `parallel-one-norm`: the same with one norm for both
+    (GPT-J)."""
     attention_norm: bool = True
-    """Whether a norm precedes self-attention if `norm_position` is `pre`. Without it, attention reads the stream
-    unchanged (the first layer of ModernBERT, whose embeddings are normalized)."""
+    """Whether a norm precedes self-attention if `norm_position` is `pre`. The first layer of ModernBERT has no such
+    norm, because its embeddings are normalized."""
     residual_multiplier: float = number(1.0, POSITIVE, 1.0, 0.4)
-    """Factor of each sublayer's output before it is added to the residual (Granite): x + multiplier · f(x)."""
+    """Factor m of each sublayer's output in the residual x + m · f(x) (Granite)."""
     final_norm: bool = False
-    """One more norm at the end of each stack."""
+    """Whether each stack ends with one more norm."""
     memory_norm: bool = False
     """Whether each decoder layer normalizes the encoder's output before cross-attention."""
 
     # Attention
 
     projection: Projection = "full"
-    """`full`: embed_dim → embed_dim, then split. `shared-per-head`: split, then head_dim → head_dim, one for all."""
+    """`full`: one linear map from `embed_dim` to all heads, whose result is split into heads. `shared-per-head`: the
+    features are split into heads, and one linear map of size head_dim × head_dim is applied to every head."""
     qkv_bias: bool = True
     """Whether the projections of queries, keys and values have biases."""
     key_bias: bool = True
-    """Whether the key projection has a bias if `qkv_bias` is true (Whisper: no). A key bias shifts all scores of a
-    query equally, so it changes no weight."""
+    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has none: a key bias shifts all scores of a
+    query equally, so it changes no attention weight."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
-    """Features of the latent from which queries are projected; an RMS norm normalizes it. None: queries are projected
-    from the stream. Requires `kv_lora_rank`."""
+    """Features of the latent vector from which queries are projected, after an RMS norm. None means that queries are
+    projected from the layer's input. Requires `kv_lora_rank`."""
     kv_lora_rank: int | None = None
-    """Features of the latent from which keys and values are projected; an RMS norm normalizes it. The last `rotary_dim`
-    features of the keys are projected from the stream, shared by all heads. Only these are rotated (latent attention,
-    DeepSeek-V2). None: keys and values are projected from the stream."""
+    """Features of the latent vector from which keys and values are projected, after an RMS norm (latent attention,
+    DeepSeek-V2). The last `rotary_dim` features of each key are projected from the layer's input instead. They are
+    shared by all heads, and only they are rotated. None means that keys and values are projected from the layer's
+    input."""
     value_head_dim: int | None = None
-    """Features of a value head. None: as many as a key head. Requires `kv_lora_rank`."""
+    """Features of each value head. None means the number of features of a key head. Requires `kv_lora_rank`."""
     query_key_norm: bool = False
     """Whether an RMS norm normalizes queries and keys (Qwen 3)."""
     query_key_norm_over: QueryKeyNormOver = "head"
-    """Features over which this norm is taken: each `head`, or the whole `projection` (OLMo 2)."""
+    """Features that the norm of queries and keys averages over: a `head`, or the whole `projection` (OLMo 2)."""
     attention_scale: AttentionScale = "head_dim"
-    """Scores are divided by the square root of this size."""
+    """Size whose square root divides the scores; `none` means that they are not divided."""
     attention_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
-    """A further factor of the scores."""
+    """Additional factor of the scores."""
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5, usual=(50.0, 30.0, 20.0, 10.0))
-    """Scores become cap · tanh(scores / cap) before the mask (Gemma 2). None: no bound."""
+    """Cap of the scores, which become cap · tanh(scores / cap) before the mask (Gemma 2). None means no cap."""
     attention_sinks: bool = False
-    """Whether the softmax of each head has one more, learned logit, which has no value (gpt-oss)."""
+    """Whether each head has a sink: one more, learned logit in its softmax, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """A position attends to positions less than this distance away (Beltagy et al. 2020). None: to all."""
+    """Width of the attention window: a position attends only to positions less than this far away (Beltagy et al.
+    2020). None means no window."""
     window_kind: WindowKind = "sliding"
-    """`sliding`: the window surrounds each position. `chunked`: the sequence is cut into chunks of `sliding_window`
+    """`sliding`: each position has its own window. `chunked`: the sequence is cut into chunks of `sliding_window`
     positions, and a position attends only to its own chunk (Llama 4)."""
     query_temperature: float = number(0.0, NOT_NEGATIVE, 0.0, 0.7)
-    """Self-attention multiplies queries by 1 + query_temperature · ln(1 + ⌊(position + query_temperature_first) /
-    query_temperature_length⌋), so that later queries attend more sharply (Llama 4, Ministral 3). 0: no factor."""
+    """Growth t of the query temperature with position (Llama 4, Ministral 3). Queries of self-attention are multiplied
+    by 1 + t · ln(1 + ⌊(position + first) / length⌋). The first position and the length are the next two fields. 0 means
+    no factor."""
     query_temperature_length: int = whole(8192, 8192, 2, 3)
-    """Number of consecutive positions with the same temperature."""
+    """Number of consecutive positions with the same query temperature."""
     query_temperature_first: int = whole(0, 0, 1, least=0)
-    """Number of the first position in this formula: 0 (Ministral 3) or 1 (Llama 4)."""
+    """Number of the first position in the formula of the query temperature: 0 (Ministral 3) or 1 (Llama 4)."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
-    """Replacement of a masked score. −inf stands for the lowest number of the dtype. A fully masked row then weighs all
-    its keys equally, instead of becoming NaN."""
+    """Number that replaces masked scores. −inf means a very low finite number of the dtype. If all keys of a query are
+    masked, they therefore get equal weights instead of NaN."""
     mask_order: MaskOrder = "after-scale"
-    """Whether masked scores are replaced before the division by the scale or after it."""
+    """Whether masked scores are replaced before or after the scores are scaled."""
     target_mask: TargetMask = "causal"
-    """Mask of the decoder's self-attention: the future, or the future and the padding."""
+    """Positions that the decoder's self-attention masks: later positions, or later positions and padding."""
     padding: Padding = "token"
-    """Mark of padding in the tokens of a single stack, or in the source: the token `pad_id`, or an `attention_mask`. A
-    decoder masks `pad_id` only if `target_mask` is `causal-and-padding`; an `attention_mask` always applies."""
+    """How padding is marked in the tokens of a single stack, or in the source: by the `token` with the id `pad_id`, or
+    by an `attention-mask`. A decoder masks `pad_id` only if `target_mask` is `causal-and-padding`; an attention mask
+    always applies."""
 
     attention_gate: bool = False
-    """Whether the context of all heads is multiplied by the sigmoid of a linear map of the attention's input, before
-    the output projection (Qwen3-Next)."""
+    """Whether the heads' results are multiplied by a gate before the output projection: the sigmoid of a linear map of
+    the attention's input (Qwen3-Next)."""
 
     # Recurrence
 
     mixer: Mixer = "attention"
     """How a layer mixes positions. `attention`: self-attention. `gated-delta`: a recurrence that decays and corrects
     its state (Yang et al. 2025, Qwen3-Next). `state-space`: a recurrence that decays its state and adds to it (Dao and
-    Gu 2024, Mamba-2). Recurrences need a single decoder."""
+    Gu 2024, Mamba-2). Recurrences require a decoder-only model."""
     recurrent_heads: int = whole(32, 4, 2)
-    """Heads of a recurrence, each with a state of `recurrent_key_dim` × `recurrent_value_dim` numbers. Without a
-    recurrence, its fields have no effect."""
+    """Number of heads of a recurrence. Each has a state of `recurrent_key_dim` × `recurrent_value_dim` numbers. Without
+    a recurrence, the fields of this section have no effect."""
     recurrent_key_heads: int = whole(16, 2, 1)
-    """Heads of the queries and keys of a recurrence. Consecutive value heads share one."""
+    """Number of query and key heads of a recurrence. Consecutive value heads share one."""
     recurrent_key_dim: int = whole(128, 5, 3)
-    """Features of a query or key head of a recurrence."""
+    """Features of each query or key head of a recurrence."""
     recurrent_value_dim: int = whole(128, 3, 6)
-    """Features of a value head of a recurrence."""
+    """Features of each value head of a recurrence."""
     convolution_width: int = whole(4, 4, 2, 1)
     """Width of the causal convolution of queries, keys and values in a recurrence."""
     convolution_bias: bool = False
@@ -260,142 +271,147 @@ class TransformerConfig:
     time_step_min: float = number(0.0, NOT_NEGATIVE, 0.0, 0.3)
     """Lower bound of the time step of a recurrence (`time_step_limit` of Mamba-2)."""
     time_step_max: float | None = number(None, POSITIVE, None, 0.8)
-    """Upper bound of the time step. None: no bound."""
+    """Upper bound of the time step. None means no bound."""
 
     # Layers that differ
 
     layer_types: tuple[str, ...] = ()
-    """Names of the kinds of layers, a cycle that starts with the first layer. Empty: all layers are alike."""
+    """The kind of each layer, from the first on; a shorter list is repeated. If it is empty, all layers are alike."""
     layer_overrides: Mapping[str, Mapping[str, Any]] = Overrides({})
-    """For each kind of layer, the fields that differ from the rest of the configuration. Allowed are `sliding_window`,
-    `window_kind`, `query_temperature`, `positions` (`none` where others are `rotary`), `rope_theta`, the fields of
-    rotary scaling, `num_experts`, `feed_forward_dim`, `attention_norm` and `mixer`."""
+    """For each kind of layer, the fields that have another value in its layers. These fields may differ:
+    `sliding_window`, `window_kind`, `query_temperature`, `positions` (`none` instead of `rotary`), `rope_theta`, the
+    fields of rotary scaling, `num_experts`, `feed_forward_dim`, `attention_norm` and `mixer`."""
 
     # Positions
 
     positions: Positions = "learned"
     """`learned` and `sinusoidal` positions are added to the embeddings. `rotary` rotates queries and keys (Su et al.
-    2021). `relative` adds a learned bias to the scores for each head and bucket of distances (Raffel et al. 2020).
+    2021). `relative` adds to the scores a learned bias for each head and each bucket of distances (Raffel et al. 2020).
     `alibi` subtracts slope · distance from the scores, with one slope per head (Press et al. 2022)."""
     encoder_positions: EncoderPositions = "as-decoder"
     """Positions of the encoder if they differ from the decoder's (Whisper: `sinusoidal` in the encoder, `learned` in
     the decoder)."""
     sinusoidal_timescales: Timescales = "exclusive"
-    """Largest timescale of sinusoidal positions. `exclusive`: below theta, theta^(2 i / features). `inclusive`: theta
-    itself, theta^(i / (features / 2 − 1)) (tensor2tensor, Whisper)."""
+    """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
+    theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
-    """Row of the first token in the table of learned positions. The table has this number of additional rows."""
+    """Index of the row for the first token in the table of learned positions. The table has this number of additional
+    rows."""
     position_count: PositionCount = "all"
-    """Whether `all` tokens count in positions, or only the `visible` ones. Padding has the position before the first
-    (RoBERTa, OPT)."""
+    """Tokens that are counted in positions: `all`, or only `visible` ones, which are not padding (RoBERTa, OPT). With
+    `visible`, padding has the position before the first."""
     rope_layout: RopeLayout = "interleaved"
-    """Pairs of features that share an angle, sinusoidal or rotary: neighbors (`interleaved`), or half the width apart
-    (`halves`)."""
+    """Pairs of features that have the same angle in sinusoidal and rotary positions. `interleaved`: adjacent features.
+    `halves`: features half the width apart."""
     rope_theta: float = number(
         10_000.0, POSITIVE, 10_000.0, 5.0, usual=(10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
     )
-    """Angles are position / theta^(2 i / features)."""
+    """The base theta of the angles: pair i has the angle position / theta^(2 i / features)."""
     rotary_dim: int | None = whole(None, None, 2)
-    """Number of features of each head that are rotated, from the first on. None: all."""
+    """Number of leading features of each head that are rotated. None means all features."""
     rotary_scaling: RotaryScaling = "none"
-    """`linear` divides positions by `rotary_factor`. `llama3` does so only for slow angles, with a smooth transition to
-    the fast ones (Llama 3.1). `yarn` has a transition that is linear in the pairs of features (Peng et al. 2024).
-    `longrope` divides each angle by its own factor, and by another factor in sequences beyond `rotary_original_length`
-    (Ding et al. 2024)."""
+    """Scaling of the rotary angles for long sequences. `linear` divides positions by `rotary_factor`. `llama3` divides
+    only slow angles, with a smooth transition to the fast angles (Llama 3.1). In `yarn`, the transition is linear in
+    the pairs of features (Peng et al. 2024). `longrope` divides each angle by its own factor, and by another factor in
+    sequences beyond `rotary_original_length` (Ding et al. 2024)."""
     rotary_factor: float = number(1.0, POSITIVE, 1.0, 3.0)
-    """Divisor of scaled positions."""
+    """Number that scaled positions are divided by."""
     rotary_slow_turns: float = number(1.0, POSITIVE)
-    """Slow angles make fewer turns than this in `rotary_original_length`."""
+    """Angles that make fewer turns than this in `rotary_original_length` positions are slow."""
     rotary_fast_turns: float = number(4.0, POSITIVE)
-    """Fast angles make more turns than this in `rotary_original_length`."""
+    """Angles that make more turns than this in `rotary_original_length` positions are fast."""
     rotary_original_length: int = whole(8192, 8, 64, 3)
     """The longest sequence of the model before its positions were scaled."""
     rotary_truncate: bool = True
-    """Whether the transition of `yarn` starts and ends at whole pairs (gpt-oss: also between two pairs)."""
+    """Whether the transition of `yarn` is rounded to start and end at whole pairs; gpt-oss does not round."""
     rotary_attention_factor: float = number(1.0, POSITIVE, 1.0, 1.3)
-    """Factor of the rotated features of queries and of keys (`attention_factor` of YaRN and LongRoPE)."""
+    """Factor of the rotated features of queries and keys; Hugging Face calls it `attention_factor` (YaRN and
+    LongRoPE)."""
     rotary_short_factors: tuple[float, ...] = numbers(POSITIVE)
-    """Divisors of each angle with `longrope`, in sequences up to `rotary_original_length`."""
+    """With `longrope`, the divisor of each angle in sequences of up to `rotary_original_length` tokens."""
     rotary_long_factors: tuple[float, ...] = numbers(POSITIVE)
-    """Divisors of each angle with `longrope`, in longer sequences."""
+    """With `longrope`, the divisor of each angle in longer sequences."""
     relative_bias: bool = False
-    """Whether scores have the bias of `relative` in addition to positions that are added to the embeddings (MPNet)."""
+    """Whether the scores also get the bias of `relative`, in addition to learned or sinusoidal positions (MPNet)."""
     relative_buckets: int = 32
-    """Buckets of distances; half of them for each direction if both are visible."""
+    """Number of buckets of distances. If queries see both earlier and later keys, half of the buckets are for each
+    direction."""
     relative_max_distance: int = 128
-    """The last bucket holds this distance and all larger ones."""
+    """Distance from which on all distances are in the last bucket."""
 
     # Embedding and head
 
     patch_size: int | None = None
-    """Side of the square patches of an image, in pixels. The encoder reads `pixels`, and a linear map embeds each patch
-    (Dosovitskiy et al. 2021). None: it reads tokens."""
+    """Side of the square patches of an image, in pixels. A linear map embeds each patch (Dosovitskiy et al. 2021). None
+    means that the input is no image."""
     image_channels: int = 3
-    """Channels of an image. A patch is read channel by channel, each row by row."""
+    """Channels of an image. The pixels of a patch are ordered by channel, then row, then column."""
     patch_bias: bool = True
     """Whether the linear map of patches has a bias (CLIP's has none)."""
     class_token: bool = False
     """Whether a learned vector precedes the patches. `max_length` is the number of patches of a square image, plus 1
-    with this vector."""
+    for this vector."""
     mel_bins: int | None = None
-    """Mel bins of a log-mel spectrogram. The encoder's `source` has the shape (batch, mel_bins, num_frames). Two
-    convolutions of width 3, each followed by GELU, embed it; the second has stride 2 (Radford et al. 2022). None: it
-    reads tokens."""
+    """Mel bins of a log-mel spectrogram, the encoder's `source` of shape (batch, mel_bins, num_frames). Two
+    convolutions of width 3, each followed by GELU, embed it; the second has stride 2 (Radford et al. 2022). None means
+    that the input is no audio."""
     num_frames: int = whole(3000, least=2)
-    """Frames of every spectrogram, an even number. The encoder has half this number of positions, independent of
+    """Frames of every spectrogram, an even number. The encoder has half as many positions, independent of
     `max_length`."""
     num_token_types: int = whole(0, least=0)
-    """Token types (sentences A and B of BERT); each has an embedding, which is added. 0: none."""
+    """Number of token types, such as sentences A and B of BERT. Each has an embedding, which is added to the token's. 0
+    means no types."""
     embedding_scale: EmbeddingScale = "none"
-    """`embed_dim`: token embeddings are multiplied by √embed_dim before the positions are added."""
+    """`embed_dim` means that token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
-    """A further factor of the token embeddings (Granite)."""
+    """Additional factor of the token embeddings (Granite)."""
     embedding_norm: bool = False
     """Whether the sum of the embeddings is normalized (BERT, BART)."""
     shared_embedding: bool = False
     """Whether the decoder uses the encoder's table of token embeddings."""
     head: Head = "logits"
-    """Output of the model. `logits`: over the vocabulary. `hidden`: the output of the last layer. `pooled`: one state
-    per row. `classes`: logits over classes, a linear map of the pooled state."""
+    """Output of the model. `logits`: logits over the vocabulary. `hidden`: the output of the last layer. `pooled`: one
+    state per row. `classes`: logits over classes, a linear map of the pooled state."""
     pooling: Pooling = "first"
-    """Position of the pooled state: the `first` (BERT), the `mean` of the visible ones (Reimers and Gurevych 2019), or
-    the `last` visible one (the classifier of GPT-2). `eos`: the first `eos_id`, or the first position of a row without
-    one (CLIP). `largest`: the largest token, or the first of several (the code of CLIP until 2023)."""
+    """How a row is pooled to one state. `first`: the state at the first position (BERT). `mean`: the mean over all
+    tokens that are not padding (Reimers and Gurevych 2019). `last`: the last token that is not padding (the classifier
+    of GPT-2). `eos`: the first `eos_id`, or the first position of a row without it (CLIP). `largest`: the token with
+    the largest id, the first if there are several (the code of CLIP until 2023)."""
     pooler: Pooler = "tanh"
-    """Activation after a linear map of the pooled state (`tanh` in BERT, `relu` in DistilBERT's classifier). `none`:
-    the state is unchanged."""
+    """Activation after a linear map of the pooled state (`tanh` in BERT, `relu` in DistilBERT's classifier). `none`
+    means neither a linear map nor an activation."""
     num_classes: int = whole(2, 2, 3, 1)
-    """Classes of a head of `classes`."""
+    """Number of classes if `head` is `classes`."""
     tied_head: bool = False
-    """Whether the head uses the token embeddings as its weight (Press and Wolf 2017)."""
+    """Whether the weight of the head is the table of token embeddings (Press and Wolf 2017)."""
     head_transform: bool = False
     """Whether a linear map, the activation and a norm precede the head (the masked-word head of BERT)."""
     head_transform_bias: bool = True
-    """Whether this linear map has a bias."""
+    """Whether the linear map before the head has a bias."""
     head_bias: bool = True
     """Whether the head has a bias."""
     head_scale: HeadScale = "none"
-    """`embed_dim`: the input of the head is divided by √embed_dim (T5)."""
+    """`embed_dim` means that the input of the head is divided by √embed_dim (T5)."""
     head_multiplier: float = number(1.0, POSITIVE, 1.0, 0.5)
-    """A further factor of the head's input (Granite and Cohere)."""
+    """Additional factor of the head's input (Granite and Cohere)."""
     final_softcap: float | None = number(None, POSITIVE, None, 2.0, usual=(50.0, 30.0, 20.0, 10.0))
-    """Logits become cap · tanh(logits / cap) (Gemma 2). None: no bound."""
+    """Cap of the logits, which become cap · tanh(logits / cap) (Gemma 2). None means no cap."""
 
     # Dropout
 
     dropout: float = number(0.0, PROBABILITY)
-    """Probability that training drops a feature; evaluation drops nothing."""
+    """Probability with which each value is dropped in training; evaluation drops nothing."""
     dropout_at: tuple[DropoutPlace, ...] = ("embedding", "attention.output", "feed_forward.output")
-    """Taps that dropout applies to; by default as in Vaswani et al. 2017, §5.4."""
+    """Activations that dropout applies to; the default is from Vaswani et al. 2017, §5.4."""
 
     # Tokens
 
     pad_id: int | None = whole(0, 0, 1, None, least=0)
-    """The token that pads short sequences; None: no padding."""
+    """The token that pads short sequences. None means no padding."""
     bos_id: int | None = whole(None, least=0)
-    """The token that generation starts from."""
+    """The token from which generation starts."""
     eos_id: int | None = whole(None, least=0)
-    """The token that generation ends with."""
+    """The token after which generation ends."""
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
@@ -405,7 +421,7 @@ class TransformerConfig:
         object.__setattr__(self, "layer_overrides", overrides)
         if not overrides:
             object.__setattr__(self, "layer_types", ())
-        del self.__dict__["layer_kinds"]  # it had the overrides that change nothing
+        del self.__dict__["layer_kinds"]  # computed before the overrides were reduced
 
     @property
     def has_encoder(self) -> bool:
@@ -417,48 +433,51 @@ class TransformerConfig:
 
     @property
     def mask_is_exact(self) -> bool:
-        """Return whether masked keys weigh exactly 0 (`EXACT_MASK_BELOW`), so that no token depends on later ones.
+        """Return whether masked keys have exactly zero weight, so that no token depends on later tokens.
 
-        A fully masked row is the exception: all its keys have equal weights.
+        If all keys of a query are masked, they have equal weights nevertheless.
         """
         return self.masked_score < EXACT_MASK_BELOW
 
     @property
     def angles_depend_on_length(self) -> bool:
-        """Return whether angles change when a sequence exceeds `rotary_original_length` (LongRoPE)."""
+        """Return whether rotary angles change when a sequence becomes longer than `rotary_original_length`
+        (LongRoPE)."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary"]
         return any(own.rotary_scaling == "longrope" and own.rotary_original_length < self.max_length for own in kinds)
 
     @property
     def prefixes_agree(self) -> bool:
-        """Return whether no output of a decoder depends on later tokens, so that keys and values can be cached."""
+        """Return whether a decoder's outputs do not depend on later tokens, so that keys and values can be cached."""
         return self.mask_is_exact and not self.angles_depend_on_length and not self.is_pooled
 
     @property
     def score_scale(self) -> float:
-        """Factor of the scores: head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½ (001, 002, 004) or 1 (T5), times
-        `attention_multiplier`."""
+        """The factor of the scores: `attention_multiplier` times head_dim^−½ (Vaswani et al. 2017, eq. 1), embed_dim^−½
+        (documents 001, 002, 004) or 1 (T5)."""
         features = {"head_dim": self.head_dim, "embed_dim": self.embed_dim, "none": 1}[self.attention_scale]
         return float(features**-0.5) * self.attention_multiplier
 
     @property
     def token_scale(self) -> float:
-        """Factor of the token embeddings: √embed_dim (Vaswani et al. 2017, §3.4) or 1, times `embedding_multiplier`."""
+        """The factor of the token embeddings: `embedding_multiplier` times √embed_dim (Vaswani et al. 2017, §3.4) or
+        1."""
         return float({"none": 1.0, "embed_dim": self.embed_dim**0.5}[self.embedding_scale] * self.embedding_multiplier)
 
     @property
     def head_input_scale(self) -> float:
-        """Factor of the head's input: embed_dim^−½ (T5) or 1, times `head_multiplier`."""
+        """The factor of the head's input: `head_multiplier` times embed_dim^−½ (T5) or 1."""
         return float({"none": 1.0, "embed_dim": self.embed_dim**-0.5}[self.head_scale] * self.head_multiplier)
 
     @property
     def masked_score(self) -> float:
-        """Replacement of a masked score after scaling; masking before the scale scales `mask_value` too."""
+        """The number that a masked score has after scaling; if masking comes before scaling, `mask_value` is scaled
+        too."""
         return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
 
     @property
     def is_pooled(self) -> bool:
-        """Return whether the output is one vector for each row, of its pooled state."""
+        """Return whether the output is one vector per row, computed from a pooled state."""
         return self.head in ("pooled", "classes")
 
     @property
@@ -468,24 +487,24 @@ class TransformerConfig:
 
     @property
     def head_size(self) -> int:
-        """The number of features of the output: tokens of the vocabulary, classes, or features of a state."""
+        """The number of features of the output: the size of the vocabulary, the number of classes, or `embed_dim`."""
         if self.head == "logits":
             return self.vocab_size
         return self.num_classes if self.head == "classes" else self.embed_dim
 
     @property
     def has_tied_head(self) -> bool:
-        """Return whether the token embeddings are the head's weight; `tied_head` applies only to logits."""
+        """Return whether the token embeddings are the head's weight; `tied_head` has no effect without logits."""
         return self.head == "logits" and self.tied_head
 
     @property
     def filling_id(self) -> int:
-        """Filler token: pad, else EOS, else 0."""
+        """The token that fills the rest of shorter rows: `pad_id`, else `eos_id`, else 0."""
         return next((token for token in (self.pad_id, self.eos_id) if token is not None), 0)
 
     @property
     def ending_id(self) -> int:
-        """EOS, or −1, which equals no token."""
+        """The token that ends a sequence: `eos_id`, or −1, which equals no token."""
         return -1 if self.eos_id is None else self.eos_id
 
     @property
@@ -495,7 +514,7 @@ class TransformerConfig:
 
     @property
     def has_norm_bias(self) -> bool:
-        """Whether the norms of the features have biases."""
+        """Whether the norms over `embed_dim` features have biases."""
         return self.norm_bias and self.norm != "rms"
 
     @property
@@ -515,91 +534,92 @@ class TransformerConfig:
 
     @property
     def context_dim(self) -> int:
-        """Total value features of all heads."""
+        """Total features of the values of all heads."""
         return self.num_heads * self.value_dim
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether this layer, or any layer of the model, mixes positions by a recurrence."""
+        """Whether any layer of this configuration has a recurrence as its mixer."""
         return any(own.mixer != "attention" for own in (self, *self.layer_kinds.values()))
 
     @property
     def attends_never(self) -> bool:
-        """Whether every layer mixes positions by a recurrence."""
+        """Whether every layer has a recurrence as its mixer, and none has self-attention."""
         return all(own.mixer != "attention" for own in self.layer_kinds.values())
 
     @property
     def mixer_scope(self) -> str:
-        """Name of the mixer in this layer's parameters, taps and cache."""
+        """The name of the mixer in a layer's parameters, activations and cache."""
         return "self_attention" if self.mixer == "attention" else "recurrence"
 
     @property
     def mixer_name(self) -> str:
-        """Name of the mixer of this layer: `latent` attention where `kv_lora_rank` is set, else `mixer`."""
+        """The name of the mixer: `latent` if `kv_lora_rank` is set, else the value of `mixer`."""
         return "latent" if self.kv_lora_rank else self.mixer
 
     @property
     def rotary_depends_on_length(self) -> bool:
-        """Whether rotary angles differ in sequences beyond the original length."""
+        """Whether rotary angles are different in sequences longer than `rotary_original_length`."""
         return self.rotary_scaling == "longrope"
 
     @property
     def recurrent_dim(self) -> int:
-        """Total features of all heads of a recurrence."""
+        """Total features of the values of all heads of a recurrence."""
         return self.recurrent_heads * self.recurrent_value_dim
 
     @property
     def convolution_dims(self) -> dict[str, int]:
-        """Total features of the queries, keys and values of a recurrence, over all heads."""
+        """The number of features of a recurrence's queries, keys and values, summed over all heads."""
         keys = self.recurrent_key_heads * self.recurrent_key_dim
         return {"query": keys, "key": keys, "value": self.recurrent_dim}
 
     @property
     def projected_key_dim(self) -> int:
-        """Features of a key head that are projected per head: all, or only the ones that are not rotated."""
+        """Features of a key that are projected for each head; in latent attention, the rotated features are shared and
+        do not count."""
         return self.head_dim - (self.rotated_dim if self.kv_lora_rank else 0)
 
     @property
     def rotated_dim(self) -> int:
-        """Features of a head that rotary positions rotate."""
+        """The number of features of a head that are rotated."""
         return self.rotary_dim or self.head_dim
 
     @property
     def has_relative_bias(self) -> bool:
-        """Return whether distances have learned biases, also in addition to other positions."""
+        """Return whether the scores have a learned bias for each distance."""
         return self.positions == "relative" or self.relative_bias
 
     @property
     def has_tables(self) -> bool:
-        """Whether a stack has sines and cosines of positions, rotary or added to the embeddings."""
+        """Whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
         return "sinusoidal" in (self.positions, self.encoder_positions) or self.positions == "rotary"
 
     @property
     def num_positions(self) -> int:
-        """Rows of the table of learned positions."""
+        """The number of rows in the table of learned positions."""
         return self.max_length + self.position_offset
 
     @functools.cached_property
     def layer_kinds(self) -> dict[str, TransformerConfig]:
-        """The configuration of each kind of layer; the only kind is `all` without `layer_types`."""
+        """The configuration of each kind of layer; without `layer_types`, the only kind is `all`."""
         return kinds_of(self, self.layer_types, self.layer_overrides)
 
     def layer_kind(self, stack: str, layer: int) -> str:
-        """The kind of a layer of `stack` (the first is 0), a key of `layer_kinds`."""
+        """Return the kind of a layer (0 is the first), which is a key of `layer_kinds`."""
         return self.layer_types[layer % len(self.layer_types)] if self.layer_types else ALIKE
 
     def for_layer(self, stack: str, layer: int) -> TransformerConfig:
-        """The configuration for a layer of `stack` (the first is 0), as if all layers were of its kind."""
+        """Return the configuration of a layer (0 is the first), with the overrides of its kind applied."""
         return self.layer_kinds[self.layer_kind(stack, layer)]
 
     def for_stack(self, stack: str) -> TransformerConfig:
-        """The configuration for the embedding of a stack, with the stack's own kind and number of positions."""
+        """Return the configuration for the embedding of a stack; `positions` and `max_length` are the stack's own."""
         differs = self.encoder_positions != "as-decoder" or self.reads_frames
         return self.encoder_view if stack == "encoder" and differs else self
 
     @functools.cached_property
     def encoder_view(self) -> TransformerConfig:
-        """The configuration for the encoder's embedding, if it differs from the decoder's."""
+        """The configuration for the encoder's embedding, which may differ from the decoder's."""
         positions = self.positions if self.encoder_positions == "as-decoder" else self.encoder_positions
         length = self.frame_positions if self.reads_frames else self.max_length
         is_itself = (length, positions) == (self.max_length, self.positions)
@@ -607,7 +627,8 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Vocabulary size of the logits: the decoder's, or a lone encoder's."""
+        """The size of the vocabulary that the logits are over: the decoder's, or the encoder's if there is no
+        decoder."""
         return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
 
     @property
@@ -616,13 +637,13 @@ class TransformerConfig:
         return ("encoder",) * self.has_encoder + ("decoder",) * self.has_decoder
 
     def stack_num_layers(self, stack: str) -> int:
-        """The layers of `stack` (`encoder` or `decoder`)."""
+        """Return the number of layers of `stack` (`encoder` or `decoder`)."""
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
 
     def stack_vocab_size(self, stack: str) -> int:
-        """Size of the vocabulary of `stack` (`encoder` or `decoder`)."""
+        """Return the size of the vocabulary of `stack` (`encoder` or `decoder`)."""
         size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size
-        assert size is not None  # held on construction
+        assert size is not None  # checked on construction
         return size
 
     def input_kind(self, stack: str) -> Literal["tokens", "patches", "frames"]:
@@ -638,64 +659,66 @@ class TransformerConfig:
 
     @property
     def reads_frames(self) -> bool:
-        """Whether the encoder reads frames of audio instead of tokens."""
+        """Whether the encoder's input is a spectrogram instead of tokens."""
         return self.mel_bins is not None
 
     @property
     def frame_positions(self) -> int:
-        """Number of encoder positions for the frames of audio."""
+        """The number of encoder positions for a spectrogram."""
         return self.num_frames // 2
 
     @property
     def image_size(self) -> int:
-        """Side of the image in pixels; 0 without images."""
+        """The side of the square image in pixels; 0 if the input is no image."""
         return math.isqrt(self.max_length - self.class_token) * (self.patch_size or 0)
 
     @property
     def patch_dim(self) -> int:
-        """Numbers in a patch; 0 without images."""
+        """How many numbers a patch has; 0 if the input is no image."""
         return self.image_channels * (self.patch_size or 0) ** 2
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs of `forward`: `source` (tokens or frames) and `target`, or `tokens`, or `pixels`."""
+        """The names of the model's main inputs: `source` and `target`, or `tokens`, or `pixels`."""
         if self.reads_pixels:
             return ("pixels",)
         return ("source", "target") if self.architecture == "encoder-decoder" else ("tokens",)
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
-        """The inputs that are token ids. Images and frames of audio are not."""
+        """The inputs that are token ids; images and audio are not."""
         if self.reads_pixels:
             return ()
         return ("target",) if self.reads_frames else self.input_names
 
     def positions_of(self, name: str) -> int | None:
-        """Fixed number of positions of the input `name`, for images and frames; None for tokens."""
+        """Return the number of positions of the input `name` if it is an image or audio; None for tokens."""
         if name in self.token_inputs:
             return None
         return self.max_length if self.reads_pixels else self.frame_positions
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """Mask of the decoder's self-attention: `target_mask`, and padding if an `attention_mask` is given."""
+        """The mask of the decoder's self-attention: `target_mask`, plus padding in a decoder with an
+        `attention_mask`."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 
     @property
     def further_inputs(self) -> tuple[str, ...]:
-        """Further inputs of `forward`, in the shape of the first of `input_names`."""
+        """The names of the additional inputs `attention_mask` and `token_types`, which have the shape of the first main
+        input."""
         masked, typed = self.padding == "attention-mask", self.num_token_types > 0
         return ("attention_mask",) * masked + ("token_types",) * typed
 
     def input_stack(self, name: str) -> str:
-        """The stack that reads the input `name`."""
+        """Return the stack that reads the input `name`."""
         if name in ("tokens", "pixels"):
             return "decoder" if self.has_decoder else "encoder"
         return "encoder" if name == "source" else "decoder"
 
     def resized(self, **sizes: Any) -> TransformerConfig:
-        """Return the same system at another size: small enough for a probe, and with `sizes` replaced.
+        """Return a small version of this model for comparisons; `sizes` replace the default small sizes.
 
         The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given. Sizes of a stack that
         the architecture lacks are ignored.
@@ -732,13 +755,13 @@ class TransformerConfig:
     def from_dict(cls, fields: dict[str, Any]) -> TransformerConfig:
         """Read fields that `as_dict` of any version wrote; raises `ConfigError` for unknown or missing ones."""
         if not isinstance(fields, dict):
-            raise ConfigError(f"A configuration is an object of fields, but {type(fields).__name__} was given.")
+            raise ConfigError(f"The configuration is of type {type(fields).__name__}; expected an object of fields.")
         fields, known = renamed(fields), [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in known:
                 hub = "; a hub's config.json is imported with its checkpoint" if "model_type" in fields else ""
                 close = difflib.get_close_matches(safe(name, VALUE), known, 1)
-                nearest = f"the nearest is {close[0]}" if close else "expected those of TransformerConfig"
+                nearest = f"the nearest is {close[0]}" if close else "expected a field of TransformerConfig"
                 raise ConfigError(f"A configuration has no field {shown(name)}{hub}; {nearest}.")
         if "architecture" not in fields:
             raise ConfigError(f"architecture is missing; it should be one of {', '.join(get_args(Architecture))}.")
@@ -761,7 +784,7 @@ class TransformerConfig:
 
 
 FIELD_TYPES = get_type_hints(TransformerConfig)
-"""The type of each field by name."""
+"""The type of each field, by name."""
 
 CHECKS = {field.name: check_of(field, FIELD_TYPES[field.name]) for field in dataclasses.fields(TransformerConfig)}
-"""The check of each field by name."""
+"""The check of each field, by name."""

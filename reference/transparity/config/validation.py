@@ -15,8 +15,7 @@ from transparity.errors import ConfigError, shown
 
 
 def check_of(field: dataclasses.Field[Any], kind: Any) -> Callable[[Any], Any]:
-    """Return the check of `field`, of type `kind`: it returns a value as the plain Python type, or raises
-    `ConfigError`."""
+    """Return a function that converts a value of `field` to the plain Python type `kind`, or raises `ConfigError`."""
     if type(None) in get_args(kind):
         return functools.partial(_unless_none, _check_of(field, kind))
     return _check_of(field, kind)
@@ -50,7 +49,7 @@ def _choice(name: str, choices: tuple[str, ...], value: Any) -> str:
 
 
 def _choices(name: str, choices: tuple[str, ...], value: Any) -> tuple[str, ...]:
-    """Return the chosen `choices` in their order, so that two configurations with the same ones are equal."""
+    """Return the values in the order of `choices`, so that two configurations with the same values are equal."""
     given = list(value) if isinstance(value, list | tuple) else [None]
     for choice in given:
         if not isinstance(choice, str) or choice not in choices:
@@ -119,27 +118,27 @@ def _check_pixels(config: Any) -> None:
     """Check an image input, which has no vocabulary and no padding."""
     if not config.reads_pixels:
         if config.class_token:
-            raise ConfigError("class_token is true, but there are no patches; set patch_size, too.")
+            raise ConfigError("class_token is true, but patch_size is absent; set patch_size too.")
         return
     patches = config.max_length - config.class_token
     if math.isqrt(patches) ** 2 != patches or not patches:
         raise ConfigError(
-            f"max_length is {config.max_length}, but the patches of a square image are a square number, with one more "
-            f"position for a class_token: {4 + config.class_token} would be right."
+            f"max_length is {config.max_length}, but a square image has a square number of patches, and a class_token "
+            f"adds one position: {4 + config.class_token} would be right."
         )
     needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
     needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
     if found := [name for name in needed if getattr(config, name) != needed[name]]:
         raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but patches of an image (patch_size) are neither tokens nor "
-            f"padded: {needed[found[0]]!r} would be right."
+            f"{found[0]} is {getattr(config, found[0])!r}, but with patch_size the input is an image, which has no "
+            f"tokens and no padding: {needed[found[0]]!r} would be right."
         )
     if config.head == "logits":
         raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
 
 
 def _check_pooling(config: Any) -> None:
-    """Check a pooled state that is chosen by a token."""
+    """Check `pooling` if it looks for a token."""
     if not config.is_pooled or config.pooling not in ("eos", "largest"):
         return
     if config.reads_pixels:
@@ -154,7 +153,7 @@ def _check_frames(config: Any) -> None:
         return
     if config.num_frames % 2:
         raise ConfigError(
-            f"num_frames is {config.num_frames}, but the second convolution makes one position of two frames: "
+            f"num_frames is {config.num_frames}, but the second convolution turns two frames into one position: "
             f"{config.num_frames + 1} would be right."
         )
     needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
@@ -162,8 +161,8 @@ def _check_frames(config: Any) -> None:
     needed |= {"embedding_multiplier": 1.0}
     if found := [name for name in needed if getattr(config, name) != needed[name]]:
         raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but frames of audio (mel_bins) are the source of an "
-            f"encoder-decoder, and neither tokens nor padded: {needed[found[0]]!r} would be right."
+            f"{found[0]} is {getattr(config, found[0])!r}, but with mel_bins the source of an encoder-decoder is "
+            f"audio, which has no tokens and no padding: {needed[found[0]]!r} would be right."
         )
 
 
@@ -191,24 +190,23 @@ def _check_heads(config: Any) -> None:
     whole = (config.key_value_heads, config.attention_dim) == (config.num_heads, config.embed_dim)
     if config.projection == "shared-per-head" and not whole:
         raise ConfigError(
-            "projection is shared-per-head, which cuts embed_dim into heads: num_key_value_heads and "
+            "projection is 'shared-per-head', which splits embed_dim into heads; num_key_value_heads and "
             "attention_head_dim should be absent."
         )
     if config.projection == "shared-per-head" and config.query_key_norm_over == "projection":
         raise ConfigError(
-            "query_key_norm_over is projection, but with projection shared-per-head heads are cut before they are "
-            "projected: head would be right."
+            "query_key_norm_over is 'projection', but projection 'shared-per-head' splits heads before it projects "
+            "them: 'head' would be right."
         )
 
 
 def _check_latent(config: Any) -> None:
-    """Check low-rank queries, keys and values."""
+    """Check latent attention."""
     alone = [name for name in ("q_lora_rank", "value_head_dim") if getattr(config, name) is not None]
     if config.kv_lora_rank is None:
         if alone:
             raise ConfigError(
-                f"{alone[0]} is {getattr(config, alone[0])}, which only latent attention has: with a "
-                "kv_lora_rank it would be right."
+                f"{alone[0]} is {getattr(config, alone[0])}, which only latent attention has; set kv_lora_rank too."
             )
         return
     needed: dict[str, Any] = {"positions": "rotary", "projection": "full", "qkv_bias": False, "query_key_norm": False}
@@ -216,14 +214,14 @@ def _check_latent(config: Any) -> None:
     is_cut = config.rotary_dim is not None and config.rotary_dim < config.head_dim
     if found or not is_cut or config.key_value_heads != config.num_heads or config.architecture == "encoder-decoder":
         raise ConfigError(
-            f"kv_lora_rank is {config.kv_lora_rank}, but latent attention needs a single stack and rotary "
-            "positions of a part of each head (rotary_dim). It also needs a full projection, num_key_value_heads equal "
-            "to num_heads, and neither qkv_bias nor query_key_norm."
+            f"kv_lora_rank is {config.kv_lora_rank}, but latent attention needs one stack, positions 'rotary', "
+            "rotary_dim < head_dim, projection 'full', num_key_value_heads = num_heads, no qkv_bias and no "
+            "query_key_norm."
         )
 
 
 def _check_recurrence(config: Any) -> None:
-    """Check a layer that mixes positions by a recurrence, which is causal and has no scores."""
+    """Check layers with a recurrence, which is causal and has no attention scores."""
     if config.mixer == "attention":
         return
     if config.recurrent_heads % config.recurrent_key_heads:
@@ -239,8 +237,8 @@ def _check_recurrence(config: Any) -> None:
     needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
     if found := [name for name in needed if getattr(config, name) != needed[name]]:
         raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but layers with the mixer {config.mixer!r} read "
-            f"the tokens of a single decoder in turn, without scores: {needed[found[0]]!r} would be right."
+            f"{found[0]} is {getattr(config, found[0])!r}, but a recurrence (mixer {config.mixer!r}) needs a "
+            f"decoder-only model and has no attention scores: {needed[found[0]]!r} would be right."
         )
 
 
@@ -248,27 +246,27 @@ def _check_positions(config: Any) -> None:
     if config.positions == "rotary" and (config.rotated_dim % 2 or config.rotated_dim > config.head_dim):
         name = "head_dim" if config.rotary_dim is None else "rotary_dim"
         raise ConfigError(
-            f"{name} is {config.rotated_dim}, but rotary positions turn pairs of a head's {config.head_dim} features: "
-            f"an even number up to that would be right."
+            f"{name} is {config.rotated_dim}, but rotary positions rotate pairs of a head's {config.head_dim} "
+            f"features: an even number up to {config.head_dim} would be right."
         )
     if config.position_count == "visible" and not config.position_offset:
         raise ConfigError(
-            "position_count is 'visible', which puts padding before the first position, but position_offset is 0: 1 or "
+            "position_offset is 0, but with position_count 'visible' padding has the position before the first: 1 or "
             "more would be right."
         )
     added = ("learned", "sinusoidal")
     both = config.positions in added and config.has_encoder and config.has_decoder
     if config.encoder_positions != "as-decoder" and not both:
         raise ConfigError(
-            f"encoder_positions is {config.encoder_positions!r}, positions {config.positions!r} and architecture "
-            f"{config.architecture!r}: they differ from the decoder's where both are added to the embeddings; "
-            "'as-decoder' would be right."
+            f"encoder_positions is {config.encoder_positions!r}, but only an encoder-decoder with learned or "
+            f"sinusoidal positions (here {config.architecture!r}, {config.positions!r}) has other positions in the "
+            "encoder: 'as-decoder' would be right."
         )
     sinusoidal = "sinusoidal" in (config.positions, config.encoder_positions)
     if sinusoidal and config.sinusoidal_timescales == "inclusive" and config.embed_dim < 4:
         raise ConfigError(
-            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' goes from one timescale to "
-            "another: 4 would be right."
+            f"embed_dim is {config.embed_dim}, but sinusoidal_timescales 'inclusive' needs at least two timescales: 4 "
+            "would be right."
         )
     if sinusoidal and config.embed_dim % 2:
         raise ConfigError(
@@ -287,8 +285,8 @@ def _check_scaling(config: Any) -> None:
         return
     if config.rotary_scaling == "yarn" and config.rope_theta <= 1:
         raise ConfigError(
-            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' looks for the pairs whose angles are fast "
-            "by its logarithm: a number greater than 1 would be right."
+            f"rope_theta is {config.rope_theta:g}, but rotary_scaling 'yarn' divides by its logarithm: a number "
+            "greater than 1 would be right."
         )
     for name in ("rotary_short_factors", "rotary_long_factors"):
         count = len(getattr(config, name))
@@ -300,19 +298,20 @@ def _check_scaling(config: Any) -> None:
 
 
 def _check_relative(config: Any) -> None:
-    # An encoder has half its buckets for each direction; half of those of one direction are for one distance each.
+    # In an encoder, half of the buckets are for each direction. In each direction, half of the buckets hold one
+    # distance.
     least = 4 if config.has_encoder else 2
     exact = max(config.relative_buckets, least) // (2 if config.has_decoder else 4)
     enough = config.relative_buckets >= least and config.relative_max_distance > exact
     if config.relative_bias and config.positions not in ("learned", "sinusoidal"):
         raise ConfigError(
-            f"relative_bias is true and positions is {config.positions!r}: expected 'learned' or "
-            "'sinusoidal', or 'relative' for only the bias."
+            f"relative_bias is true and positions is {config.positions!r}; expected 'learned' or 'sinusoidal', or "
+            "'relative' without relative_bias."
         )
     if config.has_relative_bias and not enough:
         raise ConfigError(
-            f"relative_buckets is {config.relative_buckets} and relative_max_distance {config.relative_max_distance}; "
-            f"there should be {least} buckets at least, and the distance greater than {exact}."
+            f"relative_buckets is {config.relative_buckets} and relative_max_distance is "
+            f"{config.relative_max_distance}; expected at least {least} buckets and a distance greater than {exact}."
         )
 
 
@@ -322,14 +321,14 @@ def _check_router(config: Any) -> None:
         return
     if config.topk_groups > groups or experts % groups or (groups > 1 and experts // groups < 2):
         raise ConfigError(
-            f"router_groups is {groups} and topk_groups {config.topk_groups}, for num_experts {experts}: "
-            "at least two groups of equal size are needed, and no more can be chosen."
+            f"router_groups is {groups}, topk_groups is {config.topk_groups} and num_experts is {experts}; expected "
+            "groups of equal size with at least two experts, and topk_groups at most router_groups."
         )
     open_to_choice = experts // groups * config.topk_groups
     if config.experts_per_token > open_to_choice:
         raise ConfigError(
-            f"experts_per_token is {config.experts_per_token}, but the router has {open_to_choice} experts to choose "
-            "from: that many or fewer would be right."
+            f"experts_per_token is {config.experts_per_token}, but the router chooses from {open_to_choice} experts: "
+            f"{open_to_choice} or fewer would be right."
         )
 
 
@@ -338,39 +337,41 @@ def _check_ends(config: Any) -> None:
     both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
     if config.shared_embedding and not both:
         raise ConfigError(
-            f"shared_embedding is true, but source_vocab_size is {config.source_vocab_size} and target_vocab_size "
-            f"{config.target_vocab_size}; only an encoder-decoder with equal vocabulary sizes can share it."
+            f"shared_embedding is true, source_vocab_size is {config.source_vocab_size} and target_vocab_size is "
+            f"{config.target_vocab_size}; only an encoder-decoder with equal vocabulary sizes can share its embedding."
         )
     if config.is_pooled and config.architecture == "encoder-decoder":
-        raise ConfigError(f"head is {config.head!r}, which pools a lone stack, and architecture is 'encoder-decoder'.")
+        raise ConfigError(
+            f"head is {config.head!r}, which needs a single stack, but architecture is 'encoder-decoder'."
+        )
     for name, given in (("num_token_types", config.num_token_types), ("head", config.head == "hidden")):
         if given and config.architecture != "encoder":
             raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, which only a lone encoder uses, but architecture is "
+                f"{name} is {getattr(config, name)!r}, which only an encoder-only model has, but architecture is "
                 f"{config.architecture!r}."
             )
     if config.head_transform and (config.head not in ("logits", "classes") or config.norm == "batch"):
         raise ConfigError(
-            f"head_transform is true, head {config.head!r} and norm {config.norm!r}: it precedes logits or "
-            "classes, and needs a norm of single positions."
+            f"head_transform is true, head is {config.head!r} and norm is {config.norm!r}; the transform needs head "
+            "'logits' or 'classes', and a norm other than 'batch'."
         )
     if config.branches != "sequential" and (config.norm_position != "pre" or config.architecture == "encoder-decoder"):
         raise ConfigError(
-            f"branches is {config.branches!r}, norm_position {config.norm_position!r} and architecture "
-            f"{config.architecture!r}: parallel branches need a single stack whose norm_position is 'pre'."
+            f"branches is {config.branches!r}, norm_position is {config.norm_position!r} and architecture is "
+            f"{config.architecture!r}; parallel branches need a single stack and norm_position 'pre'."
         )
     if not config.attention_norm and (config.norm_position != "pre" or config.branches != "sequential"):
         raise ConfigError(
-            f"attention_norm is false, norm_position {config.norm_position!r} and branches {config.branches!r}: the "
-            "norm before attention can be absent if norm_position is 'pre' and branches is 'sequential'."
+            f"attention_norm is false, norm_position is {config.norm_position!r} and branches is {config.branches!r}; "
+            "a layer without this norm needs norm_position 'pre' and branches 'sequential'."
         )
     if not config.feed_forward_dim and (config.num_experts or config.branches != "sequential"):
         raise ConfigError(
-            f"feed_forward_dim is 0, num_experts {config.num_experts} and branches {config.branches!r}: a layer "
-            "without a feed-forward has no experts, and its branches are 'sequential'."
+            f"feed_forward_dim is 0, num_experts is {config.num_experts} and branches is {config.branches!r}; without "
+            "a feed-forward, num_experts should be 0 and branches 'sequential'."
         )
     if config.norm == "layer-unbiased" and config.embed_dim == 1:
-        raise ConfigError("embed_dim is 1, but the unbiased deviation divides by embed_dim − 1: 2 would be right.")
+        raise ConfigError("embed_dim is 1, but norm 'layer-unbiased' divides by embed_dim − 1: 2 would be right.")
 
 
 def _check_tokens(config: Any) -> None:

@@ -1,1 +1,1 @@
-"""Limits on memory and on the files that may be read."""
+"""Limits on memory, checks of files, and arrays that stay in files."""

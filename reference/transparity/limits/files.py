@@ -13,12 +13,12 @@ from transparity.errors import TransparityError
 from transparity.text import listed, reason
 
 LARGEST_HEADER = 16 * 2**20
-"""The largest header of a safetensors file, in bytes: a tensor takes about 100, and a model of 10,000 layers, the most
-that a configuration may have, 16 tensors a layer."""
+"""The largest header of a safetensors file that is read, in bytes. A tensor takes about 100 bytes of a header, so this
+is enough for 10,000 layers of 16 tensors; a configuration has at most 10,000 layers."""
 
 
 def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> int:
-    """Return the size of a regular file; raise `error` for others, because a pipe or a device may be endless."""
+    """Return the size of a regular file; raise `error` for a pipe or a device, which may be endless."""
     try:
         found = Path(path).stat()
     except FileNotFoundError:
@@ -33,12 +33,12 @@ def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> in
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether the folder exists; False for a path that is invalid on every system."""
+    """Return whether `path` is a folder; False also for an invalid path."""
     return _mode(path, stat.S_IFDIR)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether the regular file exists; False for a path that is invalid on every system."""
+    """Return whether `path` is a regular file; False also for an invalid path."""
     return _mode(path, stat.S_IFREG)
 
 
@@ -69,16 +69,16 @@ def check_header(path: str | os.PathLike[str], error: type[TransparityError], mo
             json.loads(file.read(8 + length)[8:], object_pairs_hook=without_repetition)
     except RepeatedFieldError as problem:
         raise error(f"{path} cannot be read as a safetensors file: {problem}.") from None
-    except (OSError, ValueError, RecursionError):  # the library says what is wrong with it
+    except (OSError, ValueError, RecursionError):  # the safetensors library reports this error
         pass
 
 
 class RepeatedFieldError(ValueError):
-    """A JSON object repeats a field; `json` would keep the last one."""
+    """An error for a JSON object that repeats a field; Python's `json` would keep the last value."""
 
 
 def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise `RepeatedFieldError` for repeated fields."""
+    """Return the pairs as a dict; raise `RepeatedFieldError` if a field is repeated."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         counts = Counter(name for name, _ in pairs)

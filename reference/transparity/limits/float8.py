@@ -1,6 +1,6 @@
-"""Matrices in float8 with scales, as in hub checkpoints: each number times the scale of its block.
+"""Matrices in float8, as in Hugging Face checkpoints: each number is multiplied by the scale of its block.
 
-The safetensors library does not give NumPy float8, so the bytes are read here.
+The safetensors library cannot return float8 as NumPy arrays, so this module reads the bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Their names in `ml_dtypes`."""
+"""The float8 dtypes of safetensors, with their names in `ml_dtypes`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,11 +22,11 @@ class Float8:
 
     Args:
         path: the file.
-        begin: its first byte in the file.
-        shape: rows and columns.
-        dtype: the name of one of `DTYPES`.
-        scale: the factors, float32, one for each block of rows and columns.
-        block: the rows and the columns of a block; those at the end may have fewer.
+        begin: the offset of its first byte in the file.
+        shape: the numbers of rows and columns.
+        dtype: its dtype, one of the values of `DTYPES`.
+        scale: the factor of each block, a float32 matrix.
+        block: the numbers of rows and columns of a block; the last blocks may be smaller.
     """
 
     path: str | os.PathLike[str]
@@ -37,8 +37,8 @@ class Float8:
     block: tuple[int, int]
 
     def rows(self, place: slice) -> np.ndarray:
-        """Read some rows in float32: each product is rounded once."""
-        import ml_dtypes  # late, for the command line does not need it
+        """Read some rows as float32; each product with a scale is rounded once."""
+        import ml_dtypes  # imported here, because the command line rarely needs it
 
         count, width = place.stop - place.start, self.shape[1]
         with Path(self.path).open("rb") as file:

@@ -1,6 +1,6 @@
-"""Matrices that stay in their file; products read and cast them block by block.
+"""Matrices that stay in their file: a product reads one block of rows after another.
 
-Evaluating a model then needs only the memory of its activations and one block.
+A model with such matrices needs memory only for its activations and one block.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from transparity.limits.float8 import Float8
 from transparity.limits.mxfp4 import MXFP4
 
 BLOCK = 2**23
-"""Numbers of one block: 64 MB in float64."""
+"""How many numbers a block has; they take 64 MB in float64."""
 
 LARGE = 5_000_000
-"""The matrices of a model with as many parameters stay in their files."""
+"""The number of parameters from which on the matrices of a model stay in their files."""
 
 Change = Callable[[np.ndarray], np.ndarray]
 
 
 def blocks_of(value: Any) -> Iterator[np.ndarray]:
-    """Yield an array, or the blocks of a matrix in a file one after the other."""
+    """Yield the blocks of a matrix in a file, or an array as a whole."""
     if isinstance(value, Mapped):
         yield from (block for _, block in value.blocks())
     else:
@@ -34,7 +34,7 @@ def blocks_of(value: Any) -> Iterator[np.ndarray]:
 
 
 def have_equal_numbers(one: Any, other: Any) -> bool:
-    """Return whether two arrays are equal, block by block where both are in files."""
+    """Return whether two arrays are equal; if both are in files, compare block by block."""
     both = isinstance(one, Mapped) and isinstance(other, Mapped) and one.is_transposed == other.is_transposed
     if not both or one.shape != other.shape:
         return np.array_equal(one, other)
@@ -47,13 +47,12 @@ class Mapped(NDArrayOperatorsMixin):
     Products, row look-ups and casts read at most one block at a time. Any other operation reads the whole matrix.
 
     Args:
-        path, name: the file, and the tensor in it: of two axes, float32, float16 or bfloat16.
-        shape: of the tensor in the file, or of `scaled`.
-        casts: dtypes to which the numbers are rounded, and other changes of them, in turn; the last one is the dtype
-            of the matrix.
-        is_transposed: its rows are the columns of the tensor.
-        scaled: the tensor, if its numbers are multiplied by scales as they are read; `name` and `path` then only name
-            it.
+        path, name: the file, and the name of its tensor, which has two axes and is float32, float16 or bfloat16.
+        shape: the shape of the tensor in the file.
+        casts: dtypes to which the numbers are rounded, and functions that change them, in this order. The last is the
+            dtype of the matrix.
+        is_transposed: whether the matrix is the transpose of the tensor.
+        scaled: reads the tensor if it is stored in float8 or MXFP4; `path` and `name` are then used only in the repr.
     """
 
     ndim = 2
@@ -90,22 +89,22 @@ class Mapped(NDArrayOperatorsMixin):
         return self._as(self.casts, is_transposed=not self.is_transposed)
 
     def astype(self, dtype: Any, *, copy: bool = False) -> Mapped:
-        """The same matrix, rounded to `dtype` as it is read."""
+        """Return the matrix with the dtype `dtype`; the numbers are rounded when they are read."""
         dtype = np.dtype(dtype)
         widened = np.promote_types(self.dtype, dtype) == dtype and len(self.casts) == 1
-        casts = (dtype,) if widened else (*self.casts, dtype)  # of a wider one, the first cast changes nothing
+        casts = (dtype,) if widened else (*self.casts, dtype)  # the earlier cast is exact in a wider dtype
         return self._as(casts, is_transposed=self.is_transposed)
 
     def _as(self, casts: tuple[np.dtype[Any] | Change, ...], *, is_transposed: bool) -> Mapped:
         return Mapped(self.path, self.name, self.stored, casts, is_transposed=is_transposed, scaled=self.scaled)
 
     def changed(self, change: Change) -> Mapped:
-        """The same matrix, with an elementwise change of each block when it is read."""
+        """Return the matrix with an elementwise change, which is applied when a block is read."""
         casts = (*self.casts, change, self.dtype)
         return self._as(casts, is_transposed=self.is_transposed)
 
     def blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of rows of the tensor in the file, cast, each with its position."""
+        """Yield the converted blocks of rows of the tensor in the file, each with the slice of its rows."""
         count, width = self.stored
         rows = max(1, BLOCK // max(1, width))
         for begin in range(0, count, rows):
@@ -121,7 +120,7 @@ class Mapped(NDArrayOperatorsMixin):
     def _as_stored(self, place: slice) -> np.ndarray:
         if self.scaled is not None:
             return self.scaled.rows(place)
-        with safe_open(self.path, framework="numpy") as file:  # closed again, so that its pages are not kept
+        with safe_open(self.path, framework="numpy") as file:  # closed again to free the mapped memory
             value: np.ndarray = file.get_slice(self.name)[place]
         return value
 
@@ -157,7 +156,7 @@ class Mapped(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _times_rows(self, x: np.ndarray) -> np.ndarray:
-        """x @ self, for the transpose of the tensor: each block gives some of the features."""
+        """Return x @ self for a transposed tensor; each block gives some of the features."""
         rows = x.reshape(-1, x.shape[-1])
         product = np.empty((len(rows), self.shape[1]), np.result_type(self.dtype, x.dtype))
         for place, block in self.blocks():
@@ -165,7 +164,7 @@ class Mapped(NDArrayOperatorsMixin):
         return product.reshape(*x.shape[:-1], -1)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copying and pickling look for
+        if name.startswith("__"):  # copying and pickling look for these
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
 

@@ -1,4 +1,4 @@
-"""Free memory: sizes that cannot fit are refused before the machine stalls."""
+"""Free memory: sizes that do not fit are rejected before they are allocated."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transparity.errors import TransparityError
 
 MEMINFO = Path("/proc/meminfo")
 CGROUPS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-"""The limit and the use of a container's memory, in the second version of control groups and in the first."""
+"""Files with the limit and the use of a container's memory, in version 2 and version 1 of Linux control groups."""
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still allocate, within the limits of machine, container and process."""
+    """Return the bytes that this process may still allocate: the least that its machine, container and limits allow."""
     return max(0, min(_of_the_machine(), _of_the_container(), _of_the_process()))
 
 
@@ -31,7 +31,7 @@ def check_fits(what: str, needed: int, error: type[TransparityError]) -> None:
 def in_bytes(count: int) -> str:
     """Return a size such as `23 GB`, to three digits."""
     units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB")
-    count = min(count, 10**300)  # what a float can hold
+    count = min(count, 10**300)  # fits into a float
     power = min(len(units) - 1, (len(str(count)) - 1) // 3)
     return f"{count / 1000**power:.3g} {units[power]}"
 
@@ -50,7 +50,7 @@ def _of_the_container() -> int:
     for limit, used in CGROUPS:
         try:
             return int(Path("/sys/fs/cgroup", limit).read_text()) - int(Path("/sys/fs/cgroup", used).read_text())
-        except (OSError, ValueError):  # there is none, or it is "max"
+        except (OSError, ValueError):  # no such file, or no limit
             continue
     return sys.maxsize
 

@@ -1,6 +1,6 @@
-"""Matrices in MXFP4, the format of gpt-oss's experts: four bits per number, and one exponent per block of 32 columns.
+"""Matrices in MXFP4, the format of gpt-oss's experts: four bits per number, and an exponent for each 32 columns.
 
-A number is ±0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 127): OCP Microscaling Formats 1.0, §5.
+A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 127) (OCP Microscaling Formats 1.0, §5).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""The number for each four-bit code; the highest bit is the sign."""
+"""The number that each four-bit code stands for; the highest bit is the sign."""
 
 BYTES = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], axis=-1)
-"""The two numbers of each byte: the lower half is the first."""
+"""The two numbers that each byte stands for; the lower four bits are the first number."""
 
 BIAS = 127
-"""The bias of a scale's exponent: its byte 127 is 2⁰."""
+"""The exponent bias of a scale: the byte 127 means 2⁰."""
 
 BLOCK = 32
 """The number of columns that share a scale."""
@@ -26,13 +26,13 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of bytes in a safetensors file: the file, and the offset of the first byte."""
+    """A tensor of bytes in a safetensors file."""
 
     path: str | os.PathLike[str]
     begin: int
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """Read `count` bytes, starting at `first`."""
+        """Read `count` bytes, starting at byte `first` of the tensor."""
         with Path(self.path).open("rb") as file:
             file.seek(self.begin + first)
             return np.frombuffer(file.read(count), np.uint8)
@@ -40,13 +40,13 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class MXFP4:
-    """A matrix in MXFP4: every `step`-th row, starting at `first`, of two tensors in safetensors files.
+    """A matrix in MXFP4: every `step`-th row, starting with row `first`, of two tensors in safetensors files.
 
     Args:
-        blocks: the numbers, two in a byte: (rows, columns / 2).
-        scales: the exponents: (rows, columns / 32).
-        shape: rows and columns of the matrix.
-        first, step: its rows in the two tensors.
+        blocks: (rows, columns / 2), the numbers, two in each byte.
+        scales: (rows, columns / 32), the exponents.
+        shape: the numbers of rows and columns of the matrix.
+        first, step: the rows of the two tensors that the matrix has.
     """
 
     blocks: Stored
@@ -56,7 +56,7 @@ class MXFP4:
     step: int = 1
 
     def rows(self, place: slice) -> np.ndarray:
-        """Read some rows in float32, which is exact except for the smallest exponents."""
+        """Read some rows as float32, which is exact except for the smallest exponents."""
         first, wide = self.first + place.start * self.step, self.shape[1]
         count = max(0, (place.stop - place.start - 1) * self.step + 1)
         packed = self.blocks.read(first * wide // 2, count * wide // 2).reshape(count, wide // 2)[:: self.step]

@@ -1,4 +1,4 @@
-"""Named arrays outside memory: on disk, or recomputed at each read."""
+"""Mappings from names to arrays that are not in memory: arrays on disk, or recomputed each time they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class _Room:
-    """An unnamed, append-only temporary file that is closed with this object."""
+    """A temporary file without a name that is only appended to, and is closed with this object."""
 
     def __init__(self) -> None:
         self.file: Any = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed below
@@ -34,9 +34,9 @@ class _Room:
 
 
 class OnDisk(MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file in `TMPDIR`; a copy reads the file of the original.
+    """Arrays in a temporary file in `TMPDIR`; a copy of the mapping reads the same file.
 
-    A single number broadcast to a shape stays in memory.
+    An array that is one number broadcast to a shape stays in memory.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class OnDisk(MutableMapping[str, np.ndarray]):
 
 
 class Lazy(Mapping[str, np.ndarray]):
-    """Arrays by name that are recomputed at each read."""
+    """Arrays by name that are recomputed each time they are read."""
 
     def __init__(self, names: Collection[str], make: Callable[[str], np.ndarray]) -> None:
         self.names, self.make = dict.fromkeys(names), make
@@ -92,14 +92,14 @@ class Lazy(Mapping[str, np.ndarray]):
 
 
 def chosen(arrays: Arrays, names: Collection[str]) -> Arrays:
-    """Return the arrays of these names, without computing lazy ones."""
+    """Return the arrays with these names; lazy arrays stay lazy."""
     if isinstance(arrays, dict):
         return {name: arrays[name] for name in names}
     return Lazy(names, arrays.__getitem__)
 
 
 def changed(arrays: Arrays, change: Callable[[np.ndarray], np.ndarray]) -> Arrays:
-    """Return every array with a change, without computing lazy ones."""
+    """Apply `change` to every array; lazy arrays stay lazy."""
     if isinstance(arrays, dict):
         return {name: change(value) for name, value in arrays.items()}
     return Lazy(arrays, lambda name: change(arrays[name]))

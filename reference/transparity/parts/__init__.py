@@ -1,1 +1,2 @@
-"""The parts of a model: each lists its parameters, its taps, and the axes along which it may be distributed."""
+"""The parts of a model. Each lists its parameters, its activations, and how its parameters may be distributed over
+ranks."""

@@ -1,4 +1,4 @@
-"""The parts of attention."""
+"""The parameters and activations of attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transparity.parts.part import NOTHING, Cut, Part, TapShapes, joined, linear
 
 
 def attention(config: TransformerConfig, length: str, keys: str) -> Part:
-    """Return multi-head attention from positions of `length` to positions of `keys`."""
+    """Return multi-head attention; the inputs `length` and `keys` have the positions of its queries and keys."""
     heads = {"query": config.num_heads, "key": config.key_value_heads, "value": config.key_value_heads}
     cuts = {role: Cut(0, count, why_whole=_why_whole(config, role)) for role, count in heads.items()}
     of_heads = Cut(0, config.num_heads)
@@ -23,7 +23,7 @@ def attention(config: TransformerConfig, length: str, keys: str) -> Part:
 
 
 def head_taps(config: TransformerConfig, length: str, keys: str, *, rotated: bool) -> TapShapes:
-    """Return the taps of attention."""
+    """Return the activations of attention with their shapes."""
     steps = ["norm"] * config.query_key_norm + ["rotated"] * (rotated and config.positions == "rotary")
     query = ("batch", config.num_heads, length, config.head_dim)
     key = ("batch", config.key_value_heads, keys, config.head_dim)
@@ -43,7 +43,7 @@ def head_taps(config: TransformerConfig, length: str, keys: str, *, rotated: boo
 
 
 def _projected(config: TransformerConfig, role: str, cut: Cut) -> Part:
-    """The projection `query`, `key` or `value`, and its norm."""
+    """Return the projection to queries, keys or values, with its norm."""
     heads = cut.heads or 0
     bias = config.qkv_bias and (config.key_bias or role != "key")
     out, into = heads * config.head_dim, config.embed_dim
@@ -59,5 +59,5 @@ def _why_whole(config: TransformerConfig, role: str) -> str | None:
     if config.projection == "shared-per-head" and role != "output":
         return "one map serves all heads"
     if config.query_key_norm and config.query_key_norm_over == "projection":
-        return "queries and keys are normalised over all heads"
+        return "queries and keys are normalized over all heads"
     return None

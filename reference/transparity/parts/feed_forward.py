@@ -1,4 +1,4 @@
-"""The parts of a feed-forward, and of a mixture of experts."""
+"""The parameters and activations of a feed-forward, and of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from transparity.config import TransformerConfig
 from transparity.parts.part import NOTHING, Cut, Part, joined, linear, tapped, vector
 
 ROUTER_CHOSEN = "router_chosen"
-"""The tap of a router's choice: 1 for the experts that a token has, 0 for the others."""
+"""The activation with a router's choice: 1 for the experts that a token uses, 0 for the others."""
 
 NOT_YET = Cut(why_whole="experts are not distributed yet")
 
@@ -14,7 +14,7 @@ NOT_YET = Cut(why_whole="experts are not distributed yet")
 def feed_forward(
     config: TransformerConfig, length: str, wide: int | None = None, cuts: tuple[Cut, Cut] = (Cut(0), Cut(1))
 ) -> Part:
-    """Return a feed-forward of `wide` hidden features."""
+    """Return a feed-forward with `wide` hidden features."""
     wide, bias, into = wide or config.feed_forward_dim, config.feed_forward_bias, config.embed_dim
     up, down = cuts
     return joined(
@@ -26,7 +26,7 @@ def feed_forward(
 
 
 def experts(config: TransformerConfig, length: str) -> Part:
-    """Return a mixture of experts; only the shared expert has taps of its own."""
+    """Return a mixture of experts; of the experts, only the shared one records activations."""
     count, into, cuts = config.num_experts, config.embed_dim, (NOT_YET, NOT_YET)
     each = feed_forward(config, length, cuts=cuts)._replace(taps={})
     shared = NOTHING

@@ -1,4 +1,4 @@
-"""The parts that embed the input of a stack."""
+"""The parameters and activations of the embedding of a stack."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from transparity.parts.part import NOTHING, Cut, Part, joined, linear, tapped
 
 
 def tokens(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the table of a stack; a decoder's may be the encoder's."""
+    """Return the table of token embeddings; nothing if the decoder uses the encoder's table."""
     if config.shared_embedding and stack == "decoder":
         return NOTHING
     return linear("token_embedding", config.stack_vocab_size(stack), config.embed_dim, bias=False, cut=Cut(0))
 
 
 def patches(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the linear map of patches, and the class token."""
+    """Return the linear map of patches, and the class token if there is one."""
     projected = linear("patch_projection", config.embed_dim, config.patch_dim, bias=config.patch_bias)
     return joined(
         projected, Part({"class_embedding.weight": (1, config.embed_dim)}, {}, {}) if config.class_token else NOTHING
@@ -22,7 +22,7 @@ def patches(config: TransformerConfig, stack: str, length: str) -> Part:
 
 
 def frames(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return two convolutions of width 3."""
+    """Return the two convolutions of width 3 that embed a spectrogram."""
     into, out = config.mel_bins or 0, config.embed_dim
     first, second = ("batch", config.num_frames, out), ("batch", length, out)
     return joined(
@@ -33,11 +33,11 @@ def frames(config: TransformerConfig, stack: str, length: str) -> Part:
 
 
 INPUTS = {"tokens": tokens, "patches": patches, "frames": frames}
-"""By `config.input_kind(stack)`."""
+"""The function for each `config.input_kind(stack)`."""
 
 
 def embedding(config: TransformerConfig, stack: str, length: str) -> Part:
-    """Return the embedding of a stack: its input, types and positions, a norm, and a distance bias."""
+    """Return the embedding of a stack: the tables or maps of its input, its token types and its positions."""
     own, width = config.for_stack(stack), config.embed_dim
     types, rows = config.num_token_types, own.num_positions
     return joined(

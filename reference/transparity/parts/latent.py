@@ -1,4 +1,4 @@
-"""The parts of latent attention."""
+"""The parameters and activations of latent attention."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from transparity.parts.attention import head_taps
 from transparity.parts.part import NOTHING, Cut, Part, TapShapes, joined, linear, tapped, vector
 
 LATENTS = {"query": "query_latent", "key": "key_value_latent"}
-"""The latent that a projection reads; it is tapped before the projection."""
+"""The latent vector that the query and the key are projected from; its activation precedes theirs."""
 
 
 def latent(config: TransformerConfig, length: str) -> Part:
-    """Return attention whose queries, keys and values are projected from low-rank latents."""
+    """Return attention whose queries, keys and values are projected from latent vectors."""
     heads, into = config.num_heads, config.embed_dim
     query_rank, rank = config.q_lora_rank, config.kv_lora_rank or 0
     part = joined(

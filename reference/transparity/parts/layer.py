@@ -1,4 +1,4 @@
-"""The parts of a layer: sublayers with their norms."""
+"""The parameters and activations of a layer: sublayers with their norms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIXERS: dict[str, Callable[[TransformerConfig, str], Part]] = {
     "gated-delta": gated_delta,
     "state-space": state_space,
 }
-"""By `config.mixer_name`."""
+"""The function for each `config.mixer_name`."""
 
 NORMS = {
     "pre": ("norm", None),
@@ -25,11 +25,12 @@ NORMS = {
     "sandwich": ("norm", "post_norm"),
     "post-branch": (None, "norm"),
 }
-"""The norms before and after a sublayer, by `config.norm_position`."""
+"""The last parts of the names of the norms before and after a sublayer, by `config.norm_position`."""
 
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
-    """Return a layer with its own `config`; `memory` is the encoder's input that a decoder attends to."""
+    """Return a layer with the configuration of its kind; `memory` is the encoder's input in a decoder with an
+    encoder."""
     parts = [_sublayer(config, "self_attention", length, _mixer(config, length), has_norm=config.attention_norm)]
     if memory:
         inner = attention(config, length, memory).under("cross_attention")
@@ -49,8 +50,10 @@ def _mixer(config: TransformerConfig, length: str) -> Part:
 def _sublayer(
     config: TransformerConfig, name: str, length: str, inner: Part, *, before: Part = NOTHING, has_norm: bool = True
 ) -> Part:
-    """The sublayer `name` with its norms. The norms' parameters follow the sublayer's; their taps are in order of
-    computation."""
+    """Return the sublayer `name` with its norms.
+
+    The norms' parameters follow the sublayer's. Activations are in the order of computation.
+    """
     ends = [end for end in NORMS[config.norm_position] if end and has_norm]
     norms = {end: norm(f"{name}_{end}", config, length=length) for end in sorted(ends)}
     first, last = NORMS[config.norm_position]

@@ -1,4 +1,4 @@
-"""A whole model as one part: its stacks and its head."""
+"""The parameters and activations of a whole model: its stacks and its head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from transparity.parts.part import NOTHING, Cut, Part, joined, linear, norm, tap
 
 
 def model(config: TransformerConfig) -> Part:
-    """Return every parameter and tap of `config`, cached on the object: a cache by value would read every field."""
+    """Return all parameters and activations of `config`.
+
+    They are cached on the object, because a cache by value would hash every field.
+    """
     kept = vars(config)
     if "_parts" not in kept:
         lengths = {config.input_stack(name): name for name in config.input_names}
@@ -20,7 +23,7 @@ def model(config: TransformerConfig) -> Part:
 
 
 def stack(config: TransformerConfig, name: str, length: str) -> Part:
-    """Return a stack that reads the positions of the input `length`."""
+    """Return the stack `name`, which reads the input `length`."""
     memory = "source" if name == "decoder" and config.has_encoder else None
     buckets = linear(
         "relative_bias", config.relative_buckets, config.num_heads, bias=False, cut=Cut(1, config.num_heads)
@@ -39,7 +42,7 @@ def stack(config: TransformerConfig, name: str, length: str) -> Part:
 
 
 def head(config: TransformerConfig) -> Part:
-    """Return the pooler, the transform before the head, and the head, where they exist."""
+    """Return the pooler, the linear map before the head, and the head, as far as the model has them."""
     width, length = config.embed_dim, config.input_names[-1]
     whole = Cut(why_whole="the map before the head is not distributed")
     transform = linear("head_transform", width, width, bias=config.head_transform_bias, cut=whole)

@@ -1,4 +1,4 @@
-"""A part: its parameters and taps by name, and how the parameters may be sharded."""
+"""A part of a model: its parameters and activations by name, and how the parameters may be distributed over ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TapShapes = dict[str, tuple[int | str, ...]]
 
 
 class Cut(NamedTuple):
-    """The axis along which a parameter may be distributed; a rank has whole heads."""
+    """The axis along which a parameter may be distributed over ranks; heads are never split."""
 
     axis: int | None = None
-    """None: it stays whole."""
+    """None means that every rank has the whole parameter."""
     heads: int | None = None
-    """Heads along the axis; None: single features."""
+    """Number of heads along the axis. None means that the axis has single features, not heads."""
     of: str = "heads"
-    """The noun for the heads in messages."""
+    """The words for the heads in messages."""
     why_whole: str | None = None
-    """The reason why this configuration forbids a cut that the part allows."""
+    """The reason why the parameter may not be distributed with this configuration."""
 
     def bias(self) -> Cut:
-        """Return the cut of a linear map's bias, given the cut of its weight (out, in)."""
+        """Return the cut of a linear map's bias; this is the cut of its weight (out, in)."""
         return self if self.axis == 0 else self._replace(axis=None)
 
 
@@ -33,16 +33,17 @@ WHOLE = Cut()
 
 
 class Part(NamedTuple):
-    """Parameters and taps in the order of the forward pass, with names relative to this part."""
+    """The parameters and activations of a part, in the order of the forward pass, with names relative to the part."""
 
     parameters: Shapes
     taps: TapShapes
-    """An axis is a number, `batch`, or an input, for its positions."""
+    """Shapes of activations. An axis is a number, `batch`, or the name of an input, which means its number of
+    positions."""
     cuts: dict[str, Cut]
-    """The cuts of parameters; a parameter without an entry stays whole."""
+    """How parameters may be distributed; a parameter without an entry may not be."""
 
     def under(self, scope: str) -> Part:
-        """Return this part with `scope` before every name."""
+        """Return this part with names that start with `scope`."""
         return Part(_prefixed(scope, self.parameters), _prefixed(scope, self.taps), _prefixed(scope, self.cuts))
 
 
@@ -50,12 +51,12 @@ NOTHING = Part({}, {}, {})
 
 
 def tapped(taps: Mapping[str, tuple[int | str, ...]]) -> Part:
-    """Return a part that has taps only."""
+    """Return a part with only activations."""
     return Part({}, dict(taps), {})
 
 
 def joined(*parts: Part) -> Part:
-    """Return several parts as one, in this order."""
+    """Return one part with everything that `parts` have, in this order."""
     return Part(
         {name: value for each in parts for name, value in each.parameters.items()},
         {name: value for each in parts for name, value in each.taps.items()},
@@ -75,7 +76,8 @@ def vector(name: str, size: int, cut: Cut = WHOLE) -> Part:
 
 
 def norm(name: str, config: TransformerConfig, *, length: str | None = None) -> Part:
-    """Return a norm of the stream, with its tap if `length` names the input whose positions it normalises."""
+    """Return a norm over `embed_dim` features; its result is an activation if `length`, the input that it normalizes,
+    is given."""
     ends = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
     taps: TapShapes = {name: ("batch", length, config.embed_dim)} if length else {}
     return Part({f"{name}.{end}": (config.embed_dim,) for end in ends}, taps, {})

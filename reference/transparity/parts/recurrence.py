@@ -1,4 +1,4 @@
-"""The parts of recurrences: gated delta networks and state-space models."""
+"""The parameters and activations of gated delta networks and state-space models."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def _recurrence(
 
 
 def _of_keys(config: TransformerConfig, axis: int) -> Cut:
-    """A rank has whole heads of keys, and the heads of values that share them."""
+    """Return the cut by key heads: a rank has whole key heads, with all value heads that share them."""
     return Cut(axis, config.recurrent_key_heads, "heads of keys")

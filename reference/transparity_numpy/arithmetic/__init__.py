@@ -1,1 +1,2 @@
-"""Arithmetic below the level of a textbook, and the functions that the frameworks provide."""
+"""Arithmetic: activations and other primitives, sums in higher precision, rounding, softcap, dropout, fused
+attention."""

@@ -1,4 +1,4 @@
-"""Dropout in training, at the taps that the configuration names."""
+"""Dropout in training, applied to the activations that the configuration names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Tap that multiplies each value by its mask and divides it by 1 − rate (Srivastava et al. 2014); values without
-    a mask are unchanged."""
+    """Return a tap that multiplies values by their masks and divides them by 1 − rate (Srivastava et al. 2014).
+
+    Activations without a mask are unchanged.
+    """
 
     def drop(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         if name not in masks:

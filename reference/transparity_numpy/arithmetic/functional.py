@@ -1,7 +1,7 @@
 """The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
-Every function preserves the dtype of its input. Complex numbers are supported for the complex step, which takes
-derivatives along the imaginary axis. No function takes an absolute value or compares complex numbers.
+Every function preserves the dtype of its input. Complex inputs are supported for the complex step, which computes
+derivatives with imaginary steps. For this, no function takes an absolute value or compares complex numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 from transparity_numpy.fast import fast_linear
 
 STEP = 1e-20
-"""The error is of the order of its square: below the rounding of any precision."""
+"""The size of the complex step. The error of a derivative has the order of its square, far below rounding."""
 
 
 def linear(
@@ -31,7 +31,7 @@ def linear(
 
 
 def cast_like(value: Inexact[Array, "*batch"], *given: Array) -> Inexact[Array, "*batch"]:
-    """Return `value` in the common dtype of the arguments, any of which may be complex."""
+    """Return `value` in the common dtype of all arguments, which may be complex."""
     return value.astype(np.result_type(*given), copy=False)
 
 
@@ -42,20 +42,23 @@ def softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch key
 
 
 def log_softmax(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array, "*batch keys"]:
-    """Logarithm of the softmax, computed without the logarithm of a number that underflowed."""
+    """log(softmax(scores)) over the last axis, computed without the logarithm of a number that underflowed to 0."""
     shifted = scores - scores.real.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """max(x, 0), by the sign of the real part; NaN stays NaN."""
+    """max(x, 0), where the sign of a complex number is the sign of its real part; NaN stays NaN."""
     zero = x.dtype.type(0)
     return np.where(x.real <= 0, zero, x) if np.iscomplexobj(x) else np.maximum(x, zero)
 
 
 def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
-    """x · Φ(x), with Φ the normal distribution function (Hendrycks and Gimpel 2016). NumPy has no error function, so
-    Python's is applied to each number; a complex x is continued by the derivative."""
+    """x · Φ(x), where Φ is the normal distribution function (Hendrycks and Gimpel 2016).
+
+    NumPy has no error function, so Python's is applied to each number. For a complex x, the imaginary part is computed
+    from the derivative.
+    """
     real = x.real / math.sqrt(2)
     erf = np.fromiter(map(math.erf, real.ravel().tolist()), float, real.size).reshape(real.shape)
     phi: Array = (1 + erf.astype(real.dtype)) / 2
@@ -102,10 +105,11 @@ def as_precise_as(x: Array, value: Inexact[Array, "*batch"]) -> Inexact[Array, "
 def derivative(
     function: Callable[[Mapping[str, Array]], Array], parameters: Mapping[str, Array], direction: Mapping[str, Array]
 ) -> Inexact[Array, "*batch"]:
-    """Derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
+    """Return the derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp
+    1998).
 
-    There is no subtraction, so it is as exact as the function itself. `direction` maps names of parameters to arrays of
-    their shapes; other parameters stay fixed.
+    Nothing is subtracted, so the derivative is as exact as the function. `direction` has arrays by parameter name;
+    parameters without an entry stay fixed.
     """
     moved = {name: parameters[name] + 1j * STEP * toward for name, toward in direction.items()}
     value = function({**parameters, **moved})
@@ -113,7 +117,7 @@ def derivative(
 
 
 def nest(parameters: Mapping[str, Array]) -> dict[str, Any]:
-    """Flat names as a tree: `tree["encoder"]["layers"]["0"]`."""
+    """Return a nested dict from flat names: `tree["encoder"]["layers"]["0"]`."""
     tree: dict[str, Any] = {}
     for name, value in parameters.items():
         *scopes, leaf = name.split(".")

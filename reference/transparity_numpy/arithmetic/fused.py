@@ -1,5 +1,5 @@
-"""Attention without its intermediate values, for inference: blocks of queries whose scores stay in the processor's
-cache, computed in place. PyTorch and JAX have a `fused` of the same names."""
+"""Fused attention for inference: it computes blocks of queries in place, so that their scores stay in the processor's
+cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.shapes import Bias, Mask, Queries, Scores, Sinks
 
 BLOCK = 128
-"""Queries per block: their scores fit the processor's cache."""
+"""Queries per block; the scores of this many queries fit into the processor's cache."""
 
 
 def applies(tap: Tap, masked_score: float) -> bool:
-    """Return whether the explicit path gives the same result: nothing is tapped and masked keys weigh 0."""
+    """Return whether fused attention can replace the explicit computation: no activation is tapped, and masked keys
+    weigh 0."""
     return tap is identity and masked_score < EXACT_MASK_BELOW
 
 
@@ -32,10 +33,10 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Inexact[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value in blocks of queries, each block up to the last key that it sees.
+    """softmax(query · keyᵀ · scale) · value in blocks of queries; each block ends at the last key that its queries see.
 
-    Values are summed before the division by the sum of weights, which needs fewer divisions. A query with every key
-    masked gives all keys equal weights, so its block keeps every key.
+    The result is divided by the sum of the weights after the values are summed, which needs fewer divisions. If all
+    keys of a query are masked, they have equal weights, so the block of this query keeps every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))
@@ -52,7 +53,7 @@ def attention(
 
 
 def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float | None, bias: Array | None) -> Scores:
-    """query · keyᵀ · scale, soft-capped, plus `bias`; masked scores are half the lowest number."""
+    """softcap(query · keyᵀ · scale) + bias, where masked scores are half the lowest number of the dtype."""
     scores = query @ key.swapaxes(-2, -1)
     scores *= scores.dtype.type(scale)
     if softcap is not None:
@@ -65,7 +66,7 @@ def _scores(query: Array, key: Array, mask: Array, scale: float, softcap: float 
 
 
 def _exponentials(scores: Scores, sinks: Sinks | None) -> tuple[Scores, Inexact[Array, "batch heads queries 1"]]:
-    """exp(scores − the largest), computed in place, and their sum with the sinks."""
+    """Return exp(scores − largest score), computed in place, and its sum with the sinks over the keys."""
     largest = scores.real.max(axis=-1, keepdims=True)
     if sinks is None:
         weights = np.exp(np.subtract(scores, largest, out=scores), out=scores)

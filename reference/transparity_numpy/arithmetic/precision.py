@@ -1,4 +1,4 @@
-"""Sums of half-precision values in float32, because small terms are lost in fewer bits."""
+"""Sums of half-precision values in float32, because small terms would be lost in lower precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low precision: a tap that rounds activations to fewer bits than the computation uses."""
+"""Rounding of activations to a lower precision than the computation has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from transparity.taps import Tap
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Tap that rounds every value to the nearest number of `dtype` and returns it in its own dtype."""
+    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own
+    dtype."""
 
     def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)

@@ -1,4 +1,4 @@
-"""Generation: one token at a time, greedy or sampled."""
+"""Generation, one token at a time, greedily or by sampling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from transparity_numpy.shapes import GeneratedIds, Lengths, NextIds, NextLogits,
 
 
 def greedy_tokens(logits: NextLogits) -> NextIds:
-    """Most likely token of each row (document 004); the first one in a tie."""
+    """Return the most likely token of each row (document 004); in a tie, the token with the lower id."""
     return logits.real.argmax(axis=-1)
 
 
 def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Apply temperature, top-k and top-p; filtered tokens become −inf. The largest logit is 0, the dtype at least
-    float32."""
+    """Apply temperature, top-k and top-p to the logits; the logits of removed tokens become −inf.
+
+    The result is shifted so that the largest logit is 0, and its dtype is at least float32.
+    """
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -39,11 +41,13 @@ def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Fl
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
-    """Sample a token of each row from softmax(logits) (document 001): the first whose cumulative probability exceeds
-    the row's uniform number in [0, 1)."""
+    """Sample a token of each row from softmax(logits) (document 001).
+
+    The sampled token is the first whose cumulative probability exceeds the row's uniform number in [0, 1).
+    """
     cumulative = softmax(upcast(logits)).cumsum(axis=-1)
     total = cumulative[:, -1:]
-    # A uniform number next to 1 may be rounded to 1; tokens that add nothing to the total must not be drawn even so.
+    # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.
     passed = (cumulative <= uniforms.astype(cumulative.dtype)[:, None] * total) & (cumulative < total)
     return passed.sum(axis=-1)
 
@@ -51,7 +55,7 @@ def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> Next
 def allocate(
     config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int
 ) -> tuple[GeneratedIds, Lengths]:
-    """Right-pad the prompt by `more` tokens; return it with the length of each row."""
+    """Pad the prompt on the right by `more` tokens; return it with the length of each row."""
     batch, length = prompt.shape
     lengths = np.full(batch, length) if lengths is None else lengths.copy()
     tokens = np.pad(prompt, ((0, 0), (0, more)))
@@ -59,7 +63,8 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid ones per row, and which rows have ended; updated in place."""
+    """The tokens so far, the number of valid tokens of each row, and which rows have ended. They are updated in
+    place."""
 
     tokens: GeneratedIds
     lengths: Lengths
@@ -73,7 +78,7 @@ def append_token(
     uniforms: Float[Array, " batch"] | None,
     sampling: Sampling,
 ) -> None:
-    """Append the next token of each row, greedily or sampled by `uniforms`; rows that had ended get `filling_id`."""
+    """Append the next token of each row, greedily or sampled with `uniforms`; rows that have ended get `filling_id`."""
     tokens, lengths, ended = written
     token = greedy_tokens(logits) if uniforms is None else sampled_tokens(filter_logits(logits, sampling), uniforms)
     token = np.where(ended, config.filling_id, token)
@@ -93,15 +98,15 @@ def generate(
     uniforms: Float[Array, "batch new_tokens"] | None = None,
     sampling: Sampling | None = None,
 ) -> GeneratedIds:
-    """Continue each row of `prompt` by up to `max_new_tokens`, greedily or sampled by `uniforms`.
+    """Continue each row of `prompt` by up to `max_new_tokens` tokens, greedily or sampled with `uniforms`.
 
-    The model sees the last `max_length` tokens (document 001). Rows that have reached `eos_id`, and rows with shorter
+    The model reads the last `max_length` tokens (document 001). Rows that end at `eos_id`, or start with shorter
     prompts, are filled with `filling_id`. Generation stops when all rows have ended (document 004).
 
     Args:
-        lengths: Number of valid tokens of each row of `prompt`; None: all.
+        lengths: Number of valid tokens of each row of `prompt`. None means all.
         source: Tokens of the encoder.
-        uniforms: Numbers in [0, 1), one per new token; None: greedy.
+        uniforms: Random numbers in [0, 1), one per new token. None means greedy.
         sampling: Temperature, top-k and top-p.
     """
     written = Written(*allocate(config, prompt, lengths, max_new_tokens), np.zeros(len(prompt), bool))

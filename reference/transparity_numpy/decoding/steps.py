@@ -1,4 +1,4 @@
-"""Decoding with a cache: logits of new tokens without recomputing earlier ones."""
+"""Decoding with a cache: logits of new tokens without recomputing the earlier tokens."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ def prefill(
     source: SourceIds | None = None,
     attention_mask: IsToken | SourceIds | None = None,
 ) -> Cache:
-    """Cache for `batch` rows of up to `capacity` tokens, with every decoder layer's keys and values of the encoded
-    `source`. An `attention_mask` applies to the source."""
+    """Return a cache for `batch` rows of up to `capacity` tokens.
+
+    If there is a `source`, the encoder runs, and the cache has every decoder layer's keys and values of its output. An
+    `attention_mask` applies to the source.
+    """
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
     if source is not None:
@@ -56,7 +59,7 @@ def prefill(
 
 
 def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
-    """Keys and values of a layer's cross-attention, for every later step."""
+    """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if config.memory_norm:
         memory = normalize(config, parameters, "memory_norm", memory)
     key, value = project_key_value(config, parameters["cross_attention"], memory)
@@ -74,15 +77,16 @@ def step(
     index: NextIds | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch length vocab"]:
-    """Logits after each of the next `tokens`, equal to the full forward pass; updates `cache`.
+    """Return the logits after each of the next `tokens`, as a full forward pass computes them, and update `cache`.
 
-    Padding with every key masked gives all keys equal weights, so its logits depend on the capacity of the cache.
+    If padding is a query whose keys are all masked, the keys have equal weights, so its logits depend on the cache's
+    capacity.
 
     Args:
-        valid_lengths: Number of valid tokens in each row; None: all. The rest are fillers: no token sees them, and the
-            next step overwrites them.
-        attention_mask: 0 at padding of the tokens.
-        index: The one token of each row whose logits are asked for, counted in `tokens`; None: all.
+        valid_lengths: Number of valid tokens in each row. None means all. The others are fillers: no token attends to
+            them, and the next step overwrites them.
+        attention_mask: Zero where `tokens` has padding.
+        index: The index of one token in each row of `tokens`; only its logits are computed. None means all tokens.
     """
     tree = nest(shared(config, parameters))
     positions = next_positions(cache, tokens.shape[1])
@@ -107,7 +111,7 @@ def cache_for(
     longest: int,
     source: SourceIds | None,
 ) -> Cache | None:
-    """Cache for the tokens; None if earlier tokens depend on later ones, or if they exceed `max_length`."""
+    """Return a cache for `tokens`, or None if a cache would be wrong or the tokens exceed `max_length`."""
     if not config.prefixes_agree or longest > config.max_length:
         return None
     return prefill(config, parameters, len(tokens), min(tokens.shape[1], config.max_length), source=source)
@@ -122,8 +126,10 @@ def next_logits(
     source: SourceIds | None,
     new: int,
 ) -> NextLogits:
-    """Logits after the first `lengths` tokens of each row; up to `new` of them are not cached yet. Without a cache, the
-    model runs on the last `max_length` tokens (document 001)."""
+    """Return the logits after the first `lengths` tokens of each row; up to `new` of these tokens are not cached yet.
+
+    Without a cache, the model runs on the last `max_length` tokens (document 001).
+    """
     if cache is not None:
         valid_lengths = lengths - cache["lengths"]
         chunk = np.take_along_axis(tokens, next_positions(cache, new), axis=1)

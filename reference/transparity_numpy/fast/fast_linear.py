@@ -1,6 +1,6 @@
-"""A faster `functional.linear` for float32 and float16: one product for the whole batch, and in-place biases.
+"""A faster linear map for float32 and float16: one product for the whole batch, with the bias added in place.
 
-The specification is evaluated in float64, and in complex128 for derivatives: there, `linear` is its formula.
+In float64 and complex128, in which the reference is evaluated, the formula x Wᵀ + b itself is computed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 FEW = 64
-"""The number of rows up to which reading the weight takes longest; as the left factor, it is read in order."""
+"""With up to this many rows, a product takes as long as reading its weight. The weight is then the left factor, because
+it is then read in the order of memory."""
 
 
 def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
-    """Return whether `x` is in a precision that models run in."""
+    """Return whether the dtype of `x` is float32 or float16."""
     return x.dtype in (np.float32, np.float16)
 
 
@@ -27,7 +28,7 @@ def linear(
     rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
     product = np.ascontiguousarray((weight @ rows.T).T) if len(rows) <= FEW else rows @ weight.T
     if "bias" in parameters:
-        # In the memory of the product, unless the bias is of a wider type.
+        # The sum is written into the product, unless the bias has a wider dtype.
         bias = parameters["bias"]
         product = np.add(product, bias, out=product if np.can_cast(bias.dtype, product.dtype) else None)
     return product.reshape(*x.shape[:-1], -1)

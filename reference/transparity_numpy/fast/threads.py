@@ -1,6 +1,5 @@
-"""A batch distributed over threads. NumPy's matrix products use all cores and everything else uses one; with enough
-rows, each thread takes some of them and each product one core. JAX does the same with devices (`sharding`); PyTorch's
-kernels use all cores."""
+"""A batch distributed over threads. NumPy uses all cores for matrix products and one core for everything else. If a
+batch has several rows, it is faster to give each thread some rows and one core."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ import numpy as np
 from numpy import ndarray as Array
 
 _ALONE = Lock()
-"""A lock, so that a second caller does not restore the first caller's limit as the default."""
+"""A lock for the limit of threads, so that a second call does not take the first call's limit for the default."""
 
 
 def can_split(tokens: Mapping[str, Array]) -> bool:
-    """Return whether there are several rows and several threads."""
+    """Return whether a batch has several rows and there are several threads."""
     return min(map(len, tokens.values())) > 1 and threads() > 1
 
 
 def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array], out: Array) -> Array:
-    """Compute `function(**tokens)` into `out`, with the rows distributed over threads."""
+    """Write `function(**tokens)` into `out`, with the rows distributed over threads."""
     batch = len(next(iter(tokens.values())))
     bounds = np.linspace(0, batch, min(batch, threads()) + 1).astype(int)
 
@@ -32,14 +31,14 @@ def split_batch(function: Callable[..., Array], tokens: Mapping[str, Array], out
         with _one_core_a_product():
             out[begin:end] = function(**{name: value[begin:end] for name, value in tokens.items()})
 
-    # Some libraries apply the limit to all threads, some to the calling thread: set both.
+    # Some libraries apply the limit to all threads, others to the calling thread, so it is set in both.
     with _ALONE, _one_core_a_product(), ThreadPoolExecutor(len(bounds) - 1) as pool:
-        list(pool.map(of_rows, bounds[:-1], bounds[1:]))  # raises what they raise
+        list(pool.map(of_rows, bounds[:-1], bounds[1:]))  # raises the threads' exceptions
     return out
 
 
 def threads() -> int:
-    """Number of threads that a matrix product may use."""
+    """Return the number of threads that a matrix product may use."""
     return max((library.num_threads for library in _libraries().select(user_api="blas").lib_controllers), default=1)
 
 
@@ -50,6 +49,6 @@ def _one_core_a_product() -> AbstractContextManager[Any]:
 
 @functools.cache
 def _libraries() -> Any:
-    from threadpoolctl import ThreadpoolController  # a tenth of all import time
+    from threadpoolctl import ThreadpoolController  # imported here, because it takes a tenth of the import time
 
     return ThreadpoolController()

@@ -1,1 +1,1 @@
-"""The outputs of a model: logits, hidden states, a pooled state or classes. A table chooses the output."""
+"""The outputs of a model: logits, hidden states, a pooled state or classes."""

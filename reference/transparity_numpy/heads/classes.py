@@ -1,4 +1,4 @@
-"""Scores of classes from the pooled state."""
+"""Logits of classes from the pooled state."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ from transparity_numpy.heads.transform import transform_for_head
 def classes(
     config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "batch embed_dim"]
 ) -> Inexact[Array, "batch classes"]:
-    """x Wᵀ + b of the pooled state, through the pooler if there is one."""
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
     return linear(parameters["head"], transform_for_head(config, parameters, pooled(config, parameters, x)))

@@ -1,4 +1,4 @@
-"""The table of heads. A new head is a file and a row."""
+"""The table of heads: each head has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from transparity_numpy.shapes import Features, Vectors
 
 
 def hidden(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Vectors:
-    """The last layer's output itself."""
+    """Return the last layer's output unchanged."""
     return x
 
 
 HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
-"""By `config.head`."""
+"""The function for each `config.head`."""
 
 
 def head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Features:
-    """The output that `config.head` names, computed from the pooled state if `config.is_pooled`. `parameters` belong to
-    the whole model."""
+    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`.
+
+    `parameters` has the parameters of the whole model.
+    """
     return HEADS[config.head](config, parameters, x)

@@ -1,4 +1,4 @@
-"""A linear map before a head."""
+"""The linear map, activation and norm before a head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity_numpy.shapes import Vectors
 
 
 def transform_for_head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Vectors:
-    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); x without `head_transform`."""
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
     if not config.head_transform:
         return x
     y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))

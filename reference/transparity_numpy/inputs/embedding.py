@@ -1,4 +1,5 @@
-"""The embedding: the input of a stack as vectors, with types and positions. A new input is a file and a row."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
+`INPUTS`."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Source = TokenIds | Pixels | Frames
 """The input of a stack."""
 
 INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": embed_patches, "frames": embed_frames}
-"""By `config.input_kind(stack)`."""
+"""The function for each `config.input_kind(stack)`."""
 
 
 def embed(
@@ -35,12 +36,12 @@ def embed(
     token_types: TokenIds | None = None,
     tap: Tap = identity,
 ) -> Hidden:
-    """Sum of the embeddings of tokens, patches or frames and, if configured, of types and positions.
+    """Return the sum of the input's embedding and, if configured, the embeddings of token types and positions.
 
     Args:
-        parameters: Those of the stack.
-        positions: Positions of the tokens, below `is_token.shape[1]`.
-        is_token: True for tokens that are not padding, among all up to the last position.
+        parameters: The parameters of the stack.
+        positions: The positions of `tokens` in their sequences.
+        is_token: True where a token is not padding, for all positions up to the last.
     """
     config, kind = config.for_stack(stack), config.input_kind(stack)
     check_length(config, positions.shape[1])

@@ -1,4 +1,4 @@
-"""Frames of audio as vectors: two convolutions over time (Radford et al. 2022)."""
+"""The embedding of frames of audio: two convolutions over time (Radford et al. 2022)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from transparity_numpy.shapes import Frames, Hidden
 def convolved(
     parameters: Mapping[str, Array], x: Inexact[Array, "batch frames features_in"], stride: int
 ) -> Inexact[Array, "batch length features_out"]:
-    """gelu(convolution over time of width 3), with a frame of zeros at each end.
+    """gelu(convolution of width 3 over time), with a frame of zeros at each end.
 
-    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
+    The convolution is computed as a linear map of three adjacent frames, in the order of the kernel (features_out,
+    features_in, 3).
+    """
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
     return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))
@@ -30,7 +32,7 @@ def convolved(
 def embed_frames(
     config: TransformerConfig, parameters: Mapping[str, Any], frames: Frames, tap: Tap = identity
 ) -> Hidden:
-    """Two convolutions over time; the second has stride 2 (Radford et al. 2022, §2.2)."""
+    """Two convolutions over time, the second with stride 2 (Radford et al. 2022, §2.2)."""
     first, second = parameters["first_convolution"], parameters["second_convolution"]
     x = tap("first_convolution", convolved(first, frames.astype(first["weight"].dtype).swapaxes(1, 2), stride=1))
     return tap("second_convolution", convolved(second, x, stride=2))

@@ -1,4 +1,4 @@
-"""Token ids as vectors."""
+"""The embedding of tokens."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from transparity_numpy.shapes import Hidden, TokenIds
 def embed_tokens(
     config: TransformerConfig, parameters: Mapping[str, Any], tokens: TokenIds, tap: Tap = identity
 ) -> Hidden:
-    """Row of the table for each token."""
+    """The row of the embedding table for each token."""
     return parameters["token_embedding"]["weight"][tokens]

@@ -1,4 +1,5 @@
-"""A layer: self-attention, cross-attention in a decoder with a memory, and the feed-forward, each with its residual."""
+"""A layer: self-attention, cross-attention if there is an encoder's output, and a feed-forward, each with its
+residual."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def normalize(
     *,
     training: bool = False,
 ) -> Hidden:
-    """Apply the norm `name` of a layer or stack, and tap it under its name."""
+    """Apply the norm `name` of a layer or stack, and tap the result under this name."""
     return tap(name, norm(config, parameters[name], x, scoped(tap, name), training=training))
 
 
@@ -42,7 +43,7 @@ def residual(
     *,
     training: bool = False,
 ) -> Hidden:
-    """x + the sublayer `name` of x, with its norms where `config.norm_position` puts them."""
+    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
     norms = [partial(_norm, config, parameters, f"{name}_{end}", tap, training) for end in ("norm", "post_norm")]
     return RESIDUALS[config.norm_position](config, x, sublayer, *norms)
 
@@ -55,13 +56,13 @@ def mix(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Self-attention, or the mixer that `config.mixer_name` names."""
+    """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
     scope, kept = scoped(tap, config.mixer_scope), (cache or {}).get(config.mixer_scope)
     return MIXERS[config.mixer_name](config, parameters[config.mixer_scope], x, context, scope, kept)
 
 
 def feed(config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity) -> Hidden:
-    """The feed-forward, or a mixture of experts."""
+    """Apply the feed-forward, or the mixture of experts."""
     function = mixture_of_experts if config.num_experts else feed_forward
     return function(config, parameters["feed_forward"], x, scoped(tap, "feed_forward"))
 
@@ -74,7 +75,7 @@ def attend_to_memory(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Cross-attention to the encoder's output, through a norm if `memory_norm` is set."""
+    """Apply cross-attention to the encoder's output, which is normalized first if `memory_norm` is set."""
     if config.memory_norm and context.memory is not None:
         memory = normalize(config, parameters, "memory_norm", context.memory, tap, training=context.training)
         context = context._replace(memory=memory)
@@ -90,9 +91,9 @@ def layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Self-attention, cross-attention if there is a memory, then the feed-forward, if any, each with its residual.
+    """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
 
-    With a `cache`, `x` are the tokens at `context.positions`, after the cached ones.
+    Each has its residual. With a `cache`, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """
     add = partial(residual, config, parameters, tap=tap, training=context.training)
     x = add("self_attention", x, lambda x: mix(config, parameters, x, context, tap, cache))
@@ -106,7 +107,7 @@ def layer(
 def _norm(
     config: TransformerConfig, parameters: Mapping[str, Any], name: str, tap: Tap, training: bool, x: Hidden
 ) -> Hidden:
-    """The norm `name` of a sublayer; x itself before attention without one (ModernBERT's first layer)."""
+    """Return the norm `name` of x; before attention without a norm (ModernBERT's first layer), return x unchanged."""
     if name == "self_attention_norm" and not config.attention_norm:
         return x
     return normalize(config, parameters, name, x, tap, training=training)

@@ -23,7 +23,7 @@ def parallel_layer(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """x + attention(norm(x)) + feed_forward(norm(x)): each branch has a norm (GPT-NeoX), or both share one (GPT-J)."""
+    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
     normed = partial(normalize, config, parameters, tap=tap, training=context.training)
     shared = normed("self_attention_norm", x)
     y = mix(config, parameters, shared, context, tap, cache)

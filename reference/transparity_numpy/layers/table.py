@@ -1,4 +1,4 @@
-"""The table of layers. A new layer is a file and a row."""
+"""The table of layers: each kind of layer has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from transparity_numpy.layers.layer import layer
 from transparity_numpy.layers.parallel import parallel_layer
 
 LAYERS = {"sequential": layer, "parallel": parallel_layer, "parallel-one-norm": parallel_layer}
-"""By `config.branches`."""
+"""The function for each `config.branches`."""

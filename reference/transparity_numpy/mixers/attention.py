@@ -1,4 +1,4 @@
-"""Attention: queries weigh keys and sum their values."""
+"""Attention: each query weighs all keys, and sums their values by these weights."""
 
 from __future__ import annotations
 
@@ -40,21 +40,24 @@ def split_heads(x: Hidden, num_heads: int) -> Heads:
 
 
 def merge_heads(x: Heads) -> Hidden:
-    """Concatenate the heads' features: the inverse of `split_heads`."""
+    """Concatenate the heads' features; this is the inverse of `split_heads`."""
     batch, heads, length, head_dim = x.shape
     return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
 
 
 def project_heads(parameters: Mapping[str, Array], x: Hidden, num_heads: int, projection: Projection) -> Heads:
-    """Query, key or value of every head: projected and split, or split and projected by one map for all heads
-    (document 002)."""
+    """Return the query, key or value of every head.
+
+    The features are projected and then split. With `shared-per-head`, they are split and then projected by one map for
+    all heads (document 002).
+    """
     if projection == "shared-per-head":
         return linear(parameters, split_heads(x, num_heads))
     return split_heads(linear(parameters, x), num_heads)
 
 
 def repeat_heads(x: Heads, num_heads: int) -> Inexact[Array, "batch heads length head_dim"]:
-    """Repeat each head of keys or values for the consecutive query heads that share it (Ainslie et al. 2023, §2.2)."""
+    """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
 
@@ -68,10 +71,11 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over the keys and each head's sink, whose weight is dropped (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over the keys and the head's sink, whose weight is then dropped
+    (gpt-oss).
 
-    `masked_score` is at least half the lowest number of the dtype: exp(that − largest) is exactly 0, as for −inf. If
-    all keys of a query are masked, they have equal weights instead of NaN.
+    A masked score is at least half the lowest number of the dtype, for which exp(score − largest) is exactly 0, as for
+    −inf. If all keys of a query are masked, they have equal weights instead of NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
     shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))
@@ -93,7 +97,7 @@ def attention(
     sinks: Sinks | None = None,
     tap: Tap = identity,
 ) -> Inexact[Array, "batch queries attention_dim"]:
-    """softmax(query · keyᵀ · scale) · value, heads merged (Vaswani et al. 2017, eq. 1)."""
+    """softmax(query · keyᵀ · scale) · value, with the heads merged (Vaswani et al. 2017, eq. 1)."""
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     if fused.applies(tap, masked_score):
         return merge_heads(
@@ -105,7 +109,7 @@ def attention(
 
 
 def query_key_norm(config: TransformerConfig, parameters: Mapping[str, Array], x: Heads) -> Heads:
-    """RMS norm over each head (Qwen 3), or over the features of all heads (OLMo 2)."""
+    """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
     if config.query_key_norm_over == "head":
         return head_norm(config, parameters, x)
     return split_heads(head_norm(config, parameters, merge_heads(x)), x.shape[1])
@@ -114,7 +118,7 @@ def query_key_norm(config: TransformerConfig, parameters: Mapping[str, Array], x
 def normalize_and_rotate(
     config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
 ) -> Heads:
-    """Apply QK-norm and RoPE to the `query` or `key`, if configured."""
+    """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
     if config.query_key_norm:
         x = tap(f"{name}_norm", query_key_norm(config, parameters[f"{name}_norm"], x))
     return x if rotary is None else tap(f"{name}_rotated", rotate(x, rotary, config.rope_layout))
@@ -127,7 +131,7 @@ def project_query(
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
 ) -> Queries:
-    """Query of every head."""
+    """Return the query of every head."""
     query = tap("query", project_heads(parameters["query"], x, config.num_heads, config.projection))
     return normalize_and_rotate(config, parameters, "query", query, rotary, tap)
 
@@ -139,7 +143,7 @@ def project_key_value(
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
 ) -> tuple[Keys, Values]:
-    """Key and value of every head."""
+    """Return the key and value of every head."""
     heads, projection = config.key_value_heads, config.projection
     key = tap("key", project_heads(parameters["key"], x, heads, projection))
     value = tap("value", project_heads(parameters["value"], x, heads, projection))
@@ -155,8 +159,8 @@ def self_attention(
     cache: Cache | None = None,
     projections: tuple[Callable[..., Queries], Callable[..., tuple[Keys, Values]]] = (project_query, project_key_value),
 ) -> Hidden:
-    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, to every token in it,
-    `x` included."""
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, also to the cached
+    tokens."""
     of_query, of_key_value = projections
     query = of_query(config, parameters, x, tap, context.rotary)
     query = query if context.temperature is None else query * context.temperature
@@ -174,7 +178,7 @@ def cross_attention(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Multi-head attention from `x` to the encoder's output; with a `cache`, to its cached keys and values."""
+    """Multi-head attention from `x` to the encoder's output, whose keys and values a `cache` already has."""
     query = project_query(config, parameters, x, tap)
     if cache is not None:
         key, value = cache["key"], cache["value"]
@@ -194,7 +198,7 @@ def _attend(
     tap: Tap,
     bias: Bias | None = None,
 ) -> Hidden:
-    """Attention of every head, the gate computed from `x` if configured, then the output projection."""
+    """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
     scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
     sinks = parameters.get("sinks")
     context = attention(

@@ -1,4 +1,4 @@
-"""The causal convolution before a recurrence: each feature sees its last few positions."""
+"""The causal convolution before a recurrence, over the last few positions of each feature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def causal_convolution(
     before: Inexact[Array, "batch earlier features"],
     bias: Inexact[Array, " features"] | None = None,
 ) -> Inexact[Array, "batch length features"]:
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias over the last `width` numbers of each feature; `before` precedes `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
+    `x`."""
     width, x = weight.shape[1], np.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = np.stack([x[:, i : i + length] for i in range(width)], axis=-1)
@@ -37,7 +38,7 @@ def convolve(
     context: LayerContext,
     cache: Cache | None = None,
 ) -> Inexact[Array, "batch length features"]:
-    """silu(convolution(x Wᵀ)): the `query`, `key` or `value` of all heads."""
+    """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = linear(parameters[name], x), parameters[f"{name}_convolution"]
     before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
     if cache is not None:

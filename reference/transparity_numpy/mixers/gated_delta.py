@@ -1,4 +1,4 @@
-"""Gated delta network (Yang et al. 2025): each token corrects what the state holds for its key."""
+"""Gated delta network (Yang et al. 2025): each token corrects the value that the state has for its key."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from transparity_numpy.state.cache import Cache, update_state
 from transparity_numpy.state.context import LayerContext
 
 UNIT_EPS = 1e-6
-"""Added to the square of the length of queries and keys, under the root (Qwen3-Next)."""
+"""Small number that is added under the root when queries and keys are scaled to length 1 (Qwen3-Next)."""
 
 
 def unit_length(x: Features) -> Features:
-    """x / √(Σ x² + eps) over the features."""
+    """x / √(Σ x² + eps), where the sum is over the features."""
     wide = upcast(x)
     length = np.sqrt((wide * wide).sum(axis=-1, keepdims=True) + wide.dtype.type(UNIT_EPS))
     return as_precise_as(x, wide / length)
@@ -40,8 +40,10 @@ def gated_delta_rule(
     beta: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); then the query reads q S / √head_dim (Yang et al. 2025, eq. 10).
-    Return the reads and the last state. One position after the other."""
+    """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
+
+    Return y for each position, and the last state S. The positions are computed one after another.
+    """
     read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, beta, state))
     scale = query.real.dtype.type(query.shape[-1] ** -0.5)
     for i in range(query.shape[2]):
@@ -58,7 +60,7 @@ def gated_head_norm(
     x: Inexact[Array, "batch length features"],
     gate: Inexact[Array, "batch length features"],
 ) -> Inexact[Array, "batch length features"]:
-    """rms_norm(x) · silu(gate), the norm over each head."""
+    """rms_norm(x) · silu(gate), with the norm over each head."""
     heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
     return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)
 
@@ -71,9 +73,9 @@ def gated_delta(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it continues from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it starts from the cached state.
 
-    Padding is zeros: it writes nothing, but decays the state, and convolutions include it.
+    Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
     """
     x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (

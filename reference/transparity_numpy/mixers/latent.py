@@ -1,5 +1,4 @@
-"""Latent attention (DeepSeek-V2): queries, keys and values are projected from low-rank latents. Only the projections
-differ from attention."""
+"""Latent attention (DeepSeek-V2): queries, keys and values are projected from low-rank latent vectors."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ from transparity_numpy.state.context import LayerContext
 def latent(
     config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Hidden, tap: Tap = identity
 ) -> Inexact[Array, "batch length features"]:
-    """norm(x Wᵀ): the low-rank latent from which every head's `query`, or key and value (`key_value`), is projected."""
+    """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
+    projected."""
     low = linear(parameters[f"{name}_latent"], x)
     return tap(f"{name}_latent", head_norm(config, parameters[f"{name}_latent_norm"], low))
 
@@ -45,7 +45,7 @@ def latent_query(
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
 ) -> Queries:
-    """Query of every head, from a latent if `q_lora_rank` is set."""
+    """Return the query of every head, which is projected from a latent vector if `q_lora_rank` is set."""
     x = latent(config, parameters, "query", x, tap) if config.q_lora_rank else x
     query = tap("query", split_heads(linear(parameters["query"], x), config.num_heads))
     return rotate_last(config, "query", query, rotary, tap)
@@ -58,7 +58,7 @@ def latent_key_value(
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
 ) -> tuple[Keys, Values]:
-    """Key and value of every head, from a latent; all heads share the rotated features of the key."""
+    """Return the key and value of every head; all heads share the rotated features of the key."""
     low = latent(config, parameters, "key_value", x, tap)
     unrotated = split_heads(linear(parameters["key"], low), config.num_heads)
     shared = linear(parameters["key_rotary"], x)[:, None]
@@ -76,5 +76,5 @@ def latent_attention(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """`self_attention` of projections through latents."""
+    """Self-attention with projections from latent vectors."""
     return self_attention(config, parameters, x, context, tap, cache, (latent_query, latent_key_value))

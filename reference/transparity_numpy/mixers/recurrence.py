@@ -1,4 +1,4 @@
-"""Functions that recurrences share. Each token decays, writes to and reads a state; this replaces self-attention."""
+"""Functions for recurrences, which replace self-attention: each token decays a state, adds to it and reads it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transparity_numpy.state.context import LayerContext
 
 
 def unpadded(x: Features, context: LayerContext) -> Features:
-    """`x` with zeros for padding, where it is masked."""
+    """Return `x` with zeros in place of padding, if padding is masked."""
     return x if context.is_token is None else x * context.is_token[..., None].astype(x.real.dtype)
 
 
 def time_step(
     config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden
 ) -> Inexact[Array, "batch length heads"]:
-    """clip(softplus(x Wᵀ + dt_bias)): the time step of the state's decay (Gu and Dao 2024, §3.6)."""
+    """clip(softplus(x Wᵀ + dt_bias)), the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["dt_bias"]))
     least, most = config.time_step_min, config.time_step_max
     within = (step.real >= least) & (most is None or step.real <= most)
@@ -35,20 +35,20 @@ def time_step(
 def log_decay(
     parameters: Mapping[str, Any], step: Inexact[Array, "batch length heads"]
 ) -> Inexact[Array, "batch length heads"]:
-    """−exp(A_log) · time step: the logarithm of the share of the state that is kept (Gu and Dao 2024)."""
+    """−exp(A_log) · time step, the logarithm of the share of the state that remains (Gu and Dao 2024)."""
     return -np.exp(upcast(parameters["A_log"])) * step
 
 
 def by_head(
     x: Inexact[Array, "batch length heads"], context: LayerContext, cache: Cache | None
 ) -> Inexact[Array, "batch heads length"]:
-    """One number per token and head, 0 for fillers of a cache, in at least float32."""
+    """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
     return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
 def first_state(
     config: TransformerConfig, query: Inexact[Array, "batch heads length head_dim"], cache: Cache | None
 ) -> Inexact[Array, "batch heads head_dim value_dim"]:
-    """The initial state: zeros, or the state in the `cache`."""
+    """Return the initial state: the state in the `cache`, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return np.zeros(size, query.real.dtype) if cache is None else cache["state"]

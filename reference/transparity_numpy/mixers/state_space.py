@@ -1,4 +1,4 @@
-"""State-space model (Mamba-2, Dao and Gu 2024): each token adds to the state, without a correction."""
+"""State-space model (Mamba-2, Dao and Gu 2024): each token decays the state and adds to it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """S ← e^log_decay · S + k ⊗ step · v; then the query reads q S (Dao and Gu 2024, eq. 2). Their C, B and x are
-    q, k and v. Return the reads and the last state."""
+    """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
+
+    Return y for each position, and the last state S.
+    """
     read = np.zeros(value.shape, np.result_type(query, key, value, log_decay, step, state))
     for i in range(query.shape[2]):
         change = step[:, :, i, None, None] * value[:, :, i, None]
@@ -46,7 +48,7 @@ def gated_group_norm(
     x: Inexact[Array, "batch length features"],
     gate: Inexact[Array, "batch length features"],
 ) -> Inexact[Array, "batch length features"]:
-    """rms_norm(x · silu(gate)) · weight, the norm over the heads that share a key."""
+    """rms_norm(x · silu(gate)) · weight, with the norm over the heads that share a key."""
     groups = (upcast(x) * silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
     ones = np.ones(groups.shape[-1], groups.real.dtype)
     return as_precise_as(x, rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * parameters["weight"])
@@ -60,9 +62,9 @@ def state_space(
     tap: Tap = identity,
     cache: Cache | None = None,
 ) -> Hidden:
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it continues from the cached state.
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it starts from the cached state.
 
-    Padding is set to zero before and after the convolutions: it writes nothing, but decays the state.
+    Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
     """
     x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (

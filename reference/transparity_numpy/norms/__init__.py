@@ -1,2 +1,1 @@
-"""Norms, one per file, and the table that selects one. They differ in the deviation, its axes, and the position of
-eps."""
+"""Norms, one per file. They differ in the divisor, in the axes of the mean, and in the position of eps."""

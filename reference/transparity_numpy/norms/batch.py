@@ -15,14 +15,14 @@ from transparity_numpy.shapes import Vectors, Weight
 
 
 def batch_norm(x: Vectors, weight: Weight, bias: Weight, mean: Weight, variance: Weight, eps: float) -> Vectors:
-    """(x − mean) / √(variance + eps) · weight + bias with given statistics."""
+    """(x − mean) / √(variance + eps) · weight + bias, with the given mean and variance."""
     wide, variance = upcast(x), upcast(variance)
     y = (wide - mean) / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias
     return cast_like(y, x, weight, bias)
 
 
 def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
-    """Mean and variance (over n) of each feature over the batch and the positions."""
+    """Return the mean and variance (with n, not n − 1) of each feature over the batch and the positions."""
     wide, axes = upcast(x), tuple(range(x.ndim - 1))
     mean = wide.mean(axis=axes)
     centered = wide - mean
@@ -30,8 +30,8 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 averages the variance over n; `torch.nn.BatchNorm1d`
-    normalizes by it too, but averages the variance over n − 1."""
+    """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n. `torch.nn.BatchNorm1d` also
+    normalizes by this, but its running variance uses n − 1."""
     share = old.dtype.type(momentum)
     return (1 - share) * old + share * new
 
@@ -39,8 +39,10 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 def statistics(
     config: TransformerConfig, parameters: Mapping[str, Array], x: Vectors, tap: Tap, *, training: bool = False
 ) -> tuple[Weight, Weight]:
-    """The mean and variance to normalize by: the running ones, or in training the batch's. Training taps the new
-    `running_mean` and `running_var`."""
+    """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
+
+    In training, the new `running_mean` and `running_var` are tapped.
+    """
     old_mean, old_variance = parameters["running_mean"], parameters["running_var"]
     if not training:
         return old_mean, old_variance

@@ -1,4 +1,4 @@
-"""The gain of a norm."""
+"""The gain of a norm, the factor of the normalized values."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from transparity_numpy.shapes import Weight
 
 
 def gain(config: TransformerConfig, weight: Weight) -> Weight:
-    """The weight, or 1 + the weight (Gemma)."""
+    """Return the weight, or 1 + the weight (Gemma)."""
     return weight if config.norm_gain == "weight" else 1 + weight

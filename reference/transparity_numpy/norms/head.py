@@ -1,4 +1,4 @@
-"""The norm of queries, keys and latents."""
+"""The norm of queries, keys and latent vectors."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from transparity_numpy.shapes import Features
 
 
 def head_norm(config: TransformerConfig, parameters: Mapping[str, Array], x: Features) -> Features:
-    """RMS norm over the last axis: the features of one head or of all heads."""
+    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
     return rms_norm(x, gain(config, parameters["weight"]), config.norm_eps)

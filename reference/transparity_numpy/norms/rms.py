@@ -10,7 +10,7 @@ from transparity_numpy.shapes import Vectors, Weight
 
 
 def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
-    """x / √(mean of x² + eps) · weight over the features (Zhang and Sennrich 2019, eq. 4)."""
+    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
     wide = upcast(x)
     size = np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + wide.dtype.type(eps))
     return cast_like(wide / size * weight, x, weight)

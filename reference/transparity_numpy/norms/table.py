@@ -1,4 +1,4 @@
-"""The table of norms. A new norm is a file and a row."""
+"""The table of norms: each norm has a file in this folder, and a row here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMS: dict[str, Callable[..., Vectors]] = {
     "rms": rms_norm,
     "batch": batch_norm,
 }
-"""By `config.norm`."""
+"""The function for each `config.norm`."""
 
 
 def norm(

@@ -1,4 +1,4 @@
-"""The norm of document 003, which uses the sample deviation."""
+"""The norm of document 003, which divides by the sample standard deviation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transparity_numpy.shapes import Vectors, Weight
 
 
 def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
-    """(x − mean) / (deviation + eps) · weight + bias, the deviation over n − 1, eps outside the root."""
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
     wide = upcast(x)
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)

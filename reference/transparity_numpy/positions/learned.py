@@ -13,8 +13,11 @@ from transparity_numpy.shapes import IsToken
 def position_ids(
     config: TransformerConfig, is_token: IsToken, positions: Int[Array, "#batch length"]
 ) -> Int[Array, "#batch length"]:
-    """Rows of the position table for the tokens at `positions`. With `position_count` "visible", only tokens that are
-    not padding are counted, and padding has the row before the first (RoBERTa, OPT)."""
+    """Return the rows of the position table for the tokens at `positions`.
+
+    With `position_count` "visible", only tokens that are not padding are counted, and padding has the row before the
+    first (RoBERTa, OPT).
+    """
     if config.position_count == "all":
         return positions + config.position_offset
     positions = np.broadcast_to(positions, (len(is_token), positions.shape[1]))

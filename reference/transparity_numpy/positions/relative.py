@@ -13,24 +13,24 @@ from transparity_numpy.shapes import Positions
 
 
 def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
-    """Key position − query position, for keys 0 … `keys` − 1."""
+    """Return key position − query position, for the keys at 0 … `keys` − 1."""
     return np.arange(keys) - positions[..., None]
 
 
 def relative_buckets(
     distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
 ) -> Int[Array, "*batch"]:
-    """Bucket of each distance key − query (Raffel et al. 2020, §2.1).
+    """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
-    Buckets in the first half hold one distance each; the others hold ranges that grow geometrically up to
-    `max_distance`. With `both`, the second half of all buckets is for later keys; without, later keys count as distance
-    0.
+    In each direction, the first half of the buckets hold one distance each. The others hold ranges that grow
+    geometrically up to `max_distance`. With `both`, half of all buckets are for later keys. Without it, later keys
+    count as distance 0.
     """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
     exact = buckets // 2
     shares = np.arange(1, buckets - exact) / (buckets - exact)
-    # A range that begins at a whole number must not begin just above it because the power was rounded.
+    # A range that starts at a whole number must not start just above it because the power was rounded.
     begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
     return offset + np.where(distances < exact, distances, exact + np.searchsorted(begins, distances, side="right"))
 
@@ -38,7 +38,7 @@ def relative_buckets(
 def relative_bias(
     config: TransformerConfig, table: Mapping[str, Array], positions: Positions, keys: int, *, both: bool
 ) -> Inexact[Array, "#batch heads queries keys"]:
-    """table[bucket(key − query)] of each head; with `both`, queries see later keys too."""
+    """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
     limits = (config.relative_buckets, config.relative_max_distance)
     buckets = relative_buckets(distances(positions, keys), *limits, both=both)
     return np.moveaxis(table["weight"][buckets], -1, 1)

@@ -1,1 +1,1 @@
-"""Rotary positions: the rotation, one file per scaling of its angles, and the table that selects one."""
+"""Rotary positions: the rotation, and the scalings of its angles, one per file."""

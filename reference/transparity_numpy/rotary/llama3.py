@@ -1,4 +1,4 @@
-"""Scaling of rotary angles in Llama 3.1: slow angles are divided by a factor, fast ones are kept."""
+"""The scaling of rotary angles in Llama 3.1: slow angles are divided by a factor, and fast angles are unchanged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from transparity_numpy.rotary.plain import plain_frequencies
 
 
 def llama3_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
-    """(1 − share) · frequency / factor + share · frequency, where the share of the unscaled angle goes from 0 to 1
-    between `rotary_slow_turns` and `rotary_fast_turns` within the original length."""
+    """(1 − share) · frequency / factor + share · frequency.
+
+    The share rises from 0 to 1 between angles that make `rotary_slow_turns` and `rotary_fast_turns` turns in the
+    original length.
+    """
     frequencies = plain_frequencies(config)
     slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
     turns = config.rotary_original_length * frequencies / (2 * math.pi)

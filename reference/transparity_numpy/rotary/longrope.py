@@ -1,4 +1,4 @@
-"""LongRoPE (Ding et al. 2024): each rotary angle has its own factor, and another one in long sequences."""
+"""LongRoPE (Ding et al. 2024): each rotary angle has its own factor, and another factor in long sequences."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from transparity_numpy.rotary.plain import plain_frequencies
 
 
 def longrope_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[Array, " pairs"]:
-    """frequency / factor, with the long factors if the sequence goes `beyond` the original length."""
+    """frequency / factor, with the long factors if the sequence is longer than the original length (`beyond`)."""
     return plain_frequencies(config) / np.array(config.rotary_long_factors if beyond else config.rotary_short_factors)

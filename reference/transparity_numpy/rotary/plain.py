@@ -11,12 +11,13 @@ from transparity_numpy.shapes import Heads, RotaryTables
 
 
 def plain_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
-    """theta^(−2 i / features): the angle per position of each pair of features (Su et al. 2021, §3.2.2)."""
+    """theta^(−2 i / features), the angle per position of pair i of the features (Su et al. 2021, §3.2.2)."""
     return config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
 
 
 def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
-    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); keep other features."""
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); other features are
+    unchanged."""
     cosine, sine = tables
     half = cosine.shape[-1]
     rotated, rest = x[..., : 2 * half], x[..., 2 * half :]

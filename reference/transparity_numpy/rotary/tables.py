@@ -1,4 +1,4 @@
-"""Rotary tables: cosine and sine of every angle. A scaling is a function of the configuration, chosen by a table."""
+"""Rotary tables: the cosine and sine of every angle, with the scaling that the configuration names."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ SCALINGS: dict[str, Callable[..., Float64[Array, " pairs"]]] = {
 
 
 def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[Array, " pairs"]:
-    """Angle per position of each pair of features, scaled for sequences longer than in training. Some scalings depend
-    on whether this sequence goes `beyond` that length."""
+    """Return the angle per position of each pair of features, scaled for long sequences.
+
+    Some scalings depend on whether the sequence is longer than the original length (`beyond`).
+    """
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> RotaryTables | None:
-    """Cosine and sine of position · frequency, times the attention factor, computed in float64; None without RoPE."""
+    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+
+    The angles are computed in float64.
+    """
     if config.positions != "rotary":
         return None
     beyond = bool(positions.max() >= config.rotary_original_length)

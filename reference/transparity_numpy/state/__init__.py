@@ -1,1 +1,1 @@
-"""The cache of keys and values, and its context."""
+"""The cache of decoding, and the inputs that all layers of a stack share."""

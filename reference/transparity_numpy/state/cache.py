@@ -1,4 +1,4 @@
-"""The key/value cache: keys and values of earlier tokens.
+"""The cache of decoding: keys and values of earlier tokens, or the states of recurrences.
 
 A cache is a dictionary of arrays, updated in place:
 
@@ -28,7 +28,7 @@ Cache = dict[str, Any]
 
 
 def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTypeLike) -> Cache:
-    """Empty cache for `batch` rows of up to `capacity` tokens."""
+    """Return an empty cache for `batch` rows of up to `capacity` tokens."""
     layers = [
         _empty_layer(config.for_layer("decoder", i), batch, capacity, dtype) for i in range(config.num_decoder_layers)
     ]
@@ -36,12 +36,12 @@ def empty_cache(config: TransformerConfig, batch: int, capacity: int, dtype: DTy
 
 
 def next_positions(cache: Cache, length: int) -> QueryIds:
-    """Positions of the next `length` tokens of each row."""
+    """Return the positions of the next `length` tokens of each row."""
     return cache["lengths"][:, None] + np.arange(length)
 
 
 def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
-    """Mark new non-padding tokens; return validity for the whole cache."""
+    """Note which new tokens are not padding, and return this for all tokens in the cache."""
     cache["is_token"][np.arange(len(positions))[:, None], positions] = is_token
     return cache["is_token"]
 
@@ -52,7 +52,7 @@ def update(
     value: Inexact[Array, "batch key_heads queries value_dim"],
     positions: QueryIds,
 ) -> tuple[Keys, Values]:
-    """Write keys and values at `positions`; return the whole cache's keys and values."""
+    """Write keys and values at `positions`, and return all keys and values in the cache."""
     rows = np.arange(len(positions))[:, None]
     cache["key"][rows, :, positions] = key.swapaxes(1, 2)
     cache["value"][rows, :, positions] = value.swapaxes(1, 2)
@@ -62,7 +62,8 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Inexact[Array, "batch queries features"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch earlier features"]:
-    """Return a convolution's cached inputs before `x`; cache the last inputs up to `valid_lengths` of `x`."""
+    """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
+    `x`."""
     before, valid_lengths = cache[name], np.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
     last = valid_lengths[:, None] + np.arange(before.shape[1])
     cache[name] = np.take_along_axis(np.concatenate([before, x], axis=1), last[..., None], axis=1)
@@ -70,21 +71,22 @@ def update_inputs(
 
 
 def update_state(cache: Cache, state: Inexact[Array, "batch heads head_dim value_dim"]) -> None:
-    """Keep the state of a recurrence."""
+    """Write the state of a recurrence into the cache."""
     cache["state"] = state
 
 
 def held_tokens(
     x: Inexact[Array, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Inexact[Array, "batch queries heads"]:
-    """`x` with 0 for fillers, the tokens after the first `valid_lengths` of a row, which then change no state."""
+    """Return `x` with 0 for the fillers after the first `valid_lengths` tokens of a row, so that they do not change the
+    state."""
     if valid_lengths is None:
         return x
     return np.where((np.arange(x.shape[1]) < valid_lengths[:, None])[..., None], x, x.dtype.type(0))
 
 
 def select_rows(cache: Cache, rows: Int[Array, " rows"]) -> Cache:
-    """Cache of the given `rows` in the given order; a row may occur more than once."""
+    """Return a cache with these `rows` in this order; a row may be repeated."""
 
     def take(value: Any) -> Any:
         if isinstance(value, dict):

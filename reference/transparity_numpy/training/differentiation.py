@@ -1,4 +1,4 @@
-"""Differentiation: gradients of the loss by the complex step, which needs only the forward pass."""
+"""Gradients of the loss by the complex step, which needs only the forward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Parameters = Mapping[str, Array]
 def loss_of(
     config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> Inexact[Array, ""]:
-    """Loss of a model as a function of its parameters; in training, a batch norm normalizes by the batch."""
+    """Return the loss of a model; in training, batch norms normalize by the batch."""
     logits = transformer(config, parameters, **tokens, training=training)
     return cross_entropy(logits, targets, config.pad_id)
 
@@ -30,7 +30,10 @@ def loss_of(
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> tuple[Inexact[Array, ""], dict[str, Array]]:
-    """Loss, and its gradient by every learned parameter: one forward pass per number in the parameters."""
+    """Return the loss, and its gradients with respect to all learned parameters.
+
+    This takes one forward pass for each number in the parameters.
+    """
 
     def loss(parameters: Parameters) -> Array:
         return loss_of(config, parameters, targets, training=training, **tokens)

@@ -1,4 +1,4 @@
-"""Optimization: gradient clipping, SGD, Adam and AdamW."""
+"""Optimizers: SGD, Adam and AdamW, with gradient clipping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parameters = Mapping[str, Array]
 
 
 def clip_by_global_norm(gradients: Parameters, max_norm: float) -> dict[str, Array]:
-    """Scale all gradients by one factor so that their joint norm is at most `max_norm` (Pascanu et al. 2013)."""
+    """Scale all gradients by one factor, so that their norm together is at most `max_norm` (Pascanu et al. 2013)."""
     norm = math.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients.values()))
     factor = min(1.0, max_norm / norm) if norm else 1.0
     return {name: gradient * gradient.dtype.type(factor) for name, gradient in gradients.items()}
@@ -30,10 +30,11 @@ def train(
     training: Training,
     differentiate: Callable[..., tuple[Array, dict[str, Array]]] = loss_and_gradients,
 ) -> tuple[list[float], dict[str, Array]]:
-    """Take one step per batch (`targets` and tokens); return the loss before each and the final learned parameters.
+    """Take one step per batch (`targets` and inputs); return the loss before each step and the final learned
+    parameters.
 
-    A batch norm normalizes by the batch; its running statistics do not change. For many steps, `differentiate` may be a
-    faster function.
+    Batch norms normalize by the batch, and running statistics do not change. For many steps, pass a faster function
+    than the default as `differentiate`.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}
@@ -61,5 +62,6 @@ def train(
 
 
 def _weight_so_far(beta: float, step: int) -> float:
-    """1 − betaᵗ: the weight of all gradients in a running average that began with 0 (Kingma and Ba 2015, §3)."""
+    """1 − betaᵗ, the total weight of the gradients in a running average that started with 0 (Kingma and Ba 2015,
+    §3)."""
     return 1 - beta**step

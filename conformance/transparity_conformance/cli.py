@@ -506,9 +506,7 @@ def main() -> None:
     except (BrokenPipeError, SystemExit):  # the reader of our output has closed the pipe, and rich exits
         pass
     except OSError as error:
-        _complain(
-            f"The operating system reports an error ({reason(error)}); free the resource that it names and try again."
-        )
+        _complain(f"The operating system reports an error ({reason(error)}); free this resource and try again.")
     except BaseException as error:  # noqa: BLE001 - a bug of the checker is not a verdict
         _complain_of_ours(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

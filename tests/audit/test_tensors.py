@@ -43,7 +43,7 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path:
         ('state.setdefault("norm.weight", torch.randn(settings.width))', "random numbers"),
         (
             'state.setdefault("norm.weight", state["blocks.1.norm2.weight"])',
-            "decoder.layers.1.feed_forward_norm.weight, which it reads twice,",
+            "decoder.layers.1.feed_forward_norm.weight (read twice)",
         ),
         ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "other numbers"),
     ],
@@ -51,7 +51,7 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path:
 def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: str, tmp_path: Path) -> None:
     (found,) = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path).values()
     assert (found.name, found.outcome) == ("model.norm.weight", "may be missing")
-    assert found.says == f"missing from the file: in its place the port has {says}"
+    assert found.says == f"missing from the file: the port uses {says} instead"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
         (
             'state["blocks.1.norm2.weight"] = state["blocks.1.norm1.weight"]',
             "model.layers.1.post_attention_layernorm.weight",
-            "decoder.layers.1.self_attention_norm.weight, which it reads twice,",
+            "decoder.layers.1.self_attention_norm.weight (read twice)",
         ),
         ('state["head.weight"] = torch.randn(settings.vocab, settings.width)', "lm_head.weight", "random numbers"),
     ],

@@ -104,7 +104,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([], "check needs either a PORT or --command; give exactly one of the two."),
         ([REFERENCE, "--command", "true"], "check needs either a PORT or --command; give exactly one of the two."),
         ([REFERENCE, "--preset", "gpt"], "There is no preset 'gpt'"),
-        ([REFERENCE, "--preset", "my.json"], "my.json is not the name of a preset; give a configuration file with --config."),
+        ([REFERENCE, "--preset", "my.json"], "my.json is not the name of a preset; give a configuration"),
         ([REFERENCE, "--config", "no.json"], "There is no file no.json."),
         ([REFERENCE, "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json cannot be written"),
         ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a larger max_length"),
@@ -146,7 +146,7 @@ def test_arguments_that_do_not_fit_are_one_sentence(
     ("arguments", "says"),
     [
         (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
-        (("describe", "/"), "/ is not the name of a preset; expected a preset, or a configuration in a file that ends in"),
+        (("describe", "/"), "/ is not the name of a preset; expected a preset, or a configuration in a file"),
         (("describe", "gpt"), "There is no preset 'gpt'"),
         (("describe", "no.json"), "There is no file no.json."),
         (("compare", "no-bundle", "no-file"), "no-bundle is not a folder; expected a bundle"),

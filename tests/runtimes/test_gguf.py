@@ -165,8 +165,8 @@ def right(wide: Hub, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 HUGE = struct.pack("<Q", 2**60)
-MANY = f"it announces {2**60:,} items, expected at most {2**22:,}"
-SHORT = "it is shorter than its header or its tensors"
+MANY = f"it declares {2**60:,} items; expected at most {2**22:,}"
+SHORT = "it is shorter than its header and its tensors require"
 ARRAY = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**60)
 BROKEN: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda data: b"", "cannot mmap an empty file"),

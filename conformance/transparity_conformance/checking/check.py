@@ -76,8 +76,7 @@ def check(
         dtype, logits_only, quick: The precision; whether to compare only the logits, and only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; seconds for each reply.
         budget, name, lengths: Seconds for the search for causes; the port's name; lengths of long prompts.
-        audit: Whether ignored fields are divergences; with None, they are only listed.
-        progress, located: Called at every step; called with a divergence before the search for causes.
+        audit, progress, located: Whether ignored fields diverge; called at every step; called with divergences.
 
     Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """

@@ -111,9 +111,8 @@ def _by_answer(
 ) -> tuple[Divergence, ...]:
     """Return the divergences of the combination that reproduces the logits and contradicts the fewest activations.
 
-    The result is empty if no combination reproduces the logits, or if it contradicts activations that the port itself
-    returns. Other activations may stay wrong: they do not affect the logits, or were matched wrongly. An earlier
-    explanation with the same faults is kept.
+    The result is empty if no combination reproduces the logits, or if it contradicts the port's own activations. Other
+    activations may stay wrong. An earlier explanation with the same faults is kept.
     """
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
@@ -138,9 +137,7 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(_divergence(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if rest := tuple(
-        each for each in told if each.fault.id not in placed
-    ):  # these faults are at activations that were not found
+    if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations without a match
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
         divergences.append(_divergence(results, "logits", explanations["logits"]))

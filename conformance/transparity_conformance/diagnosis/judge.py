@@ -71,8 +71,7 @@ def judge(
         port, dtype, logits_only: Its name; the precision whose budgets apply; whether to compare only the logits.
         not_compared, repeated: More lines for the report; the claim that two runs are equal, if there were two.
         clock, located: The time for the search for causes; called with divergences before the search.
-        ranks: The number of ranks, if the port is right on one rank; otherwise 1.
-        needs_logits: Whether to skip probes without logits.
+        ranks, needs_logits: The ranks of a port that is right on one, otherwise 1; whether probes need logits.
         answer: The logits and the faults that explain them, if taps were found by value.
 
     Raises `Interrupted`, with the report, if Ctrl-C ends the search.
@@ -143,7 +142,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the verdict; for `agrees`, the results must be `complete`: logits of every probe, most of them judged."""
+    """Return the verdict, which can be `agrees` only if the results are `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)

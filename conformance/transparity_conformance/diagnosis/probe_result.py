@@ -58,7 +58,7 @@ class ProbeResult:
 
 
 Results = Mapping[str, ProbeResult]
-"""Results by the name of the probe."""
+"""The results of all probes, by the name of the probe."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:

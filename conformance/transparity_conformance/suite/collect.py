@@ -44,7 +44,7 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
     if claim.sharded and bench.subject.device != "cpu":
         return "ranks are compared only on the CPU"
     if claim.sharded and not bench.shards:
-        return f"{bench.subject.backend} does not run over several ranks (`SHARDED` of its harness)"
+        return f"{bench.subject.backend} does not run on several ranks (its harness has no `SHARDED`)"
     return None
 
 

@@ -84,7 +84,7 @@ def _not_compared(audit: Audit) -> Iterator[str]:
     """Yield the fields and tensors that no call exercises, and the values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
-        yield from (f"{file} {name}: no call shows it" for name in names)
+        yield from (f"{file} {name}: no call exercises it" for name in names)
     yield from (f"{tensors} {each.name}: {each.says}" for each in audit.tensors if each.outcome == "not tried")
     for each in audit.fields:
         if each.outcome == "refused" and each.value != "absent":

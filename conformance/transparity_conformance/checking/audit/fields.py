@@ -193,17 +193,16 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> A
     result = dataclasses.replace(result, error=probe.error(logits), budget=probe.budget(dtype))
     if not is_off:
         return result
-    given = f"with {variant.name} {variant.value} the port answers"
+    given = f"with {variant.name} {variant.value}, the port's result"
     if variant.must_show and (left := probe.left(logits, dtype, variant.before, probe.parameters)) is not None:
-        as_before = f"as with {variant.was}" if variant.was else "as without it"
-        return dataclasses.replace(result, outcome="ignored", says=f"{given} {as_before}", residual=left)
+        before = f"with {variant.was}" if variant.was else "without the field"
+        return dataclasses.replace(result, outcome="ignored", says=f"{given} is the same as {before}", residual=left)
     for name, value, config in _readings(variant):
         if (left := probe.left(logits, dtype, config, probe.parameters)) is not None:
-            says = f"{given} as if our {name} were {shown(value)}"
+            says = f"{given} is the reference's with {name} {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    return dataclasses.replace(
-        result, outcome="wrong", says=f"{given} unlike the reference, before and after the change"
-    )
+    says = f"{given} is not the reference's, neither before nor after the change"
+    return dataclasses.replace(result, outcome="wrong", says=says)
 
 
 def reason_of(error: PortError) -> str:
@@ -212,7 +211,7 @@ def reason_of(error: PortError) -> str:
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield a variant's configuration with one misread field, which has its default, its previous or another value."""
+    """Yield configurations as a port may misread them: one field has its default, its previous or another value."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

@@ -96,7 +96,7 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the tensors that the file cannot lack.
+    """Return the parameters in each tensor of a family's file, and the tensors that must not be missing.
 
     If all tensors are of `known` kinds, the second result is empty.
     """
@@ -141,9 +141,9 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
     first = next(iter(names))
     for other, value in given.items():
         if len(names) == 1 and other != first and value.shape == given[first].shape:
-            yield f"{other}, which it reads twice,", {first: value}
+            yield f"{other} (read twice)", {first: value}
         if len(names) == 1 and value.shape[::-1] == given[first].shape and value.ndim == 2:
-            yield f"{other} transposed, which it reads twice,", {first: value.T}
+            yield f"{other} transposed (read twice)", {first: value.T}
 
 
 SECONDS = 30.0

@@ -210,7 +210,7 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("it is shorter than its header or its tensors")
+            raise ValueError("it is shorter than its header and its tensors require")
         return super()._get(offset, dtype, count, *order, **named)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
@@ -221,7 +221,7 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
 
 def _check_count(counts: np.ndarray) -> None:
     if counts.max(initial=0) > MOST_ITEMS:
-        raise ValueError(f"it announces {counts.max():,} items, expected at most {MOST_ITEMS:,}")
+        raise ValueError(f"it declares {counts.max():,} items; expected at most {MOST_ITEMS:,}")
 
 
 def _read(path: Path) -> GgufFile:

@@ -109,15 +109,15 @@ PARTS = (
         Part(
             "{} with an additional axis",
             "without this axis",
-            read=lambda theirs, shape, axis=axis: np.squeeze(theirs, axis),
-        )  # type: ignore[misc]
+            read=lambda theirs, shape, axis=axis: np.squeeze(theirs, axis),  # type: ignore[misc]
+        )
         for axis in range(4)
     ),
     Part("{} with rows and positions in one axis", "reshaped", read=_unflattened),
     Part("{} of only the last position", "", "the last position", lambda ours: ours[:, -1]),
     Part("{} of only the last position", "", "the last position", lambda ours: ours[:, -1:]),
-    Part("{} of one row, without a batch dimension,", "", "the first row", lambda ours: ours[0]),
-    Part("{} of one position, the last of the first row,", "", "this position", lambda ours: ours[0, -1]),
+    Part("{} of one row, without a batch dimension", "", "the first row", lambda ours: ours[0]),
+    Part("{} of one position, the last of the first row", "", "this position", lambda ours: ours[0, -1]),
 )
 
 LOGITS = Value("logits")
@@ -166,7 +166,7 @@ class AnswerForm:
         theirs, ours = self.shapes
         found = self.part.says.format(self.value.noun)
         advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
-        text = f"{found} are returned, {theirs}: return the logits of every position, {ours}"
+        text = f"the port returns {found}, {theirs}: return the logits of every position, {ours}"
         text += f", {advice}" if advice else ""
         if self.has_all_logits:
             return text

@@ -72,7 +72,7 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities; none if the forward pass rounds to a lower precision, which affects all of them."""
+    """Compare all capabilities; skip all if the forward pass has undeclared rounding, which affects them."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
@@ -190,7 +190,7 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """Repeat a request on the same object, and return a divergence if the result is wrong."""
-    says = "right at first, but wrong when the same object is called again: the port keeps state between calls"
+    says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
     cause = Cause("history", says, None, 0.0, 1.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():

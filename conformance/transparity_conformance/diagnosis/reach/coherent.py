@@ -1,4 +1,4 @@
-"""Coherent errors: errors within the budget that resemble the effect of a known fault, and not rounding.
+"""Coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
 
 The effect of a fault is the reference's logits with the fault minus its logits without it. Rounding errors point in
 random directions, so they nearly cancel along an effect, but a small multiple of the effect does not. The logits' error

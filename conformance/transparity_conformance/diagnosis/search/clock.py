@@ -129,5 +129,5 @@ class Clock:
         if self.is_interrupted:
             return f"the search for causes was interrupted; {tried}"
         if self.walks > WALKS:
-            return f"the search for causes ended after {WALKS:,} walks; {tried}"
+            return f"the search for causes ended after {WALKS:,} runs of the reference; {tried}"
         return f"the search for causes ended after {self.seconds:g} s; {tried} (--budget SECONDS searches longer)"

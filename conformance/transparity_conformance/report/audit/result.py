@@ -86,7 +86,7 @@ class Audit:
     fields: tuple[AuditedField, ...] = ()
     tensors: tuple[AuditedTensor, ...] = ()
     files: tuple[str, str] = ("config.json", "model.safetensors")
-    """The names of the two files in a model folder; for a port with `build`, `config` and `parameters`."""
+    """The names of the two audited files; `config` and `parameters` for a port without files."""
     seconds: float = field(default=0.0, compare=False)
     """The time of the audit, including the time of the port."""
 

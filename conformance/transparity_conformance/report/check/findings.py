@@ -288,6 +288,6 @@ def _tie(fault: Divergence) -> str:
     if not fault.indistinguishable:
         return ""
     also = ", ".join(fault.indistinguishable)
-    splits = f"the probe {fault.split_by} would tell them apart" if fault.split_by else "no probe tells them apart"
+    splits = f"the probe {fault.split_by} would distinguish them" if fault.split_by else "no probe distinguishes them"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
-    return f"{named} is as well explained by {also}; {splits}."
+    return f"{also} would explain this as well as {named}; {splits}."

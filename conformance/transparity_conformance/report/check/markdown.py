@@ -38,7 +38,10 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
         ("command", f"`{_plain(shlex.join(['transparity', *sys.argv[1:]]))}`"),
         ("versions", ", ".join(f"{name} {_plain(version)}" for name, version in installed().items())),
         ("port", f"`{_plain(port.name)}` {digest([port])}" if is_file(port) else _plain(str(port))),
-        ("weights", "drawn by the checker" if weights is None else digest(sorted(weights.glob("*.safetensors")))),
+        (
+            "weights",
+            "random, made by the checker" if weights is None else digest(sorted(weights.glob("*.safetensors"))),
+        ),
     ]
     yield from ("| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows))
 

@@ -36,13 +36,13 @@ def values(name: str) -> list[str] | str:
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if get_origin(kind) is Mapping:
-        return f"fields by kind, of {', '.join(PER_LAYER)}"
+        return f"for each kind of layer, values of {', '.join(PER_LAYER)}"
     if kind == tuple[str, ...]:
-        return "names of kinds of layers"
+        return "the kind of each layer, as a list of names"
     if kind == tuple[float, ...]:
         return f"numbers, each {field.metadata['range'].text}"
     if get_origin(kind) is tuple:
-        return f"some of {', '.join(get_args(get_args(kind)[0]))}"
+        return f"a list of {', '.join(get_args(get_args(kind)[0]))}"
     if kind is bool:
         return ["true", "false"]
     text: str = field.metadata.get("range", COUNT).text

@@ -97,7 +97,7 @@ def explained_by(
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Return the combinations, without the first ones if these make right segments wrong and a later one does not.
+    """Drop the first combinations if they make right segments wrong, provided that a later combination does not.
 
     For example, a residual that is missing after both sublayers explains the last segment as well as a residual that is
     missing only there.

@@ -1,4 +1,4 @@
-"""The coverage of a verdict: the compared calls, the fields of the configuration that they exercise, and all others."""
+"""The coverage of a verdict: the compared calls, and the fields of the configuration that they exercise or miss."""
 
 from __future__ import annotations
 

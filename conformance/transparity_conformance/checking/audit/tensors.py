@@ -147,7 +147,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""The seconds after which only tensors of the first and last layer are left out; PyTorch needs 1 or 2 for all."""
+"""After this many seconds, only tensors of the first and last layer are left out. PyTorch needs 1 or 2 s for all."""
 
 
 def audited_tensors(

@@ -57,7 +57,7 @@ class Coherent:
     def says(self) -> str:
         return (
             f"the logits are within the budget, but their error contains {self.coefficient:.3g} × a fault's effect "
-            f"({self.hypothesis.fault.description}), {self.excess:.3g} × as much as rounding can contain"
+            f"({self.hypothesis.fault.description}), {self.excess:.3g} × as much as rounding explains"
         )
 
 

@@ -101,7 +101,7 @@ class ShownCell:
     share: float
     """The largest share of a budget; 0 if the cell has none."""
     worst: str
-    """The place of the worst comparison; without one, the same as `text`."""
+    """The place of the worst comparison; the same as `text` if nothing was compared."""
 
 
 @dataclass(frozen=True)

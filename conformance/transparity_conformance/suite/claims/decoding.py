@@ -151,7 +151,7 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If rows are decoded by different numbers of tokens, the logits equal the full forward pass."""
+    """If the rows of a batch advance by different numbers of tokens, the logits equal the full forward pass."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 

@@ -65,7 +65,7 @@ FURTHEST_ROUNDED = Threshold(
 COHERENT = Threshold(
     4,
     "measured on the PyTorch and Flax columns with nine configurations in bfloat16 and one set of weights. Projections "
-    "were 1.0 × the reference's own in the median, and at most 1.65 × (a Llama). The limit is twice this. The "
+    "were 1.0 × the reference's own in the median, and at most 1.65 × (a Llama). The limit is above twice this. The "
     "test is not made in float32, whose budgets are narrow; there, projections reached 1.93 ×",
 )
 """The largest projection of an error onto an effect, relative to the largest projection of the reference's rounding."""

@@ -114,7 +114,7 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
     assert "x 2.0× y" in text
     assert "Not compared loss: the port does not offer it Note a note" in text
     page = as_html([tied])
-    assert "the probe square would tell" in page
+    assert "the probe square would distinguish" in page
     assert "a note" in page
 
 

@@ -93,7 +93,7 @@ class PortCheck:
         options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
         start = self._since_start()
         report = check(build, system.name, config=config, parameters=system.parameters, **options)
-        its = f"its weights are {dtype}, so it is compared with the budgets of {dtype}, not of {asked}"
+        its = f"the weights of the artefact are {dtype}, so the budgets of {dtype} apply, not of {asked}"
         not_compared = (*system.not_compared, *report.not_compared)
         notes, timing = (*report.notes, *[its][: dtype != asked]), {**start, **report.timing}
         return replace(report, not_compared=not_compared, notes=notes, timing=timing)

@@ -88,7 +88,7 @@ COMMAND_HELP = (
 )
 BUDGET_HELP = "Time for the search for causes, for each configuration."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. By default, ignored ones are only listed."
+AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. By default, these are only listed."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
 BY_LAYER_HELP = (
     "Check each layer as a separate model, which needs the memory of one layer. Needs --checkpoint and load(folder)."
@@ -658,7 +658,7 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 class Told:
     """The output of a check for people: a progress line that is overwritten, and the result.
 
-    With several configurations, each prints a line as soon as its verdict is known. The results for wrong ones follow.
+    With several configurations, each prints a line as soon as its verdict is known. The details of divergences follow.
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:

@@ -41,7 +41,7 @@ class Coverage:
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that `calls` right ones allow, at 95 % confidence: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that is possible, at 95 % confidence, after n right calls: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property

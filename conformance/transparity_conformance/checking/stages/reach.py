@@ -1,4 +1,4 @@
-"""The stage that calls a port that agrees at many other lengths, batch sizes and widths."""
+"""The stage that calls a port at many other lengths, batch sizes and widths, if it agrees on all probes."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Answer:
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
-        """Return the combinations of at most two faults that reproduce the logits, the preferred ones first."""
+        """Return the combinations of at most two faults that reproduce the logits; preferred faults come first."""
         with contextlib.suppress(OutOfTime):
             found, remains = self.search.run([], PAIR)
             return [] if remains else found

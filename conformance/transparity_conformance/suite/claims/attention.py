@@ -63,7 +63,7 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Return, for masks of all kinds, the mask, inputs of attention over `LONG` queries, and the oracle."""
+    """Return masks of all kinds over `LONG` queries by name, each with inputs of attention and their oracle."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}

@@ -1,8 +1,8 @@
 """Several activations of a sublayer as one segment, for sublayers whose single activations have no cause.
 
 Activations that were found by value may be matched wrongly, and operations in another order change several activations
-at once. The segment starts at the right activations of the sublayer, and ends at the tap that all
-wrong activations feed.
+at once. The segment starts at the right activations of the sublayer, and ends at the tap that all wrong activations
+feed.
 """
 
 from __future__ import annotations

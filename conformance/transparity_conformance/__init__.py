@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transparity_conformance.checking.check import assert_conforms, check
 
-__all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common first
+__all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common function is first
 
 STARTED = time.monotonic()
 """The time at which this package was imported, which is the first thing that the command does."""
@@ -18,7 +18,7 @@ _HOMES = dict.fromkeys(__all__, "checking.check")
 
 
 def __getattr__(name: str) -> Any:
-    """Import lazily, because the pytest plugin loads this package in every session."""
+    """Import `check` and `assert_conforms` only when they are used, as pytest loads this package in every session."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

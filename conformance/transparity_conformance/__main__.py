@@ -1,4 +1,4 @@
-"""The command `transparity`, also as `python -m transparity_conformance`."""
+"""The command `transparity`, which is also `python -m transparity_conformance`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command; Ctrl-C during the import gives no verdict."""
+    """Run the command; on Ctrl-C during its import, print a message and exit with code 2."""
     try:
         from transparity_conformance.cli import main as command
     except KeyboardInterrupt:

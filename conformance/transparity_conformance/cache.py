@@ -1,6 +1,6 @@
-"""Results that stay in the user's cache folder between runs, by a hash of everything that they depend on.
+"""A cache of results in the user's cache folder, where each result has a hash of everything on which it depends.
 
-Only the command keeps results: a process that runs other people's code may have changed the reference.
+Only the command uses the cache, because the code of a port may change the reference in its own process.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 LARGEST = 2**28
-"""Bytes of all kept files; the oldest are deleted. A preset keeps 0.3 MB, and the code of a port in Flax takes 2 MB."""
+"""The largest size of all cached files in bytes. A preset needs 0.3 MB, and compiled code of a port in Flax 2 MB."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
-"""The sources that kept results depend on; import-linter shows that the oracle imports no others."""
+"""The source folders on which cached results depend; import-linter ensures that the oracle imports no others."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Variables that change how a library sums."""
+"""Environment variables that change the order in which a library sums."""
 
 T = TypeVar("T")
 VARIABLE = "TRANSPARITY_CACHE"
-"""Names another folder; empty: keep nothing."""
+"""The environment variable that names another folder; if it is empty, nothing is cached."""
 
 Part = str | bytes | np.ndarray | Mapping[str, Any]
 
 
 def user_folder() -> Path | None:
-    """Return `TRANSPARITY_CACHE`, or this project's folder among the user's caches; None if empty or unknown."""
+    """Return the folder that `TRANSPARITY_CACHE` names, otherwise the user's cache folder; None for no cache."""
     if (named := os.environ.get(VARIABLE)) is not None:
         return Path(named).absolute() if named else None
     try:
@@ -54,7 +54,7 @@ def user_folder() -> Path | None:
 
 
 def digest(*parts: Part) -> str:
-    """Return a hash of texts and arrays, with their names, dtypes and shapes."""
+    """Return a hash of texts and arrays, including their names, dtypes and shapes."""
     found = hashlib.blake2b(digest_size=20)
     for part in parts:
         _add(found, part)
@@ -78,20 +78,20 @@ def _add(found: Any, part: Any) -> None:
 
 @functools.cache
 def machine() -> str:
-    """Return a hash of the processor's features and of the numerical library, on which rounding depends."""
+    """Return a hash of the processor's features and the numerical library, on which rounding depends."""
     build = json.dumps(np.show_config(mode="dicts"), default=str)
     threads = json.dumps([os.environ.get(name) for name in THREADS] + [os.cpu_count()])
     return digest(build, np.__version__, threads, platform.platform(), platform.machine(), sys.version)
 
 
 def folders() -> list[Path]:
-    """Return the folders of the sources that kept results depend on."""
+    """Return the source folders on which cached results depend."""
     packages = (name.partition("/") for name in ROOTS)
     return [Path(str(importlib.import_module(name).__file__)).parent / inner for name, _, inner in packages]
 
 
 def sources() -> str:
-    """Return a hash of all files with code or data below `folders`."""
+    """Return a hash of all files with code or data in `folders`."""
     found: list[Part] = []
     for folder in folders():
         files = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".json", ".toml"))
@@ -100,7 +100,7 @@ def sources() -> str:
 
 
 def compiled() -> dict[str, str]:
-    """Return variables with which JAX keeps compiled code, on one kind of processor; the user's own override them."""
+    """Return environment variables that let JAX cache compiled code in a folder for this kind of processor."""
     base = user_folder()
     if base is None:
         return {}
@@ -115,7 +115,7 @@ _KEEPING: ContextVar[Path | None] = ContextVar("_KEEPING", default=None)
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Keep the results that are computed within the context, and reuse earlier ones."""
+    """Within the context, cache all results, and reuse results of earlier runs."""
     base = user_folder()
     where = None if base is None else base / "oracle" / digest(machine(), sources())
     token = _KEEPING.set(where)
@@ -128,9 +128,9 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the JSON value that `compute` returns, or returned for the same `identity` in an earlier run.
+    """Return the JSON value that `compute` returns, or the cached value of an earlier run with the same `identity`.
 
-    Without an identity, or outside of `keeping`, it is computed.
+    Without an identity, or outside of `keeping`, nothing is cached.
     """
     where = _KEEPING.get()
     if where is None or identity is None:
@@ -138,14 +138,14 @@ def kept(identity: str | None, compute: Callable[[], T]) -> T:
     file = where / f"{identity}.json"
     try:
         found: T = json.loads(file.read_bytes())
-    except (OSError, ValueError):  # not there, or cut
+    except (OSError, ValueError):  # the file does not exist, or is incomplete
         found = compute()
         _write(file, json.dumps(found))
     return found
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file that other processes see whole or not at all; a folder that cannot be written keeps nothing."""
+    """Write a file such that other processes never see a part of it; if the folder cannot be written, write nothing."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
@@ -155,7 +155,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def shrink(base: Path, largest: int = LARGEST) -> None:
-    """Delete the oldest kept files until they have at most `largest` bytes; other files in the folder stay."""
+    """Delete the oldest cached files until at most `largest` bytes remain; other files in the folder are kept."""
     with contextlib.suppress(OSError):
         paths = [*base.glob("oracle/*/*.json"), *base.glob("jax/*/*")]
         files = [(path.stat().st_mtime, path.stat().st_size, path) for path in paths if path.is_file()]

@@ -1,7 +1,7 @@
 """The command `transparity`: check whether a port is right and, if not, where and why it is wrong.
 
-Exit codes: 0 agrees, 1 diverges, 2 bad usage or bad input, 3 inconclusive. For several presets, the worst code is
-returned. Commands import most of their tools when they run, so that `--help` is instant.
+The exit code is 0 if the port agrees, 1 if it diverges, and 3 if the result is inconclusive. It is 2 for wrong usage or
+wrong input. Commands import most of their code when they run, so that `--help` appears at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 BAD_INPUT, INCONCLUSIVE = 2, 3
 WORST_FIRST = (1, 3, 0)
-"""The exit codes of reports."""
+"""The exit codes of reports, the worst first."""
 
 EXIT_CODES = (BAD_INPUT, *WORST_FIRST)
 
@@ -45,7 +45,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 class Dtype(StrEnum):
-    """The precision that a port computes in."""
+    """The precision in which a port computes."""
 
     float32 = "float32"
     float64 = "float64"
@@ -75,35 +75,39 @@ PORT_HELP = (
     "or a Hugging Face folder. package.module:name works, too."
 )
 CHECKPOINT_HELP = (
-    "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model, with drawn "
+    "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model with random "
     "weights."
 )
 FAMILY_HELP = (
-    "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of it. Repeat it for several."
+    "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of the family. Repeatable."
 )
-SET_HELP = "With --family: another value of a field of its config.json, as num_hidden_layers=6. Repeat it for several."
+SET_HELP = "With --family: another value for a field of config.json, such as num_hidden_layers=6. Repeatable."
 COMMAND_HELP = (
-    "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; without "
-    "these words, both paths are its last arguments."
+    "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; if these "
+    "words are missing, the two paths are added as its last arguments."
 )
-BUDGET_HELP = "Time for the search for causes, per system."
-ADAPTER_HELP = "File by `transparity adapt`, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. Default: only list what it ignores."
-RANKS_HELP = "Run PORT on N ranks, as torchrun does. Compare them with one rank, then with the reference."
+BUDGET_HELP = "Time for the search for causes, for each configuration."
+ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
+AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. By default, these are only listed."
+RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
 BY_LAYER_HELP = (
-    "Check each layer as a separate model, in the memory of one layer. Needs --checkpoint and a PORT load(folder)."
+    "Check each layer as a separate model, which needs the memory of one layer. Needs --checkpoint and load(folder)."
 )
-QUICK_HELP = "Compare only the forward pass. A port that agrees is then inconclusive (exit code 3)."
-LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeat it for several."
+QUICK_HELP = "Compare only the forward pass. If it agrees, the verdict is inconclusive (exit code 3)."
+LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeatable."
 AGAINST_HELP = (
     "Another implementation as the reference: transformers (with --config or --checkpoint), theirs.py:load or "
-    "theirs.py:Model. Give it twice to learn which of the three differs from both others."
+    "theirs.py:Model. Given twice, it shows which of the three implementations differs from the other two."
 )
-INPUTS_HELP = "Python file for --against, with `inputs`: a list of dicts of arrays, by the names of the arguments."
-HEAD_HELP = "Output of an encoder-only checkpoint or family. Default: the first that it has of pooled, logits, hidden."
-AS_HUB_HELP = "With --family: write a small model with drawn weights, as a Hugging Face folder."
-EXPORTED_HELP = "Instead of PRESET: a bundle without weights, which names the checkpoint's tensors by their sha256."
-EXPORTED_BY_LAYER_HELP = "With --checkpoint: a bundle for each layer, with that layer as a checkpoint."
+INPUTS_HELP = (
+    "Python file for --against that defines `inputs`, a list of dicts of arrays by the names of the arguments."
+)
+HEAD_HELP = "Output of an encoder-only checkpoint or family. Default: pooled, logits or hidden, whichever it has first."
+AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
+EXPORTED_HELP = (
+    "Instead of PRESET: write a bundle without weights, which identifies the checkpoint's tensors by their sha256."
+)
+EXPORTED_BY_LAYER_HELP = "With --checkpoint: write a bundle for each layer, with the layer as a checkpoint."
 
 
 def _argument(metavar: str, help: str) -> Any:
@@ -115,9 +119,7 @@ def _option(name: str, metavar: str | None, help: str, **settings: Any) -> Any:
 
 
 PortArgument = Annotated[str | None, _argument("PORT", PORT_HELP)]
-Presets = Annotated[
-    list[str] | None, _option("--preset", "NAME", "Preset, small. Repeat it for several. Default: all.")
-]
+Presets = Annotated[list[str] | None, _option("--preset", "NAME", "Preset, at a small size. Repeatable. Default: all.")]
 Config = Annotated[Path | None, _option("--config", "FILE", "Your own configuration, as JSON.")]
 CheckpointFolder = Annotated[Path | None, _option("--checkpoint", "FOLDER", CHECKPOINT_HELP)]
 Families = Annotated[list[str] | None, _option("--family", "NAME", FAMILY_HELP)]
@@ -125,13 +127,15 @@ Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
 Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
-    _option("--timeout", "SECONDS", "Time for one answer of PORT, or for the whole --command. Default: 300.", min=0.1),
+    _option("--timeout", "SECONDS", "Time for one reply of PORT, or for the whole --command. Default: 300.", min=0.1),
 ]
 Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
 AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
 JsonFile = Annotated[Path | None, _option("--json", "FILE", "Write the reports as JSON; - is standard output.")]
-HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as one page.")]
-MarkdownFile = Annotated[Path | None, _option("--markdown", "FILE", "Write them as Markdown, for a pull request.")]
+HtmlFile = Annotated[Path | None, _option("--html", "FILE", "Write the reports as an HTML page.")]
+MarkdownFile = Annotated[
+    Path | None, _option("--markdown", "FILE", "Write the reports as Markdown, for a pull request.")
+]
 Verbose = Annotated[
     bool, _option("--verbose", None, "Also list every claim, activation and note, and the time of each stage.")
 ]
@@ -142,7 +146,7 @@ AuditChoice = Annotated[bool | None, _option("--audit/--no-audit", None, AUDIT_H
 Quick = Annotated[bool, _option("--quick", None, QUICK_HELP)]
 Ranks = Annotated[int, _option("--ranks", "N", RANKS_HELP, min=1, max=64)]
 ByLayer = Annotated[bool, _option("--by-layer", None, BY_LAYER_HELP)]
-Layers = Annotated[str | None, _option("--layers", "0,7,31", "Like --by-layer, only for these layers.")]
+Layers = Annotated[str | None, _option("--layers", "0,7,31", "Like --by-layer, but only for these layers.")]
 Length = Annotated[list[int] | None, _option("--length", "N", LENGTH_HELP, min=1)]
 HeadChoice = Annotated[Head | None, _option("--head", None, HEAD_HELP)]
 Precision = Annotated[Dtype, _option("--dtype", None, 'Precision of the port, passed to a build that takes dtype="…".')]
@@ -154,17 +158,17 @@ InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 SECTIONS = {
     "loss": "targets, for the losses of all probes",
-    "gradients": "names for the gradients of the first loss",
-    "generation": "prompts to continue greedily, by given draws, and with different lengths",
+    "gradients": "names of parameters, for the gradients of the first loss",
+    "generation": "prompts to continue, greedily, with given random numbers, and with different lengths",
     "beams": "prompts to continue by beam search",
-    "steps": "chunks that a port with a cache decodes",
+    "steps": "chunks of tokens to decode with a cache",
     "training": "a tiny model and batches, to train with SGD and AdamW",
 }
-"""The options of the capabilities, and what each adds to a bundle."""
+"""The options of the capabilities, and what each option adds to a bundle."""
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the last parameter of a command, `**sections`, by a flag for each capability."""
+    """Replace the last parameter of a command, `**sections`, with a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
     adds = "With --command, also give the program" if command.__name__ == "check" else "Add to the bundle"
     flags = [
@@ -187,7 +191,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Is your port of a transformer right and, if not, where and why?"""
+    """Check whether a port of a transformer is right and, if not, where it is wrong and why."""
 
 
 @app.command()
@@ -220,9 +224,9 @@ def check(
     verbose: Verbose = False,
     **sections: bool,
 ) -> None:
-    """Check a port: is it right and, if not, which line is wrong?"""
+    """Check whether a port is right and, if not, which line is wrong."""
     if against or inputs is not None:
-        _check_against(dict(locals()))  # which exits
+        _check_against(dict(locals()))  # does not return
     with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
         from transparity_conformance.checking import options
 
@@ -235,7 +239,7 @@ def check(
 
 
 def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check the systems that the options name; this imports everything that a check needs."""
+    """Check the configurations that the options name; this imports everything that a check needs."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -246,7 +250,7 @@ def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[s
 
 
 ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")
-"""Options that exclude --against."""
+"""Options that exclude `--against`."""
 
 
 def _check_against(given: dict[str, Any]) -> NoReturn:
@@ -259,8 +263,8 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
         if given["port"] is None or not given["against"] or is_mixed:
             raise UsageError(
-                "--against REFERENCE needs a PORT, and takes --config, --checkpoint, --inputs, --dtype, --timeout and "
-                "--budget; leave out the other options."
+                "--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, "
+                "--timeout and --budget; leave out the other options."
             )
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
@@ -272,7 +276,7 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
 
 @app.command()
 def presets() -> None:
-    """List the presets, and how each differs from the paper."""
+    """List the presets, with their differences from the paper."""
     from transparity.presets import PRESETS, departures
 
     for name, system in PRESETS.items():
@@ -286,16 +290,18 @@ def presets() -> None:
 @app.command()
 def describe(
     preset: Annotated[str | None, _argument("PRESET", "A preset, a family, `vanilla`, or a JSON file.")] = None,
-    fields: Annotated[bool, _option("--fields", None, "Every field of a configuration, with its values.")] = False,
-    diagram: Annotated[bool, _option("--mermaid", None, "A diagram of the model instead, as Mermaid text.")] = False,
+    fields: Annotated[bool, _option("--fields", None, "List every field of a configuration, with its values.")] = False,
+    diagram: Annotated[
+        bool, _option("--mermaid", None, "Print a diagram of the model, as Mermaid text, instead.")
+    ] = False,
     json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the same as JSON; to standard output with -.")
+        Path | None, _option("--json", "FILE", "Write the result as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """List the parameters and the activations of a model."""
     with _one_sentence():
         if (preset is None) != fields:
-            raise UsageError("describe takes either a PRESET or --fields; give one of the two.")
+            raise UsageError("describe needs either a PRESET or --fields; give exactly one of the two.")
         if preset is None or json_file is not None:
             _describe_otherwise(preset, json_file)
             return
@@ -312,9 +318,11 @@ def describe(
 
 @app.command()
 def explain(
-    cause: Annotated[str | None, _argument("CAUSE", "Its id in a report; without it, all ids.")] = None,
+    cause: Annotated[
+        str | None, _argument("CAUSE", "The id of a cause in a report. Without it, all ids are listed.")
+    ] = None,
 ) -> None:
-    """Explain a cause: what is right, and where to look."""
+    """Explain a cause: the correct rule, and where to look."""
     from transparity_conformance.report.describing.causes import meaning, meanings
 
     with _one_sentence():
@@ -328,7 +336,7 @@ def explain(
         hidden = [("does not show with", found.hidden)] * bool(found.hidden)
         rows = [
             ("right", found.right),
-            ("look at", found.look),
+            ("where to look", found.look),
             *hidden,
             *(("seen in", link) for link in found.links()),
         ]
@@ -341,14 +349,20 @@ def adapt(
     port: Annotated[
         str, typer.Argument(metavar="PORT", help="file.py:Model, where Model() or Model(config) makes a module.")
     ],
-    preset: Annotated[str | None, _option("--preset", "NAME", "At its probe size.")] = None,
+    preset: Annotated[
+        str | None, _option("--preset", "NAME", "The preset whose configuration the model has, at its small size.")
+    ] = None,
     config: Config = None,
-    family: Annotated[str | None, _option("--family", "NAME", "A small llama, gpt2 …")] = None,
-    out: Annotated[Path | None, _option("--out", "FILE", "Write the adapter; default: print it.")] = None,
+    family: Annotated[
+        str | None, _option("--family", "NAME", "The family whose small model it is: llama, gpt2 …")
+    ] = None,
+    out: Annotated[
+        Path | None, _option("--out", "FILE", "Write the adapter to a file. By default, it is printed.")
+    ] = None,
     timeout: Timeout = None,
     budget: Budget = BUDGET,
 ) -> None:
-    """Write an adapter, which names the tensors of a model."""
+    """Write an adapter, which maps the tensors of a model to our parameters."""
     with _one_sentence():
         from transparity_conformance.checking.adapting import adapt_port
 
@@ -365,8 +379,8 @@ def adapt(
 @app.command()
 @_with_capabilities
 def export(
-    preset: Annotated[str | None, _argument("PRESET", "Its name, or a JSON file.")] = None,
-    folder: Annotated[Path | None, _argument("DIR", "A new or an empty folder, or a bundle.")] = None,
+    preset: Annotated[str | None, _argument("PRESET", "A preset, or a JSON file.")] = None,
+    folder: Annotated[Path | None, _argument("DIR", "A new or empty folder, or a bundle to replace.")] = None,
     family: Annotated[str | None, _option("--family", "NAME", "Instead of PRESET: llama, gpt2, bert …")] = None,
     as_hub: Annotated[Path | None, _option("--as-hub", "DIR", AS_HUB_HELP)] = None,
     checkpoint: Annotated[Path | None, _option("--checkpoint", "FOLDER", EXPORTED_HELP)] = None,
@@ -376,7 +390,7 @@ def export(
     dtype: Precision = Dtype.float32,
     **sections: bool,
 ) -> None:
-    """Write a bundle, the check of a port in any language."""
+    """Write a bundle: files for checking a port in any language."""
     with _one_sentence():
         if checkpoint is not None or by_layer or layers is not None or head is not None:
             others = bool(folder or family or as_hub or any(sections.values()))
@@ -389,7 +403,7 @@ def export(
         from transparity_conformance.exchange.writing import export_bundle
 
         if preset is None or folder is None:
-            raise UsageError("export takes a PRESET and a DIR, or --family and --as-hub; give one of the two pairs.")
+            raise UsageError("export needs a PRESET and a DIR, or --family and --as-hub; give one of the two pairs.")
         config = named_config(preset, resized=True)
         asked = [name for name in sections if sections[name]]
         bundle = export_bundle(config, folder, name=label(preset), dtype=dtype, sections=asked)
@@ -408,11 +422,11 @@ def fit(
         ),
     ],
     json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the configuration to a file; - prints only that.")
+        Path | None, _option("--json", "FILE", "Write the configuration to a file; - is standard output.")
     ] = None,
     timeout: Timeout = None,
 ) -> None:
-    """Find which configuration a model has, for `check --config`."""
+    """Find the configuration of a model, for `check --config`."""
 
     with _one_sentence(), _for_people(json_file):
         from transparity_conformance.identify.fitting.answer import sentences, unfinished
@@ -426,7 +440,7 @@ def fit(
             text, note = unfinished(error)
             if json_file is not None and text:
                 write_text(json_file, text)
-                note = f'{json_file} has what was found, and "?" elsewhere: {note}'
+                note = f'{json_file} has the fields that were found, and "?" for all others: {note}'
             error.add_note(note)
             raise
         for sentence in sentences(found, safe(module)):
@@ -441,10 +455,10 @@ def import_(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder: config.json and safetensors.")
     ],
-    into: Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder.")],
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
     head: HeadChoice = None,
 ) -> None:
-    """Convert a checkpoint to our names, if its family is known."""
+    """Convert a checkpoint of a known family to our parameter names."""
     with _one_sentence():
         _imported(folder, head, into)
 
@@ -474,40 +488,40 @@ def compare(
 
 
 def main() -> None:
-    """Run the command and exit with 0, 1, 2 or 3 whatever happens: Python's own 1, 120 and 130 would be verdicts."""
+    """Run the command and exit with 0, 1, 2 or 3; Python's own exit codes could be mistaken for verdicts."""
     code = BAD_INPUT
     try:
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):  # a terminal may have no encoding for all that is written
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may not be able to encode all characters
                 stream.reconfigure(errors="backslashreplace")
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, so that no process of a port is left
+        for number in (signal.SIGTERM, signal.SIGHUP):  # treated as Ctrl-C, so that processes of a port are stopped
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _interrupt)
         ended = int(app(standalone_mode=False) or 0)
         if ended not in EXIT_CODES:
-            raise KeyboardInterrupt  # typer's own code for it is 130
+            raise KeyboardInterrupt  # typer's exit code for Ctrl-C is 130
         code = ended
     except (KeyboardInterrupt, typer.Abort):
         _complain("Interrupted before a verdict was reached.")
-    except (BrokenPipeError, SystemExit):  # whoever read our output has gone, for which rich exits
+    except (BrokenPipeError, SystemExit):  # the reader of our output has closed the pipe, and rich exits
         pass
     except OSError as error:
-        _complain(f"The operating system refuses to go on ({reason(error)}); free what is short and try again.")
-    except BaseException as error:  # noqa: BLE001 - an error of ours is no verdict
+        _complain(f"The operating system reports an error ({reason(error)}); free this resource and try again.")
+    except BaseException as error:  # noqa: BLE001 - a bug of the checker is not a verdict
         _complain_of_ours(error)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if _flushed() else BAD_INPUT)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process as Ctrl-C does; background jobs of a shell ignore Ctrl-C itself."""
+    """End the process as Ctrl-C does, also in a background job of a shell, which ignores Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 
 
 def _complain_of_ours(error: BaseException) -> None:
-    if hasattr(error, "show"):  # typer's errors of usage show themselves
+    if hasattr(error, "show"):  # typer's usage errors print their own message
         with contextlib.suppress(OSError, ValueError):
             error.show()
         return
@@ -517,7 +531,7 @@ def _complain_of_ours(error: BaseException) -> None:
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as report:
             report.write(f"{shlex.join(sys.argv)}\n{''.join(traceback.format_exception(error))}")
     enclosed = f" and attach {file}, which has the traceback" if file else ""
-    _complain(f"transparity itself failed, which is no verdict ({failed}): please report it{enclosed}.")
+    _complain(f"transparity itself failed, so there is no verdict ({failed}): please report it{enclosed}.")
 
 
 def _flushed() -> bool:
@@ -535,7 +549,7 @@ def _flushed() -> bool:
 
 
 def _imported(folder: Path, head: str | None, into: Path | None = None) -> Checkpoint:
-    """Import a checkpoint, save it if a folder is given, and print the model and what was not imported."""
+    """Import a checkpoint, print its model and what was not imported, and save it if a folder is given."""
     from transparity_conformance.checkpoints.importing import import_checkpoint, save_checkpoint
 
     checkpoint = import_checkpoint(folder, head)
@@ -549,13 +563,13 @@ def _imported(folder: Path, head: str | None, into: Path | None = None) -> Check
 
 
 def _export_hub(family: str | None, folder: Path | None, *, is_bundle: bool) -> None:
-    """Write the small model of a family, with probe weights, as a hub folder."""
+    """Write the small model of a family, with random weights, as a Hugging Face folder."""
     from transparity_conformance.checkpoints.examples import example_config
     from transparity_conformance.checkpoints.exporting import export_checkpoint
     from transparity_conformance.oracle.probes import probe_parameters
 
     if family is None or folder is None or is_bundle:
-        raise UsageError("--family NAME and --as-hub DIR go together; give both, without PRESET.")
+        raise UsageError("--family NAME and --as-hub DIR need each other; give both, without PRESET.")
     config = example_config(family)
     parameters = probe_parameters(config)
     export_checkpoint(family, config, parameters, folder)
@@ -579,7 +593,8 @@ def _export_checkpoint(
 
     if checkpoint is None or folder is None or others:
         raise UsageError(
-            "--checkpoint FOLDER goes with DIR, --head, --layers and --dtype; leave out the other options."
+            "--checkpoint FOLDER needs a DIR, and allows only --head, --by-layer, --layers and --dtype; leave out the "
+            "other options."
         )
     with progress_bar() as progress:
         options: dict[str, Any] = {"head": head, "dtype": dtype, "progress": progress}
@@ -592,7 +607,7 @@ def _export_checkpoint(
 
 
 def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
-    """Show the fields of all configurations, or write them, or one configuration, as JSON."""
+    """Show the fields of all configurations, or write these fields or one configuration as JSON."""
     from transparity_conformance.checking.systems import named_config
     from transparity_conformance.report.describing.fields import as_rows, described, lines
 
@@ -605,7 +620,7 @@ def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
-    """Send output for people to standard error within the context, if a file goes to standard output."""
+    """If a file goes to standard output, send all other output to standard error within the context."""
 
     if STANDARD_OUTPUT not in files:
         return contextlib.nullcontext()
@@ -615,7 +630,7 @@ def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object
 
 @contextlib.contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Report a user's mistake as one sentence and exit with code 2."""
+    """Report a user's mistake as one sentence, and exit with code 2."""
     try:
         yield
     except (TransparityError, MemoryError) as error:
@@ -626,7 +641,7 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _complain_of(errors: Mapping[str, list[str]], checked: int) -> None:
-    """Print each message with its systems, or without them if it applies to all."""
+    """Print each message with the names of its configurations, or without them if it applies to all."""
     tried = checked + sum(map(len, errors.values()))
     for message, names in errors.items():
         _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
@@ -641,9 +656,9 @@ NO_ERRORS: Mapping[str, list[str]] = {}
 
 
 class Told:
-    """The output of a check for people: a line of progress that is overwritten, and the answer.
+    """The output of a check for people: a progress line that is overwritten, and the result.
 
-    With several systems, each prints a line as soon as its verdict is known. The answers for wrong systems follow.
+    With several configurations, each prints a line as soon as its verdict is known. The details of divergences follow.
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
@@ -652,7 +667,7 @@ class Told:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Report a user's mistake as one sentence, and keep output for people apart from the files."""
+        """Report a user's mistake as one sentence, and keep output for people out of the requested files."""
         with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield
@@ -661,14 +676,14 @@ class Told:
         return progress_bar(lambda: self.begins)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
-        """Yield every system, and start the progress line with its name."""
+        """Yield every configuration, and begin the progress line with its name."""
         for system in systems:
             self.begins, self.systems = f"{safe(port or '')} on {system.name}: ", self.systems + 1
             self._list()
             yield system
 
     def locate(self, report: Report) -> None:
-        """Show where a port differs; the causes come later."""
+        """Add the place where a port differs to the progress line, before causes are searched for."""
         from transparity_conformance.report.check.findings import located
 
         self.begins = f"{safe(report.port)} {located(report)}: "
@@ -678,7 +693,7 @@ class Told:
         self._list()
 
     def _list(self) -> None:
-        """Print the line of each finished system, if there are several."""
+        """Print a line for each finished configuration, if there are several."""
         from transparity_conformance.report.check.terminal import one_line
 
         while self.systems > 1 and self.waiting:
@@ -689,7 +704,7 @@ class Told:
     def end(
         self, reports: Sequence[Report], errors: Mapping[str, list[str]] = NO_ERRORS, *, weights: Path | None = None
     ) -> NoReturn:
-        """Print the answers, write the requested files, and exit with the worst of the exit codes."""
+        """Print the results, write the requested files, and exit with the worst exit code."""
         with self.answering():
             from transparity_conformance.report.check.terminal import answers
 

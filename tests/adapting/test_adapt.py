@@ -144,9 +144,9 @@ def test_names_that_contradict_what_is_computed_are_told(tmp_path: Path) -> None
     result = adapt(broken(tmp_path, "mingpt", "def keys_first(c, k, q, v)", "def keys_first(c, q, k, v)"), config)
     assert result.is_proved
     lines, _ = summary(result)
-    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, which is called key: if weights are loaded by their names"
+    says = "{0}.query.{1} is blocks.{{i}}.attn.key.{1}, whose name says key: a loader that goes by names"
     told = [says.format("decoder.layers.{i}.self_attention", leaf) for leaf in ("weight", "bias")]
-    assert [line.partition(",")[0] for line in lines if "which is called key" in line] == [
+    assert [line.partition(",")[0] for line in lines if "whose name says key" in line] == [
         line.partition(",")[0] for line in told
     ]
 
@@ -201,10 +201,10 @@ def test_the_command_says_in_one_sentence_what_it_cannot_use(tmp_path: Path) -> 
     port = tmp_path / "model.py"
     port.write_text(PORT, encoding="utf-8")
     for arguments, message in (
-        (("adapt", f"{port}:Model"), "adapt takes one of --preset, --config and --family"),
+        (("adapt", f"{port}:Model"), "adapt needs the model's configuration; give exactly one"),
         (("adapt", f"{port}:Missing", "--family", "llama"), "has no 'Missing'"),
         (("check", f"{port}:Model", "--family", "llama", "--adapter", tmp_path / "no.toml"), "no.toml"),
-        (("check", "--command", "true", "--preset", "notes-lm", "--adapter", port), "--adapter is for a PORT"),
+        (("check", "--command", "true", "--preset", "notes-lm", "--adapter", port), "--adapter needs a PORT"),
     ):
         result = invoke(*arguments)
         assert result.exit_code == 2, result.output

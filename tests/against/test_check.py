@@ -195,7 +195,7 @@ def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> Non
     [
         (["--against", "transformers"], "needs a configuration"),
         (["--against", "theirs.py:Model", "--family", "llama"], "leave out the other options"),
-        (["--inputs", "inputs.py"], "--against REFERENCE needs a PORT, and takes"),
+        (["--inputs", "inputs.py"], "--against REFERENCE needs a PORT, and allows only"),
         (["--against", "theirs.py:Model", "--inputs", "nothing.py"], "There is no file nothing.py"),
     ],
 )

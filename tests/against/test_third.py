@@ -44,9 +44,9 @@ class Tanh(Relu):
 @pytest.mark.parametrize(
     ("kinds", "alone", "says"),
     [
-        ((Relu, Silu, Silu), "port", "Your port stands alone: Silu and Silu agree."),
-        ((Silu, Relu, Silu), "reference", "Relu stands alone: your port and Silu agree."),
-        ((Silu, Silu, Relu), "third", "Relu stands alone: your port and Silu agree."),
+        ((Relu, Silu, Silu), "port", "Your port differs from the other two: Silu and Silu agree."),
+        ((Silu, Relu, Silu), "reference", "Relu differs from the other two: your port and Silu agree."),
+        ((Silu, Silu, Relu), "third", "Relu differs from the other two: your port and Silu agree."),
         ((Silu, Silu, Silu), "", "All three agree: your port, Silu and Silu."),
         ((Silu, Relu, Tanh), "", "No two of the three agree: your port, Relu and Tanh."),
     ],
@@ -74,7 +74,7 @@ def test_the_command_takes_two_references_and_no_more(tmp_path: Path) -> None:
     command = ["check", files["port"], "--against", files["one"], "--against", files["two"]]
     result = CliRunner().invoke(app, [*command, *rest])
     assert result.exit_code == 1, result.output
-    assert "Your port stands alone" in re.sub(r"\s+", " ", result.output)
+    assert "Your port differs from the other two" in re.sub(r"\s+", " ", result.output)
     assert json.loads((tmp_path / "answer.json").read_text())[0]["third"]["stands_alone"] == "port"
     result = CliRunner().invoke(app, [*command, "--against", files["two"], *rest])
     assert result.exit_code == 2

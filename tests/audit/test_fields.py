@@ -38,7 +38,7 @@ def right() -> Report:
 def test_a_field_that_no_forward_pass_depends_on_is_not_exercised(right: Report) -> None:
     assert right.audit is not None
     assert right.audit.fields_with("not exercised") == ["pad_token_id", "bos_token_id", "eos_token_id"]
-    assert "config.json eos_token_id: no call shows it" in right.not_compared
+    assert "config.json eos_token_id: no call exercises it" in right.not_compared
 
 
 def test_a_value_that_is_refused_is_not_compared_and_no_fault(right: Report) -> None:
@@ -52,7 +52,9 @@ def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_pat
     load = changed('rope["low_freq_factor"]', "1.0", tmp_path)
     audit = audit_of(load, "llama", tmp_path, with_fields=True)
     wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
-    assert [each.says.partition(" the port ")[2] for each in wrong] == ["answers as if our rotary_slow_turns were 1.0"]
+    assert [each.says.rpartition("}, ")[2] for each in wrong] == [
+        "the port's result is the reference's with rotary_slow_turns 1.0"
+    ]
 
 
 @pytest.mark.parametrize("number", ["factor", "low_frequency", "high_frequency", "original_length"])
@@ -76,7 +78,7 @@ def test_the_fields_of_a_port_that_is_wrong_by_itself_wait(tmp_path: Path) -> No
     load = changed("x = x + self.attention(self.norm1(x)", "x = x - self.attention(self.norm1(x)", tmp_path)
     report = check(load, family="llama", audit=True)
     assert report.audit is not None and report.audit.fields == ()
-    assert "config.json, field by field: the forward pass must agree first" in report.not_compared
+    assert "config.json, field by field: the fields are audited only if the forward pass agrees" in report.not_compared
     assert not [fault for fault in report.faults if fault.where.startswith("config.json")]
 
 

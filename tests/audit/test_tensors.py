@@ -43,15 +43,15 @@ def test_every_tensor_of_a_right_loader_is_read_and_refused_if_missing(tmp_path:
         ('state.setdefault("norm.weight", torch.randn(settings.width))', "random numbers"),
         (
             'state.setdefault("norm.weight", state["blocks.1.norm2.weight"])',
-            "decoder.layers.1.feed_forward_norm.weight, which is read twice",
+            "decoder.layers.1.feed_forward_norm.weight (read twice)",
         ),
-        ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "numbers of its own"),
+        ('state.setdefault("norm.weight", torch.linspace(1, 2, settings.width))', "other numbers"),
     ],
 )
 def test_what_stands_in_the_place_of_a_missing_tensor_is_told(wrong: str, says: str, tmp_path: Path) -> None:
     (found,) = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path).values()
     assert (found.name, found.outcome) == ("model.norm.weight", "may be missing")
-    assert found.says == f"missing from the file: in its place the port has {says}"
+    assert found.says == f"missing from the file: the port uses {says} instead"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
         (
             'state["blocks.1.norm2.weight"] = state["blocks.1.norm1.weight"]',
             "model.layers.1.post_attention_layernorm.weight",
-            "decoder.layers.1.self_attention_norm.weight, which is read twice",
+            "decoder.layers.1.self_attention_norm.weight (read twice)",
         ),
         ('state["head.weight"] = torch.randn(settings.vocab, settings.width)', "lm_head.weight", "random numbers"),
     ],
@@ -124,14 +124,14 @@ def test_a_tensor_that_is_never_read_is_named_beside_the_verdict(
 ) -> None:
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert list(found) == [name]
-    assert (found[name].outcome, found[name].says) == ("never read", f"never read: in its place the port has {says}")
+    assert (found[name].outcome, found[name].says) == ("never read", f"never read: the port uses {says} instead")
 
 
 def test_a_layer_that_has_the_weights_of_another_is_told_as_one(tmp_path: Path) -> None:
     wrong = 'state |= {n.replace("blocks.0.", "blocks.1."): p for n, p in state.items() if n.startswith("blocks.0.")}'
     found = faults(changed(TIE, f"    {wrong}\n{TIE}", tmp_path), "llama", tmp_path)
     assert len(found) == 9
-    assert {each.says for each in found.values()} == {"never read: in its place the port has the tensors of layers.0"}
+    assert {each.says for each in found.values()} == {"never read: the port uses the tensors of layers.0 instead"}
 
 
 def test_a_tensor_that_the_family_does_not_need_is_not_left_out() -> None:

@@ -465,7 +465,7 @@ def test_a_port_here_is_not_asked_for_sections() -> None:
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "--gradients asks for more in a bundle, for --command; a PORT is compared in all that it offers.\n"
+        == "--gradients adds sections to the bundle of a --command; a PORT is compared in everything that it offers.\n"
     )
 
 

@@ -107,14 +107,14 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
     )
     text = flat(as_text([tied], 80, verbose=True))
     assert (
-        f"{SCALE.mistake} is as well explained by weight-transpose, mask-order; the probe square would tell them apart."
-        in text
+        f"weight-transpose, mask-order would explain this as well as {SCALE.mistake}; "
+        "the probe square would distinguish them." in text
     )
     assert "two_runs_are_the_same exact logits" in text
     assert "x 2.0× y" in text
     assert "Not compared loss: the port does not offer it Note a note" in text
     page = as_html([tied])
-    assert "the probe square would tell" in page
+    assert "the probe square would distinguish" in page
     assert "a note" in page
 
 

@@ -104,7 +104,7 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
         lambda config, parameters: pytorch.build(config, parameters, dtype="bfloat16"), preset="notes-attention"
     )
     assert report.verdict == "diverges"
-    says = "the port's forward pass has a known fault, and so has everything computed from it: "
+    says = "not compared, because the forward pass has a known fault that affects it: "
     says += "rounding of bfloat16 arithmetic"
     assert {f"{name}: {says}" for name in ("loss", "generate", "step", "train")} <= set(report.not_compared)
 

@@ -233,8 +233,12 @@ COMMAND = f"{sys.executable} -m transparity_conformance"
 @for_each(
     ("line", "code", "says"),
     [
-        (f"{COMMAND} describe vanilla --json - >&-", 2, "standard output, which is closed; name a file"),
-        (f"{COMMAND} fit nothing.py:Model --json - >&-", 2, "standard output, which is closed; name a file"),
+        (f"{COMMAND} describe vanilla --json - >&-", 2, "standard output, which is closed; give the path of a file"),
+        (
+            f"{COMMAND} fit nothing.py:Model --json - >&-",
+            2,
+            "standard output, which is closed; give the path of a file",
+        ),
         (f"{COMMAND} check a.py:b --json x --html ./x", 2, "is given for two files"),
         (f"{COMMAND} check a.py:b --json - --html -", 2, "is given for two files"),
         (f"PYTHONIOENCODING=ascii {COMMAND} describe notes-lm --json - | {sys.executable} -m json.tool", 0, ""),

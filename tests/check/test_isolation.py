@@ -28,7 +28,7 @@ from transparity_numpy.port import build as numpy_build
 def test_an_output_that_takes_nothing_is_no_verdict() -> None:
     reading, closed = os.pipe()
     os.close(reading)
-    full = "The operating system refuses to go on (No space left on device); free what is short and try again.\n"
+    full = "The operating system reports an error (No space left on device); free this resource and try again.\n"
     for output, says in ((os.open("/dev/full", os.O_WRONLY), full), (closed, "")):
         command = [sys.executable, "-m", "transparity_conformance", "presets"]
         ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120, check=False)

@@ -30,9 +30,9 @@ def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.nda
 
 def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
     report = check(build, "notes-lm", logits_only=True, budget=8)
-    (note,) = (note for note in report.notes if note.startswith("nothing in the catalogue"))
+    (note,) = (note for note in report.notes if note.startswith("no known fault explains the logits"))
     assert report.verdict == "diverges"
-    assert "this may not be a notes-lm" in note and "`transparity fit`" in note
+    assert "the model may not be notes-lm" in note and "`transparity fit`" in note
     assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
 
 

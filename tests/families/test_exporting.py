@@ -194,13 +194,13 @@ def test_the_command_writes_a_folder(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert import_checkpoint(tmp_path / "hub").config == example_config("gpt2")
     for arguments, message in [
-        (["--family", "gpt2"], "--family NAME and --as-hub DIR go together"),
-        (["translation", "--as-hub", "x"], "--family NAME and --as-hub DIR go together"),
+        (["--family", "gpt2"], "--family NAME and --as-hub DIR need each other"),
+        (["translation", "--as-hub", "x"], "--family NAME and --as-hub DIR need each other"),
         (
             ["--family", "gpt7", "--as-hub", str(tmp_path / "x")],
             "There is no family 'gpt7'; the nearest family is gptj",
         ),
-        ([], "export takes a PRESET and a DIR"),
+        ([], "export needs a PRESET and a DIR"),
     ]:
         result = CliRunner().invoke(app, ["export", *arguments])
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

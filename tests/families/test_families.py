@@ -432,10 +432,10 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
         (("import", saved("llama"), tmp_path / "config.json"), "cannot be written"),
         (("import", saved("llama"), tmp_path / "new", "--head", "pooled"), "this model always returns logits"),
         (("check", port, "--checkpoint", tmp_path), "is not JSON"),
-        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint goes with a PORT only"),
-        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint goes with a PORT only"),
-        (("check", "--command", "true", *checkpoint), "--checkpoint goes with a PORT only"),
-        (("check", port, "--head", "pooled"), "--head is for --checkpoint"),
+        (("check", port, *checkpoint, "--preset", "walkthrough"), "--checkpoint needs a PORT"),
+        (("check", port, *checkpoint, "--config", tmp_path / "config.json"), "--checkpoint needs a PORT"),
+        (("check", "--command", "true", *checkpoint), "--checkpoint needs a PORT"),
+        (("check", port, "--head", "pooled"), "--head needs --checkpoint"),
     ):
         result = invoke(*arguments)
         assert result.exit_code == 2, arguments

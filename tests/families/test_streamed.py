@@ -261,6 +261,6 @@ def test_a_report_says_that_a_loader_was_given_the_folder_itself(folder: Path, m
         assert report.verdict == "agrees"
         return report.notes
 
-    assert any("a copy in float32 in one file, and once the folder itself" in note for note in checked())
+    assert any("a float32 copy in one file, and once with the folder itself" in note for note in checked())
     monkeypatch.setattr(importing, "available_memory", lambda: 0)
     assert any(note.startswith(f"load(folder) was given {folder} itself") for note in checked())

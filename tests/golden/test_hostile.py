@@ -65,7 +65,7 @@ FAILING = (
     (calling("raise RuntimeError('no tokens')"), "forward(tokens=…) raised RuntimeError: no tokens (port.py, line 16)"),
     ("def build(config, parameters): os._exit(3)", "ended with the exit code 3 at build(config, parameters)"),
     ("def build(config, parameters): sys.exit(0)", "build(config, parameters) raised SystemExit: 0"),
-    ("def build(): pass", "port.py:build takes 0 arguments; expected load(folder), with one, or build("),
+    ("def build(): pass", "port.py:build takes 0 arguments; expected load(folder) with one argument, or build("),
     (
         "from transparity_numpy.port import build as right\ndef build(config, parameters): return right(config)",
         "required positional argument: 'parameters' (port.py, line 14)",
@@ -101,33 +101,33 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         (["no.such:build"], "There is no module 'no.such' in this folder, and no installed package has this name."),
         (["json.no:build"], "There is no module 'json.no' in this folder, and no installed package has this name."),
         (["..:build"], ".. cannot be imported: "),
-        ([], "check takes either a PORT or --command; give one of the two."),
-        ([REFERENCE, "--command", "true"], "check takes either a PORT or --command; give one of the two."),
+        ([], "check needs either a PORT or --command; give exactly one of the two."),
+        ([REFERENCE, "--command", "true"], "check needs either a PORT or --command; give exactly one of the two."),
         ([REFERENCE, "--preset", "gpt"], "There is no preset 'gpt'"),
-        ([REFERENCE, "--preset", "my.json"], "my.json is no preset; give a configuration by --config."),
+        ([REFERENCE, "--preset", "my.json"], "my.json is not the name of a preset; give a configuration"),
         ([REFERENCE, "--config", "no.json"], "There is no file no.json."),
         ([REFERENCE, "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json cannot be written"),
-        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a longer max_length"),
-        (["--command", "true", "--config", "c.json", "--length", "4096"], "--length is for a PORT"),
+        ([REFERENCE, "--preset", "notes-lm", "--length", "4096"], "--length needs a larger max_length"),
+        (["--command", "true", "--config", "c.json", "--length", "4096"], "--length needs a PORT"),
         (["--command", "true", "--audit"], "--audit builds a PORT many times"),
         ([REFERENCE, "--quick", "--audit"], "--quick compares only the forward pass of a PORT"),
         ([REFERENCE, "--quick", "--against", "transformers"], "--against REFERENCE needs a PORT"),
-        (["--command", "true", "--adapter", "a"], "--adapter is for a PORT that makes a model; a --command reads"),
-        ([REFERENCE, "--by-layer"], "--by-layer and --layers write each layer"),
-        ([REFERENCE, "--head", "pooled"], "--head is for --checkpoint"),
-        ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint goes with a PORT only"),
-        ([REFERENCE, "--loss"], "--loss asks for more in a bundle, for --command"),
+        (["--command", "true", "--adapter", "a"], "--adapter needs a PORT that makes a model; a --command reads"),
+        ([REFERENCE, "--by-layer"], "--by-layer and --layers make each layer"),
+        ([REFERENCE, "--head", "pooled"], "--head needs --checkpoint"),
+        ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint needs a PORT"),
+        ([REFERENCE, "--loss"], "--loss adds sections to the bundle of a --command"),
         (["model.onnx", "--ranks", "2"], "--ranks is for a PORT that makes a model, or a --command; model.onnx is an"),
-        ([LLAMA + "load"], f"{LLAMA}load takes one argument, as a loader, load(folder), does: add --family NAME or"),
+        ([LLAMA + "load"], f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
         (
             [LLAMA + "load", "--family", "gpt7"],
             "There is no family 'gpt7'; the nearest family is gptj",
         ),
-        ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family goes with a PORT only"),
+        ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family needs a PORT"),
         ([LLAMA + "build", "--family", "llama"], "--family was given"),
         (
             [LLAMA + "neither", "--family", "llama"],
-            f"{LLAMA}neither takes 3 arguments; expected load(folder), with one, or",
+            f"{LLAMA}neither takes 3 arguments; expected load(folder) with one argument, or",
         ),
         ([LLAMA + "load_nothing", "--family", "llama"], "load(folder) returned None; expected a model, or a function"),
         ([LLAMA + "load_what_is_not_there", "--family", "llama"], "load(folder) raised FileNotFoundError"),
@@ -146,7 +146,7 @@ def test_arguments_that_do_not_fit_are_one_sentence(
     ("arguments", "says"),
     [
         (("describe", "translaton"), "There is no preset 'translaton'; did you mean 'translation'?"),
-        (("describe", "/"), "/ is no preset; expected the name of one, or a configuration in a file that ends in"),
+        (("describe", "/"), "/ is not the name of a preset; expected a preset, or a configuration in a file"),
         (("describe", "gpt"), "There is no preset 'gpt'"),
         (("describe", "no.json"), "There is no file no.json."),
         (("compare", "no-bundle", "no-file"), "no-bundle is not a folder; expected a bundle"),
@@ -191,7 +191,7 @@ def build(config, parameters):
 """
     assert refused(checked(tmp_path, source)) == (
         "The port's process ended with the exit code 0 at step; expected an answer. "
-        "By then its forward pass was compared: it agrees."
+        "The forward pass was already compared: it agrees."
     )
 
 

@@ -46,7 +46,7 @@ def test_a_right_file_agrees_however_it_is_quantised(
 ) -> None:
     checked = check(write(family, wide(family), tmp_path / "model.gguf", kind), "--checkpoint", wide(family))
     assert checked.exit_code == 0, checked.errors
-    assert any(note.startswith("only quantisation") for note in checked.report["notes"]) == (kind != KINDS.F32)
+    assert any(note.startswith("quantization alone") for note in checked.report["notes"]) == (kind != KINDS.F32)
 
 
 def taken(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
@@ -106,9 +106,9 @@ def test_quantisation_is_told_from_the_mistakes_of_a_conversion(wide: Hub, check
     )
     (alone,) = right.report["notes"]
     again, mistakes = wrong.report["notes"]
-    assert alone.startswith("only quantisation changes the logits by up to ")
+    assert alone.startswith("quantization alone changes the logits by up to ")
     assert again == alone
-    assert mistakes.startswith("what is wrong changes the logits by up to ")
+    assert mistakes.startswith("the sum of all faults changes the logits by up to ")
 
 
 def test_one_wrong_row_is_found_though_no_mistake_explains_it(wide: Hub, check: Check, tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def right(wide: Hub, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 HUGE = struct.pack("<Q", 2**60)
-MANY = f"it announces {2**60:,} items, expected at most {2**22:,}"
-SHORT = "it is shorter than its header or its tensors"
+MANY = f"it declares {2**60:,} items; expected at most {2**22:,}"
+SHORT = "it is shorter than its header and its tensors require"
 ARRAY = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**60)
 BROKEN: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda data: b"", "cannot mmap an empty file"),

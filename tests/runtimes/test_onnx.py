@@ -29,7 +29,7 @@ def test_a_right_graph_agrees(family: str, how: dict[str, Any], hub: Hub, check:
     assert set(claims.values()) == {"agrees"}
     assert ("step" in claims) == bool(how.get("cached"))
     lines = " ".join(checked.report["not_compared"])
-    assert ("padding: it takes no attention_mask" in lines) == (how.get("masked") is False)
+    assert ("padding: the artefact has no input attention_mask" in lines) == (how.get("masked") is False)
     assert ("it fixes 5 tokens" in lines) == ("it fixes 2 rows" in lines) == bool(how.get("fixed"))
     assert checked.report["coverage"]["lengths"][-1] == (5 if how.get("fixed") else 29)
 
@@ -82,7 +82,7 @@ def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check:
     checked = check(graph, "--checkpoint", hub("llama"), "--dtype", asked)
     assert checked.exit_code == 0, checked.errors
     assert checked.report["dtype"] == "float16"
-    said = "its weights are float16, so it is compared within the budgets of float16, and not of float32"
+    said = "the weights of the artefact are float16, so the budgets of float16 apply, not of float32"
     assert (said in checked.report["notes"]) == (asked == "float32")
 
 
@@ -104,7 +104,7 @@ def test_a_quantised_graph_is_refused(hub: Hub, check: Check, tmp_path: Path) ->
         quantize_dynamic(graph, small)
     checked = check(small, "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{small} has quantised weights, and there is no budget that")
+    assert checked.last_line.startswith(f"{small} has quantized weights, and no budget separates")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_missing_file_and_a_missing_checkpoint_are_named(hub: Hub, check: Chec
     graph = export("gpt2", hub("gpt2"), tmp_path / "model.onnx")
     checked = check(graph)
     assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{graph} has its own weights; give the folder of its original")
+    assert checked.last_line.startswith(f"{graph} contains its weights; give the folder of the original")
 
 
 @pytest.mark.parametrize(("extra", "package"), [("onnx", "onnxruntime"), ("gguf", "gguf")])

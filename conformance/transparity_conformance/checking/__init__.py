@@ -1,1 +1,1 @@
-"""The check of a port: its stages, its reach, the audit of its loader, and the systems it is checked on."""
+"""The check of a port: its stages, the sizes of its calls, the audit of its loader, and the configurations."""

@@ -1,4 +1,4 @@
-"""The command `transparity adapt`: write the adapter of a port, and report how certain it is."""
+"""The command `transparity adapt`, which writes the adapter of a port and reports how certain it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = {
     "up": {"up"},
     "down": {"down"},
 }
-"""Common words in names of tensors, by the role of our parameter."""
+"""Common words for the role of a parameter, as they occur in names of tensors."""
 
 
 def adapt_port(
@@ -43,8 +43,9 @@ def adapt_port(
 ) -> tuple[str, list[str], int]:
     """Find the adapter of a port in a separate process, and write it.
 
-    Returns: The file's text, lines for people, and the exit code: 0 if the logits agree, 1 if they differ, 3 if
-    something remains open.
+    Returns: The text of the adapter, lines for people, and the exit code.
+
+    The exit code is 0 if the logits agree, 1 if they differ, and 3 if the adapter is incomplete.
     """
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
@@ -66,7 +67,7 @@ def adapt_port(
 
 def _chosen(preset: str | None, config: Path | None, family: str | None) -> tuple[str, TransformerConfig]:
     if sum(each is not None for each in (preset, config, family)) != 1:
-        raise UsageError("adapt takes one of --preset, --config and --family: the configuration that the model has.")
+        raise UsageError("adapt needs the model's configuration; give exactly one of --preset, --config and --family.")
     given = [] if preset is None else [preset]
     system = next(family_systems([family]) if family is not None else systems(given, config))
     option = f"--config {config}" if config is not None else f"--{'family' if family else 'preset'} {system.name}"
@@ -74,64 +75,65 @@ def _chosen(preset: str | None, config: Path | None, family: str | None) -> tupl
 
 
 def remarks(port: str, option: str, known: list[str], config: TransformerConfig) -> list[str]:
-    """Return the comment at the top of the file."""
+    """Return the comment at the top of the adapter."""
     letters = ", ".join(f"{letter} {field}" for letter, field in letters_of(config).items())
     return [
-        f"Where {safe(port)} keeps each parameter, by `transparity adapt {safe(port)} {safe(option)}`.",
+        f"The tensors of {safe(port)}, written by `transparity adapt {safe(port)} {safe(option)}`.",
         *known,
         "",
-        "ours = a tensor of the port, then .T, .view(…), .permute(…) and […] as in PyTorch; {i} is a layer's number.",
+        "Each line is: our parameter = a tensor of the port, with .T, .view(…), .permute(…) and […] as in PyTorch.",
+        "{i} stands for the number of a layer.",
         f"Sizes: {letters}. Correct a line, and run `transparity check {safe(port)} {safe(option)} --adapter FILE`.",
     ]
 
 
 def summary(result: Adapted) -> tuple[list[str], int]:
-    """Return a description of an adapter, in lines for people, and the exit code."""
+    """Return lines for people that describe an adapter, and the exit code."""
     adapter, found = result.adapter, result.found
     absent = [name for name, line in adapter.lines.items() if line == ABSENT]
     asked = [name for name, line in adapter.lines.items() if line == ASKED]
     settled = len(found.lines) - sum(line == ABSENT for line in found.lines.values())
     lines = [f"{count(settled, 'parameter')} found in {count(len(adapter.lines) - len(absent) - len(asked), 'line')}"]
     if adapter.zero:
-        lines.append(f"0 in the port, because this configuration has no such bias: {listed(adapter.zero)}")
+        lines.append(f"set to 0 in the port, because this configuration has no such bias: {listed(adapter.zero)}")
     if adapter.unused:
-        lines.append(f"unchanged, because no parameter is made from them: {listed(adapter.unused)}")
+        lines.append(f"left unchanged, because they correspond to no parameter: {listed(adapter.unused)}")
     lines += contradicting(adapter.lines)
     if found.faults:
         seen = dict.fromkeys(each.fault.description for each in found.faults)
-        lines.append(f"matched as a port with faults, which `check` will judge: {listed(seen)}")
+        lines.append(f"matched by assuming faults in the port, which `check` will judge: {listed(seen)}")
     if absent:
-        lines.append(f"the port has no {listed(absent)}: choose a configuration without it, or name the tensor")
+        lines.append(f"the port has no {listed(absent)}; choose a configuration without it, or name the tensor")
     if asked:
-        why = f"{found.lost_at} was not found under any hypothesis" if found.lost_at else "no activation tells them"
+        why = f"no hypothesis finds {found.lost_at}" if found.lost_at else "no activation depends on them"
         lines.append(f"undetermined, because {why}: {listed(asked)}")
     if result.misplaced:
         lines += [each.says for each in result.misplaced]
         return lines, DIVERGES
     if result.is_proved:
-        return [*lines, "proved: with it, the logits agree within their budget on every probe"], AGREES
+        return [*lines, "proved: with this adapter, the logits agree within their budget on every probe"], AGREES
     if result.wrong is not None:
         return [
             *lines,
-            f"each line was found by what is computed from it, but the logits differ: {result.wrong}",
+            f"the activations match each line, but the logits differ: {result.wrong}",
         ], DIVERGES
     return lines, INCONCLUSIVE
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each line whose tensor has the name of another role, and of no other."""
+    """Return a sentence for each line whose tensor has a name that belongs to another role."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)
         if role in WORDS and len(said) == 1 and said != {role} and {role, *said} <= set(WORDS):
             one = min(said)
             found.append(
-                f"{ours} is {line}, which is called {one}: if weights are loaded by their names, they are wrong"
+                f"{ours} is {line}, whose name says {one}: a loader that goes by names loads the wrong weights"
             )
     return found
 
 
 def called(line: str) -> set[str]:
-    """Return the roles that a tensor's name mentions."""
+    """Return the roles that occur in the name of a tensor."""
     words = set(re.split(r"[^a-z]+", line.partition(".view(")[0].partition("[")[0].lower()))
     return {role for role, names in WORDS.items() if words & names}

@@ -1,7 +1,7 @@
 """Calls of a port on every probe and at other sizes.
 
-If the port refuses a derived model, when built or on a single token, the stated range is narrower. If it fails after
-answering a single token, the verdict stays open.
+If the port refuses a model of other sizes, either when it is built or for a single token, the coverage excludes these
+sizes. If the port accepts a single token but fails on longer inputs, the verdict is inconclusive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
-    """Return the answer of a port, or the error it raised; raise if its process has ended."""
+    """Return the port's result, or the error that it raised; raise if the port's process has ended."""
     try:
         return call()
     except PortProcessError:
@@ -37,7 +37,7 @@ def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one call."""
+    """The comparison of one call with the reference."""
 
     probe: ReachProbe
     error: float
@@ -50,13 +50,13 @@ class Comparison:
 
     @property
     def call(self) -> Call:
-        """Return the name, the longest input and the result of the call."""
+        """The name, the longest input and the result of the call."""
         return Call(self.probe.name, max(self.probe.lengths), self.is_wrong)
 
 
 @dataclass
 class ReachedCalls:
-    """The calls at other sizes: which were compared, and which were not, with the reasons."""
+    """Calls at other sizes: those that were compared, and those that were not, with the reasons."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -64,20 +64,20 @@ class ReachedCalls:
     left_out: list[ReachProbe] = field(default_factory=list)
     seconds: float = 0.0
     is_history: bool = False
-    """Whether a new object answers the first wrong call correctly."""
+    """Whether a newly built port answers the first wrong call correctly."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the identity of their parameters."""
     notes: list[str] = field(default_factory=list)
-    """Further facts about wrong calls, besides their sizes."""
+    """Other facts about wrong calls than their sizes."""
 
     @property
     def probes(self) -> list[ReachProbe]:
-        """Return the calls that were compared."""
+        """The calls that were compared."""
         return [comparison.probe for comparison in self.compared]
 
     @property
     def wrong(self) -> list[Comparison]:
-        """Return the wrong calls, the shortest first."""
+        """The wrong calls, the shortest first."""
         wrong = [comparison for comparison in self.compared if comparison.is_wrong]
         return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 
@@ -89,20 +89,20 @@ class ReachedCalls:
 
 @dataclass
 class Ran:
-    """The activations of every probe that ran, by probe and tap, and the built ports."""
+    """The activations of every probe that ran, by probe and tap, and the ports that were built."""
 
     actual: dict[str, Mapping[str, np.ndarray]]
     reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
-    """The built ports, by the identity of the parameters; the first belongs to the first probe."""
+    """The built ports by the identity of their parameters; the first port belongs to the first probe."""
     probes: dict[str, Probe]
-    """The probes that ran; sizes that the port refuses are replaced."""
+    """The probes that ran; if the port refused the sizes of a probe, a probe of other sizes replaces it."""
     raised: PortError | None = None
-    """The first error at the requested sizes, if the port answered other probes of that size."""
+    """The first error at the requested sizes; None if the port failed on no probe, or on all probes of these sizes."""
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """Return the port that was built for the first probe."""
+        """The port that was built for the first probe."""
         return next(iter(self.forwards.values()))
 
 
@@ -114,9 +114,9 @@ def run_all(
     logits_only: bool,
     answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
 ) -> Ran:
-    """Run a port on every probe; `answered` receives each answer at once.
+    """Run a port on every probe; `answered` is called with each result immediately.
 
-    If the port refuses a model of other sizes than the first probe's, further sizes are tried.
+    If a probe has other sizes than the first probe and the port refuses them, further sizes are tried.
     """
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
@@ -132,7 +132,7 @@ def run_all(
 
 
 def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: bool) -> bool:
-    """Build the port for a probe unless it exists; return whether it exists."""
+    """Build the port for a probe if it is not yet built, and return whether it is built."""
     name = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
     if id(probe.parameters) not in ran.forwards:
         made = build_model(build, probe, name, ran.reached, is_derived=is_derived)
@@ -141,7 +141,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe; after the first probe, errors are stored in `ran`."""
+    """Call the port on a probe; an error on any probe but the first is stored in `ran`."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):
@@ -156,7 +156,7 @@ def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool
 def build_model(
     build: Port, probe: Probe, name: str, reached: ReachedCalls, *, is_derived: bool
 ) -> Callable[..., Any] | None:
-    """Build a port; if it refuses a model of derived sizes, add a note and return None."""
+    """Build a port; if the port refuses a model of derived sizes, add a note and return None."""
     made = answer_or_error(lambda: built(build, probe))
     if not isinstance(made, PortError):
         return made
@@ -175,10 +175,10 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe; if it fails on a model of derived sizes, add a note and return None.
+    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None.
 
-    A port that receives its weights with each call can refuse them only then, even for a single token. It `may_refuse`
-    a length that the user did not ask for.
+    A port that gets its weights with each call can refuse them only in a call, even for a single token. With
+    `may_refuse`, the port may also refuse a length that the user did not ask for.
     """
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
@@ -198,5 +198,5 @@ def call_model(
 
 
 def whole(probe: ReachProbe) -> Probe:
-    """Return the same call with all taps instead of only its logits."""
+    """Return the same call as a probe with all taps, not only with logits."""
     return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

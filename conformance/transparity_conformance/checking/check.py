@@ -1,7 +1,7 @@
-"""The check: is a port right and, if not, where and why?
+"""The check of a port: whether it is right and, if not, where it is wrong and why.
 
-A check is a table of stages that add their findings to one `Evidence`. The evidence becomes a `Report` at the end, on
-Ctrl-C, or when a divergence is found.
+A check runs a table of stages, which add their results to one `Evidence`. A `Report` is made from the evidence at the
+end, on Ctrl-C, or when a divergence is found.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"
 
 
 class Against(TypedDict, total=False):
-    """The options of a check against another implementation."""
+    """The options of `check` for comparing a port with another implementation."""
 
     against: Any
-    """A module, a loader, or a name as on the command line; a list of two adds a third implementation."""
+    """A module, a loader, or a name as on the command line; a list of two of them adds a third implementation."""
     checkpoint: Any
-    """A folder with weights, which both implementations load; or give `config`, a config.json of transformers."""
+    """A folder with weights, which both implementations load. Without it, `config` names a config.json of
+    transformers."""
     inputs: Any
-    """A list of dicts of arrays, named after the arguments, or a Python file with such a list."""
+    """A list of dicts of arrays by the names of arguments, or a Python file that defines such a list."""
 
 
 def check(
@@ -69,13 +70,13 @@ def check(
     """Check a port against the reference, or `against` another implementation.
 
     Args:
-        build: `build(config, parameters)` → `forward(**tokens)`; with a `family`, `load(folder)`; or its name.
-        preset, family: A preset at its probe size, or a name for the report; a family whose folders the port reads.
-        config, parameters: Any other configuration; its parameters, random by default.
-        dtype, logits_only, quick: The precision, for a `build` with `dtype`; only the logits; only the forward pass.
-        isolated, ranks, timeout: Whether to use a separate process; the number of processes; seconds for an answer.
-        budget, name, lengths: Seconds of the search for causes; the port's name; lengths of long prompts to compare.
-        audit, progress, located: Whether ignored fields diverge (None: listed); told every step; told divergences.
+        build: `build(config, parameters)`, which returns `forward(**tokens)`; with `family`, `load(folder)`; or a name.
+        preset, family: A preset at its probe size, or a name for the report; the family whose folders the port reads.
+        config, parameters: A configuration instead of a preset; its parameters, which are random by default.
+        dtype, logits_only, quick: The precision; whether to compare only the logits, and only the forward pass.
+        isolated, ranks, timeout: Whether to use a separate process; the number of ranks; seconds for each reply.
+        budget, name, lengths: Seconds for the search for causes; the port's name; lengths of long prompts.
+        audit, progress, located: Whether ignored fields diverge; called at every step; called with divergences.
 
     Raises `PortError` if a port fails, `TransparityError` for bad options, and `Interrupted` with a report on Ctrl-C.
     """
@@ -88,7 +89,7 @@ def check(
 
 
 def _names(build: Port | str, name: str | None, ranks: int) -> tuple[str, int]:
-    """Return the name of a port in its report, and its number of ranks."""
+    """Return the name of a port in its report, and the number of its ranks."""
     return name or name_of(build), ranks if isinstance(build, str) else max(ranks, ranks_of(build))
 
 
@@ -102,12 +103,12 @@ ALONE: Mapping[str, Any] = {
     "lengths": (),
     "quick": False,
 }
-"""Options that exclude `against`, and their defaults."""
+"""Options that exclude `against`, with their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
     """Check a port against another implementation, with the arguments of `check`."""
-    from transparity_conformance.against.check import Request, check_against  # slow, and rarely needed
+    from transparity_conformance.against.check import Request, check_against  # the import is slow, and rarely needed
 
     port, other = given["build"], given["other"]
     if unknown := sorted(other.keys() - Against.__annotations__.keys()):
@@ -137,7 +138,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and configuration to check; on several ranks, sizes of presets and families divide."""
+    """Return the name and the configuration to check; for several ranks, sizes are made divisible by their number."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -149,7 +150,7 @@ def _system(
 def _built_by(
     build: Port | str, family: str | None, timeout: float | None, ranks: int
 ) -> contextlib.AbstractContextManager[Port]:
-    """Return the port as a `build`, in a separate process for each rank if there is a `timeout`."""
+    """Return the port as a `build`; with a `timeout`, each rank runs in its own process."""
     if timeout is not None:
         return contextlib.closing(isolated_build(spec_of(build), timeout, ranks=ranks).loading(family))
     assert not isinstance(build, str)
@@ -175,11 +176,11 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (ranks.judge_ranks, Evidence.is_on_ranks),
     (audit_loader, Evidence.is_whole),
 )
-"""The stages of a check, in order, each with its conditions."""
+"""The stages of a check in order, each with the conditions under which it runs."""
 
 
 def name_of(build: Any) -> str:
-    """Return the name of a port in reports: `module:build` for a function, else the name of its class."""
+    """Return the name of a port in reports: `module:build` for a function, otherwise the name of the class."""
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):

@@ -1,4 +1,4 @@
-"""The command `transparity check`: its options, and the checks of several systems."""
+"""The command `transparity check`: its options, and checks on several configurations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of a system by a function, an artefact or a program, each in a separate process."""
+    """Return the check of a configuration; the port is a function, an artefact or a program in a separate process."""
     timeout = checked_timeout(options.timeout)
     shared = {name: getattr(options, name) for name in ("dtype", "logits_only", "budget", "located")}
     if options.command is not None:
@@ -62,7 +62,7 @@ def checker(options: Options) -> Check:
 
 
 class PortCheck:
-    """The check of a port in a separate process, which serves all systems until it ends."""
+    """The check of a port in a separate process, which is used for all configurations until the process ends."""
 
     def __init__(
         self,
@@ -93,19 +93,19 @@ class PortCheck:
         options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
         start = self._since_start()
         report = check(build, system.name, config=config, parameters=system.parameters, **options)
-        its = f"its weights are {dtype}, so it is compared within the budgets of {dtype}, and not of {asked}"
+        its = f"the weights of the artefact are {dtype}, so the budgets of {dtype} apply, not of {asked}"
         not_compared = (*system.not_compared, *report.not_compared)
         notes, timing = (*report.notes, *[its][: dtype != asked]), {**start, **report.timing}
         return replace(report, not_compared=not_compared, notes=notes, timing=timing)
 
     def _since_start(self) -> dict[str, Timing]:
-        """Return the time that the command took before its first check; empty for further checks."""
+        """Return the time between the start of the command and its first check; empty for later checks."""
         started, self.started = self.started, None
         now = Stopwatch(self.build.process.processor_seconds).read()
         return {} if started is None else {"start": now.since(started)}
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the systems for a port with a checkpoint; an artefact limits the calls."""
+        """Yield the configurations for a port with a checkpoint; the limits of an artefact apply to all calls."""
         if not self.is_artefact:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
@@ -115,32 +115,32 @@ class PortCheck:
 
     @property
     def arguments(self) -> int | None:
-        """Return the number of required arguments; a loader `load(folder)` has 1; None if unknown."""
+        """The number of required arguments, which is 1 for a loader `load(folder)`; None if it is unknown."""
         return required_arguments(signature_of(self.build))
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port is a loader, by its signature.
+        """Return whether the port is a loader, according to its signature.
 
-        Raises `UsageError` if it is neither a loader nor a `build`, or if an option needs a loader.
+        Raises `UsageError` if the port is neither a loader nor a `build`, or if an option needs a loader.
         """
         count = self.arguments
         if count not in (1, 2, None):
             raise UsageError(
-                f"{safe(self.spec)} takes {count} arguments; expected load(folder), with one, or "
-                "build(config, parameters), with two."
+                f"{safe(self.spec)} takes {count} arguments; expected load(folder) with one argument, or "
+                "build(config, parameters) with two."
             )
         if needed_by and count != 1:
             raise UsageError(
-                f"{needed_by} was given {safe(self.spec)}, which takes not only a folder; expected load(folder): check "
-                "a build(config, parameters) by --preset, --config or --checkpoint."
+                f"{needed_by} needs load(folder), but {safe(self.spec)} takes more than a folder; check a "
+                "build(config, parameters) with --preset, --config or --checkpoint."
             )
         return count == 1
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the systems of families, or of presets and a configuration; none with a checkpoint.
+    """Return the configurations of families, or of presets and a configuration file; empty with a checkpoint.
 
-    Raises `UsageError` for an unknown name.
+    Raises `UsageError` if a name is unknown.
     """
     if options.checkpoint is not None:
         return []
@@ -157,9 +157,9 @@ def chosen_systems(
     named: Sequence[System],
     imported: Callable[[Path, str | None], Checkpoint],
 ) -> Iterator[System]:
-    """Yield the systems of a command: the `named` ones, a checkpoint, or its layers one at a time.
+    """Yield the configurations of a command: the `named` ones, a checkpoint, or its layers one at a time.
 
-    Raises `UsageError` for a port of the wrong kind.
+    Raises `UsageError` if the port has the wrong kind.
     """
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
@@ -167,14 +167,14 @@ def chosen_systems(
         return layer_systems(options.checkpoint, options.head, options.layers)
     if options.checkpoint is not None:
         return iter(list(cast(PortCheck, check).systems(imported(options.checkpoint, options.head))))
-    if isinstance(check, PortCheck) and check.has_adapter:  # a model may have any arguments
+    if isinstance(check, PortCheck) and check.has_adapter:  # with an adapter, the port may have any arguments
         return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
         check.is_loader("--family")
     elif isinstance(check, PortCheck) and check.is_loader():
         raise UsageError(
-            f"{safe(check.spec)} takes one argument, as a loader, load(folder), does: add --family NAME or "
-            "--checkpoint FOLDER; a build takes (config, parameters)."
+            f"{safe(check.spec)} takes one argument, like a loader load(folder); add --family NAME or "
+            "--checkpoint FOLDER, or give a build(config, parameters)."
         )
     return iter(named)
 
@@ -185,11 +185,12 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every system and show each report.
+    """Check every configuration and show each report.
 
-    An error ends only the check of its own system. Ctrl-C ends all checks, after a report if the last system diverges.
+    An error ends only the check of one configuration. Ctrl-C ends all checks; if a divergence is known by then, its
+    report is shown first.
 
-    Returns: The reports, and the names of the systems by error message.
+    Returns: The reports, and the names of the configurations by error message.
     """
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Ports that are programs: run on a bundle, with a time limit, and judged however they end."""
+"""Checks of ports that are programs: each is run on a bundle with a time limit, and its outputs are judged."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def check_command(
     located: Located = ignore_report,
     ranks: int = 1,
 ) -> Report:
-    """Check a program by its outputs; it can agree only if it exits normally.
+    """Check a program by its outputs; the verdict can be `agrees` only if the program exits normally.
 
     Args:
-        command, timeout: The program and its arguments, as for `run_command`; its time limit in seconds.
-        name, config: The preset's name, or `config`; the configuration to check.
+        command, timeout: The program and its arguments, as for `run_command`; the time limit in seconds.
+        name, config: The name of the preset, or `config`; the configuration.
         dtype, logits_only, progress, budget, located: As for `check`.
-        sections: Optional sections of its bundle.
+        sections: Optional sections of the bundle.
         ranks: The number of processes, each with its rank in the environment and its own output file.
 
-    Raises `BundleError` if it wrote nothing that can be judged.
+    Raises `BundleError` if the program wrote nothing that can be judged.
     """
     config = sized(name, config, ranks) if ranks > 1 else config
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
@@ -75,13 +75,13 @@ def check_command(
 
 
 def _failed(report: Report, failure: str) -> Report:
-    """Return the report on a program that failed; it cannot agree."""
+    """Return the report on a program that failed, whose verdict cannot be `agrees`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
 def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:
-    """Run a program on the bundle in `folder`, once for each environment, each with its own output file."""
+    """Run a program on the bundle in `folder`, once for each environment, with a separate output file each time."""
     copies = []
     for rank, environment in enumerate(environments):
         own = folder / f"{rank}-of-{len(environments)}"
@@ -91,9 +91,9 @@ def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapp
 
 
 def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
-    """Return the outputs of a program; if it was stopped while writing, only the complete ones."""
+    """Return the outputs of a program; if the program was stopped while writing, only the complete outputs."""
     if not os.path.lexists(actual):
-        ended = f"The command {shown(command)} ended well" if failure is None else failure.removesuffix(".")
+        ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
     try:
         return read_actual(actual, bundle, cut=failure is not None)
@@ -105,14 +105,14 @@ def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) ->
 
 @dataclass(frozen=True)
 class Beside:
-    """The comparison of the ranks' outputs with each other and with a single rank."""
+    """The comparison of the outputs of several ranks with each other and with a single rank."""
 
     ranks: RanksComparison
     differing: Differing
     without_file: Sequence[int]
 
     def added(self, report: Report, probes: Mapping[str, Probe]) -> Report:
-        """Return the report with the comparison."""
+        """Return the report with this comparison added."""
         report = adding_ranks(report, self.ranks, self.differing, probes)
         absent = f"ranks {', '.join(map(str, self.without_file))}: they wrote no file"
         return report.adding(not_compared=[absent] if self.without_file else [])
@@ -124,9 +124,9 @@ def _beside_one(
     outputs: Actual,
     bundle: Bundle,
 ) -> Beside:
-    """Compare the first rank's output with the other ranks' and with a single rank's.
+    """Compare the outputs of the first rank with the other ranks and with a single rank.
 
-    Raises `BundleError` for an invalid file of another rank.
+    Raises `BundleError` if the file of another rank is invalid.
     """
     count, differing, probes = len(completed), Differing(), bundle.probes
     wrote = [rank for rank, each in enumerate(completed) if os.path.lexists(each.actual)]
@@ -146,7 +146,7 @@ def _beside_one(
 
 
 def _note(differing: Differing, outputs: Actual, others: Actual, rank: int) -> None:
-    """Compare the tensors of another rank with the first rank's."""
+    """Note the differences between the outputs of the first rank and another rank."""
     for group in outputs.keys() & others.keys():
         for name in outputs[group].keys() & others[group].keys():
             ours, theirs = outputs[group][name], others[group][name]

@@ -1,4 +1,4 @@
-"""The options of `transparity check` and their rules; no import is slow, so that a mistake has its answer at once."""
+"""The options of `transparity check`, and rules for combining them. Imports are fast, so errors appear at once."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Options:
     audit: bool | None = None
     quick: bool = False
     changes: Sequence[str] | None = None
-    """Other values for fields of the family's config.json, as `name=value`."""
+    """Changed fields of the family's config.json, as `name=value`."""
     ranks: int = 1
     dtype: str = "float32"
     logits_only: bool = False
     timeout: float | None = None
     budget: float = BUDGET
     sections: Sequence[str] = ()
-    """Sections of the bundle for a program."""
+    """The optional sections of a program's bundle."""
     located: Callable[[Report], None] = lambda report: None
-    """Receives the report on a port that diverges before the search for causes."""
+    """A function that is called with the report on a diverging port, before the search for causes."""
 
     @property
     def given(self) -> set[str]:
-        """Return the names of the given options, as in `RULES`."""
+        """The names of the options that were given, as they are written in `RULES`."""
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
         given = {f"--{name}": getattr(self, name) for name in names}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
@@ -64,13 +64,13 @@ class Options:
                 raise UsageError(rule.says.format(port=safe(self.port or ""), flags=flags))
         for name in self.preset or ():
             if name.endswith(".json"):
-                raise UsageError(f"{name} is no preset; give a configuration by --config.")
+                raise UsageError(f"{name} is not the name of a preset; give a configuration file with --config.")
             preset_called(name)
 
 
 @dataclass(frozen=True)
 class OptionRule:
-    """An option with the options that it excludes or needs one of, separated by spaces."""
+    """An option, with the options that it excludes, and options of which it needs at least one, separated by spaces."""
 
     option: str
     says: str
@@ -83,32 +83,32 @@ class OptionRule:
         return self.option in given and (lacks or not given.isdisjoint(self.excludes.split()))
 
 
-OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model for the port's loader; \
+OF_BY_LAYER = """--by-layer and --layers make each layer of a checkpoint a model, which the port loads; \
 give --checkpoint FOLDER and a PORT that is load(folder)."""
-OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
-OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
-OF_LENGTH = """--length needs a longer max_length than a small model's: give --checkpoint FOLDER, --config FILE, \
-or --family NAME --set FIELD=N with its name for max_length."""
-OF_CHECKPOINT = "--checkpoint goes with a PORT only; leave out --preset, --config, --family and --command."
-OF_FAMILY = "--family goes with a PORT only; leave out --preset, --config and --command."
-OF_ADAPTER = "--adapter is for a PORT that makes a model; a --command reads its weights from the bundle."
-OF_HEAD = "--head is for --checkpoint and --family; a configuration has a field `head` of its own."
-EITHER = "check takes either a PORT or --command; give one of the two."
-OF_AUDIT = "--audit builds a PORT many times, and a --command runs once; leave out one of the two."
+OF_WHOLE = "--by-layer needs a PORT that is load(folder); an artefact already contains the weights of all layers."
+OF_OWN = "{port} contains its weights; give the folder of the original checkpoint with --checkpoint FOLDER."
+OF_LENGTH = """--length needs a larger max_length than a small model has; give --checkpoint FOLDER, \
+--config FILE, or --family NAME --set FIELD=N, where FIELD means max_length."""
+OF_CHECKPOINT = "--checkpoint needs a PORT; leave out --preset, --config, --family and --command."
+OF_FAMILY = "--family needs a PORT; leave out --preset, --config and --command."
+OF_ADAPTER = "--adapter needs a PORT that makes a model; a --command reads its weights from the bundle."
+OF_HEAD = "--head needs --checkpoint or --family; a configuration has its own field `head`."
+EITHER = "check needs either a PORT or --command; give exactly one of the two."
+OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
-OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers."
-OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
+OF_SECTIONS = "{flags} adds sections to the bundle of a --command; a PORT is compared in everything that it offers."
+OF_MODELS = "{} needs a PORT that makes a model{}; {{port}} is an artefact{}."
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),
     OptionRule("--by-layer", OF_WHOLE, "ARTEFACT"),
-    OptionRule("--length", "--length is for a PORT; a --command is given the prompts of its bundle.", "--command"),
+    OptionRule("--length", "--length needs a PORT; a --command reads its prompts from the bundle.", "--command"),
     OptionRule("--length", OF_LENGTH, needs="--checkpoint --config --set"),
     OptionRule("--checkpoint", OF_CHECKPOINT, "--preset --config --command --family"),
     OptionRule("--family", OF_FAMILY, "--preset --config --command"),
     OptionRule("--adapter", OF_ADAPTER, "--command"),
     OptionRule("--head", OF_HEAD, needs="--checkpoint --family"),
-    OptionRule("--set", "--set changes fields of a family's small model; name it by --family.", needs="--family"),
+    OptionRule("--set", "--set changes fields of a family's small model; name it with --family.", needs="--family"),
     OptionRule("check", EITHER, needs="PORT --command"),
     OptionRule("PORT", EITHER, "--command"),
     OptionRule("--audit", OF_AUDIT, "--command"),
@@ -119,21 +119,21 @@ RULES = (
     OptionRule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
     OptionRule("ARTEFACT", OF_OWN, needs="--checkpoint"),
 )
-"""Options that exclude each other, or need another."""
+"""Options that exclude each other or need another option."""
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return how a check ended early (Ctrl-C, an error, too little memory), and what is known of the port."""
+    """Return why a check ended early (Ctrl-C, an error, too little memory), and what is known about the port."""
     known = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted before a verdict was reached.{known}"
     if isinstance(error, TransparityError):
         return f"{error}{known}"
-    return f"There is not enough memory ({reason(error)}); choose smaller sizes, or a machine with more."
+    return f"There is not enough memory ({reason(error)}); choose smaller sizes or a machine with more memory."
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """Return the checkpoint of a check; a port that is a Hugging Face folder is its own, unless another is given."""
+    """Return the checkpoint to check with; if none is given and the port is a Hugging Face folder, the port itself."""
     runtime = runtime_of(port)
     if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint

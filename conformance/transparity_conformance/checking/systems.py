@@ -1,7 +1,7 @@
-"""The systems that a port is checked on: presets, a configuration in a file, or a checkpoint.
+"""The configurations on which a port is checked: presets, a configuration in a file, or a checkpoint.
 
-Limits of an artefact become part of the reference's configuration, so that no call exceeds them. Each limit is listed
-as not compared.
+The limits of an artefact become part of the reference's configuration, so that no call exceeds them. The report lists
+each limit as not compared.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from transparity_conformance.running.loading import Limits
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """A configuration, its name in reports, and the parameters of a checkpoint."""
+    """A configuration to check, its name in reports, and the parameters of a checkpoint."""
 
     name: str
     config: TransformerConfig
     parameters: Arrays | None = None
     model_type: str | None = None
-    """The family of a loader's folders; None if the port is a `build`."""
+    """The family of the folders that a loader reads; None if the port is a `build`."""
     dtype: str | None = None
-    """The precision of an artefact; None: the requested one."""
+    """The precision of an artefact; None for the requested precision."""
     not_compared: tuple[str, ...] = ()
-    """The limits of an artefact, each with its reason."""
+    """The limits of an artefact, each with its consequence."""
 
     @property
     def is_asked(self) -> bool:
-        """Return whether the sizes are the requested ones, such as a family's, not a probe's."""
+        """Whether the user chose the sizes, instead of the probe sizes of the checker."""
         return self.parameters is not None or self.name in ("config", self.model_type)
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
-    """Yield the named presets and the configuration in a file; without either, all presets."""
+    """Yield the named presets and the configuration in a file; if neither is given, yield all presets."""
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
@@ -60,13 +60,13 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
 
 
 def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str | None = None) -> Iterator[System]:
-    """Yield the small model of each family, with random weights; see `example_config` for the other arguments."""
+    """Yield the small model of each family with random weights; `example_config` explains the other arguments."""
     for name in dict.fromkeys(names):
         yield System(name, example_config(name, changes, head), model_type=name)
 
 
 def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
-    """Yield a checkpoint with its weights and, for a loader, its configuration at probe size."""
+    """Yield a checkpoint with its weights; for a loader, also yield its configuration at probe size."""
     name, config = checkpoint.model_type, checkpoint.config
     yield System(name, config, checkpoint.parameters, name if for_loader else None)
     if for_loader:
@@ -80,22 +80,24 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
 
     Args:
         folder: The checkpoint, which is read part by part.
-        head: The output of an encoder; None: all hidden states.
-        layers: Numbers separated by commas, from 0; None: all layers.
+        head: The output of an encoder; None for all hidden states.
+        layers: Numbers separated by commas, from 0; None for all layers.
 
-    Raises `UsageError` if layers are not numbers, and `CheckpointError` if they do not exist.
+    Raises `UsageError` if `layers` is not a list of numbers, and `CheckpointError` if a layer does not exist.
     """
     opened, differentiated = open_for_pieces(folder, head), dict[TransformerConfig, str]()
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
-        others = "" if alike == piece.name else f"compared for {alike}, which has the same form; --layers asks for more"
+        others = (
+            "" if alike == piece.name else f"compared for {alike}, which has the same form; --layers compares others"
+        )
         with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
     yield System(f"{opened.model_type} at probe size", small_system(opened.config), model_type=opened.model_type)
 
 
 def layer_numbers(text: str) -> list[int]:
-    """Return the numbers in `0,7,31`; raise `UsageError` for anything else."""
+    """Return the numbers in a text such as `0,7,31`, or raise `UsageError`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"--layers is {shown(text)}; expected numbers separated by commas, from 0: 0,7,31.")
@@ -103,14 +105,14 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """Return the configuration of a preset (`resized` to probe size), of a family's example, or in a file."""
+    """Return the configuration of a preset (with `resized`, at probe size), of a family's small model, or in a file."""
     if label(name) == "config":
         return read_config(Path(name))
     if name in templates() and name not in PRESETS:
         return templates()[name]
     if name not in PRESETS and (is_file(Path(name)) or is_folder(Path(name))):
         raise UsageError(
-            f"{name} is no preset; expected the name of one, or a configuration in a file that ends in .json."
+            f"{name} is not the name of a preset; expected a preset, or a configuration in a file that ends in .json."
         )
     return preset(name).resized() if resized else preset(name)
 
@@ -123,16 +125,16 @@ def label(name: str) -> str:
 SEED = 5
 
 LEAST_OF_A_HEAD = 4
-"""Features per head: two pairs with different rotation angles."""
+"""The number of features per head: two pairs, with different rotation angles."""
 
 LEAST_OF_A_RANK = 2
-"""Heads per rank; with a single head, a wrong order would not show."""
+"""The number of heads per rank; with a single head, a wrong order of heads would not show."""
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the system at probe size, with heads, features, tokens and layers that divide among `ranks`.
+    """Return the configuration at probe size, with heads, features, tokens and layers that are divisible by `ranks`.
 
-    Grouped keys and values have at least one head for each rank, unless they have only one head.
+    If there are several key-value heads, there is at least one for each rank.
     """
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
@@ -151,7 +153,7 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the system with square weights, as in `other_sizes`, in sizes that divide among ranks."""
+    """Return the configuration with square weights, as in `other_sizes`, in sizes that are divisible by `ranks`."""
     heads = LEAST_OF_A_RANK * ranks
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
     width = LEAST_OF_A_HEAD * heads
@@ -161,7 +163,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """Return the probes with sizes that divide among `ranks`, where the checker chose the sizes."""
+    """Return the probes; if the checker chose the sizes of a probe, they are divisible by `ranks`."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
@@ -171,7 +173,7 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration to check on `ranks`; the user's own, called `config`, is unchanged."""
+    """Return the configuration to check on `ranks`; a user's own configuration, named `config`, is unchanged."""
     return config if name == "config" else divisible(config, ranks)
 
 
@@ -180,22 +182,22 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def check_quantised(port: str, limits: Limits) -> None:
-    """Raise `UsageError` for an artefact with quantised weights."""
+    """Raise `UsageError` if an artefact has quantized weights."""
     if limits.dtype == "int8":
         raise UsageError(
-            f"{port} has quantised weights, and there is no budget that separates quantisation from mistakes; "
-            "check the graph before quantisation, or a GGUF file."
+            f"{port} has quantized weights, and no budget separates the errors of quantization from mistakes; "
+            "check the graph before quantization, or a GGUF file."
         )
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
-    """Return the checkpoint with its weights, within the limits."""
+    """Return the checkpoint with its weights, restricted to the limits of an artefact."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)
         lines += [line] if line else []
     if limits.batch is not None:
-        lines.append(f"batches: it fixes {count(limits.batch, 'row')}, so other batches are split")
+        lines.append(f"batches: the artefact fixes {count(limits.batch, 'row')}, so other batches are split")
     dtype = limits.dtype if limits.dtype in HALF else None
     return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))
 
@@ -204,7 +206,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Mark padding by the artefact's mask, or use no padding; counted positions depend on tokens."""
+    """Use the artefact's mask for padding; without a mask, use no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
@@ -213,11 +215,11 @@ def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Na
         )
         return by_mask, parameters, ""
     plain: dict[str, Any] = {"padding": "token", "pad_id": None, "target_mask": "causal"}
-    return dataclasses.replace(config, **plain), parameters, "padding: it takes no attention_mask"
+    return dataclasses.replace(config, **plain), parameters, "padding: the artefact has no input attention_mask"
 
 
 def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Without token types as inputs, add the embedding of the first type to the token embeddings."""
+    """If token types are not inputs, add the embedding of the first type to the token embeddings."""
     if limits.has_token_types or not config.num_token_types:
         return config, parameters, ""
     stack = config.stacks[0]
@@ -227,7 +229,7 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
     return (
         dataclasses.replace(config, num_token_types=0),
         kept,
-        "token types: it takes none, so every token has the first type",
+        "token types: the artefact has no such input, so every token has the first type",
     )
 
 
@@ -238,13 +240,15 @@ def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
         return config, parameters, ""
     if config.has_encoder and not limits.has_mask and not config.reads_frames:
         raise UsageError(
-            f"The graph fixes {count(length, 'token')} and takes no attention_mask, so it cannot take a shorter "
-            "sequence; export it with its mask, or with a free length."
+            f"The graph fixes {count(length, 'token')} and has no input attention_mask, so shorter sequences are "
+            "impossible; export the graph with its mask, or with a variable length."
         )
     longest = min(length, config.max_length)
     audio = {"encoder.position_embedding.weight"} if config.reads_frames else set()
     tables = {name for name in parameters if name.endswith("position_embedding.weight")} - audio
     beyond = config.max_length - longest
     cut = {name: value[: len(value) - beyond] if name in tables else value for name, value in parameters.items()}
-    line = f"lengths above {length}: it fixes {count(length, 'token')}; shorter sequences are padded on the right"
+    line = (
+        f"lengths above {length}: the graph fixes {count(length, 'token')}; shorter sequences are padded on the right"
+    )
     return dataclasses.replace(config, max_length=longest), cut, line

@@ -1,1 +1,1 @@
-"""Find where a port diverges and why: the walk, the catalogue of faults, the search, fitting, equivalence."""
+"""The diagnosis of a port: the walk, segments that are wrong, and the search for causes."""

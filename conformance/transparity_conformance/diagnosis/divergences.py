@@ -1,4 +1,4 @@
-"""Explain every wrong segment of a port: a fault of the whole model first, then each segment in turn."""
+"""Explanations of every wrong segment: first a fault of the whole model, then faults of each segment in turn."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""Receives the name of a stage, the number of steps done, and the total."""
+"""Called with the name of a stage, the number of finished steps, and the number of all steps."""
 
 MOST_EXPLAINED = 40
-"""Further segments are listed without a cause."""
+"""The number of segments for which causes are searched; further segments are listed without a cause."""
 
 
 def explain_all(
@@ -47,13 +47,13 @@ def explain_all(
     ranks: int = 1,
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
-    """Explain every segment in `faulty`; those that an earlier cause also explains are left out.
+    """Explain every segment in `faulty`; segments that an earlier cause also explains are left out.
 
-    Activations found by value may be other activations than they seem. Causes are then reported only if they reproduce
-    the `answer`, and the fewest are preferred. Candidates are one fault that gives the logits, the fewest that explain
-    the segments, or two that give the logits.
+    Activations that were found by value may be matched wrongly. Causes are then reported only if they reproduce the
+    logits (`answer`), and the smallest set is preferred. Candidates are single faults that reproduce the logits, the
+    fewest faults that explain the segments, and pairs that reproduce the logits.
 
-    On several `ranks`, faults of the sharding are tried too.
+    On several `ranks`, faults of the sharding are also tried.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -73,11 +73,11 @@ def _consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Return the divergences without the causes that contradict the answer.
+    """Return the divergences without causes that contradict the logits.
 
-    Only activations found by value can contradict it. Their causes are dropped if all causes, with the port's values at
-    unexplained taps, do not give the logits. They are also dropped next to an unexplained tap, because the activation
-    may be another one.
+    Only causes at activations that were found by value can be wrong. They are dropped if all causes together, with the
+    port's values at unexplained taps, do not reproduce the logits. They are also dropped next to an unexplained tap,
+    because the activation may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
@@ -91,7 +91,7 @@ def _consistent(
 
 
 def _is_beside(results: Results, tap: str, others: Sequence[str]) -> bool:
-    """Return whether a tap feeds one of the other taps, or is fed by it, without another tap between them."""
+    """Return whether a tap directly feeds one of the other taps, or is directly fed by one."""
     return any(_feeds(results, tap, other) or _feeds(results, other, tap) for other in others)
 
 
@@ -109,10 +109,10 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination that gives the answer and contradicts the fewest activations.
+    """Return the divergences of the combination that reproduces the logits and contradicts the fewest activations.
 
-    Returns an empty tuple without one, or if it contradicts activations that the port itself returns. Activations
-    that stay wrong do not affect the answer or were matched wrongly. An explanation by the same faults is kept.
+    The result is empty if no combination reproduces the logits, or if it contradicts the port's own activations. Other
+    activations may stay wrong. An earlier explanation with the same faults is kept.
     """
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
@@ -137,7 +137,7 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(_divergence(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations that were not found
+    if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations without a match
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
         divergences.append(_divergence(results, "logits", explanations["logits"]))
@@ -149,9 +149,9 @@ def _ids(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains every segment separately, from the port's own activations before it, until the answer follows.
+    """Explains every segment separately with the port's own earlier activations, until the logits are reproduced.
 
-    A sublayer in which a segment has no cause is also explained as a whole.
+    If a segment has no cause, its sublayer is also explained as a whole.
     """
 
     def __init__(self, results: Results, dtype: str, clock: Clock, ranks: int, answer: Answer | None) -> None:
@@ -160,11 +160,11 @@ class _BySegment:
         self.divergences: list[Divergence] = []
         self.explanations: dict[str, Explanation] = {}
         self.joint: dict[str, Explanation] = {}
-        """The explanations of whole sublayers."""
+        """The explanations of whole sublayers, by sublayer."""
         self.known: Combination = ()
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
-        """Explain the segments; return the fewest faults that give the answer, if they were found."""
+        """Explain the segments; return the fewest faults that reproduce the logits, if they were found."""
         self.known = _whole_model_fault(self.results, [*faulty], self.dtype)
         if self.known:
             self.divergences.append(_whole_model_divergence(self.results, faulty[0], self.known))
@@ -188,7 +188,7 @@ class _BySegment:
         return ()
 
     def _is_known(self, tap: str) -> bool:
-        """Return whether a segment is explained by the faults so far."""
+        """Return whether the known faults explain a segment."""
         is_joint = self.joint.get(scope_of(tap), Explanation()).chosen
         return bool(
             is_joint or (self.known and segment_of(self.results, tap, self.dtype, self.ranks).vanishes(self.known))
@@ -210,7 +210,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment, without the earlier faults in it."""
+        """Explain the sublayer of a tap as one segment, without the known faults in it."""
         end, results = joined(self.results, tap, faulty, found, self.dtype)
         if not end:
             return Explanation()
@@ -223,17 +223,17 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Return the divergences, with swaps and changed shapes named."""
+    """Return the divergences, with names for swaps and for changed shapes."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
 def _worst(results: Results, tap: str) -> ProbeResult:
-    """Return the probe on which a tap has the largest share of its budget."""
+    """Return the result of the probe on which a tap has the largest share of its budget."""
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
 def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
-    """Return the divergence of a segment with its explanation, or with the profile of its error."""
+    """Return the divergence of a segment with its explanation; without one, with the profile of its error."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if dtype and not found.causes:
@@ -245,14 +245,14 @@ def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "")
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
-    """Return a note on the fields that differ, if only the logits are known and have no cause."""
+    """Return a note on fields that probably differ, if only the logits are known and they have no cause."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
     if not segment.is_whole_model:
         return []
     probe = max(segment.probes, key=lambda probe: segment.share(probe, ()))
-    if probe.is_large:  # hundreds of walks, each of which takes long
+    if probe.is_large:  # the search needs hundreds of walks, which are slow
         return []
     clock.begin(STAGES)
     fields, left = departures(probe.config, lambda hypothesis: segment.rms(probe, (hypothesis,)), clock)
@@ -260,8 +260,8 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
         return []
     changed = " and ".join(f"{name} {value}" for name, value in fields.items())
     says = (
-        f"nothing in the catalogue explains the logits; this may not be a {probe.case}. With {changed} in the "
-        f"configuration, {left:.1%} of the difference is left on the probe {probe.name}. `transparity fit` finds the "
+        f"no known fault explains the logits, so the model may not be {probe.case}. With {changed} in the "
+        f"configuration, {left:.1%} of the difference remains on the probe {probe.name}. `transparity fit` finds the "
         "configuration of a PyTorch module"
     )
     return [says]
@@ -278,7 +278,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name the cause of a wrong shape if it gives the tap that shape and explains all later taps."""
+    """Return the divergence with a cause if the shape is wrong and a fault explains the shape and all later taps."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -287,7 +287,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name a swap if each of two sites uses the other's parameters; one side is not enough."""
+    """Name a swap if each of two sites uses the parameters of the other; if only one does, nothing changes."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -296,7 +296,7 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
         ring.append(source)
         further = _alone(explanations.get(source))
         if further is not None and (further.id, further.variant) == (fault.exchange.id, fault.exchange.variant):
-            source = ring[0]  # the other side is explained by both sides at once
+            source = ring[0]  # at the other site, the swap itself is the explanation
             break
         if further is None or further.taken_from is None or further.id != fault.id:
             return divergence
@@ -311,12 +311,12 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
 
 
 def _alone(explanation: Explanation | None) -> Fault | None:
-    """Return the fault that explains a segment by itself."""
+    """Return the fault of an explanation that consists of a single fault, otherwise None."""
     return explanation.chosen[0].fault if explanation and len(explanation.chosen) == 1 else None
 
 
 def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combination:
-    """Return the whole-model fault that leaves the fewest segments wrong, if at most half are left."""
+    """Return the fault of the whole model that leaves the fewest segments wrong, if it leaves at most half of them."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

@@ -1,8 +1,8 @@
-"""Equivalent forms of activations inside a sublayer, in a port that is still right.
+"""Equivalent forms of activations inside a sublayer of a port that is right.
 
-A port may scale the query instead of the scores, number its heads differently, or drop a key bias that softmax cancels.
-A form is equivalent only if one map, the same for every row and position, turns the reference's values into the port's.
-No such map leads to a wrong number.
+A port may scale the query instead of the scores, number its heads differently, or drop a key bias, which the softmax
+cancels. A form is equivalent if a single map, which is the same for all rows and positions, turns the reference's
+values into the port's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 Pair = tuple[np.ndarray, np.ndarray]
-"""The port's value and the reference's."""
+"""A value of the port, and the corresponding value of the reference."""
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether one map turns our values into the port's, within `tolerance` of the largest number."""
+    """Return whether a single map turns our values into the port's, within `tolerance` of the largest number."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
-    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours are computed from the port's
+    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours may be computed from the port's
         return False
     last = tap.rpartition(".")[2]
     if last == "hidden":
@@ -46,7 +46,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for one A and b; False without more positions than features."""
+    """Return whether actual = ours · A + b for some A and b; False if there are not more positions than features."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -55,7 +55,7 @@ def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
 
 
 def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether every hidden unit of the port is one of ours times a positive number; False if all are zero."""
+    """Return whether every hidden unit of the port is a positive multiple of one of ours; False if all are zero."""
     length = np.linalg.norm(ours, axis=0)
     likeness = (ours / np.where(length > 0, length, 1)).T @ actual
     best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
@@ -64,7 +64,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether every head of the port is one of ours; scores may be scaled, and each row shifted."""
+    """Return whether every head of the port is one of ours; scores may be scaled, and a constant added to each row."""
     heads = [
         _joined(pairs, lambda x, head=head: _centered(x, shifted)[:, head].ravel())  # type: ignore[misc]
         for head in range(pairs[0][0].shape[1])

@@ -1,7 +1,7 @@
 """Causes: faults that remove a difference when they are put into the reference.
 
-Single faults are tried exhaustively, then faults with a fitted number, then pairs. A cause is named only if the rest is
-within the budget on every probe.
+All single faults are tried first, then faults with a fitted number, then pairs. A cause is reported only if the
+remaining difference is within the budget on every probe.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from transparity_conformance.report.report import Cause
 
 @dataclass(frozen=True)
 class Explanation:
-    """The causes found for one segment."""
+    """The causes that were found for one segment."""
 
     causes: tuple[Cause, ...] = ()
     chosen: Combination = ()
     indistinguishable: tuple[str, ...] = ()
     """The ids of other faults that explain the difference equally well."""
     split_by: str | None = None
-    """A probe that distinguishes them."""
+    """A probe that distinguishes these faults."""
     remains: bool = False
-    """Whether the cause explains everything on only some probes."""
+    """Whether the causes explain only some probes completely."""
 
 
 def explain(
@@ -48,14 +48,14 @@ def explain(
     clock: Clock,
     deepest: int = DEEPEST,
 ) -> Explanation:
-    """Find the cause of the difference at `segment`.
+    """Find the causes of the difference at `segment`.
 
     Args:
         sites: Taps at which the fault may be.
         known: Faults that are already applied.
-        others: All probes, one of which may distinguish equally good causes.
-        earlier: Explanations of other segments; a fault in one layer is likely in the next.
-        clock: The time left for the search; when it runs out, nothing is explained.
+        others: All probes; one of them may distinguish equally good causes.
+        earlier: Explanations of other segments; a fault of one layer is likely to be in the next, too.
+        clock: The remaining time; when it is over, the segment has no cause.
         deepest: The largest number of faults.
     """
     search = Search.at(segment, sites, known, clock)
@@ -81,7 +81,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return the explanation of the difference at `segment` by the first of equally good combinations."""
+    """Return the explanation of the difference at `segment` by the first of several equally good combinations."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     before = rms(segment.left(screen, known))
     causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
@@ -97,9 +97,10 @@ def explained_by(
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop preferred combinations that contradict right segments, if a later one does not.
+    """Drop the first combinations if they make right segments wrong, provided that a later combination does not.
 
-    A residual that is missing after both sublayers is also missing after the last one.
+    For example, a residual that is missing after both sublayers explains the last segment as well as a residual that is
+    missing only there.
     """
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
@@ -108,7 +109,7 @@ def _uncontradicted_first(
 
 
 def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
-    """Return whether two segments of the same code were searched for several faults without a result."""
+    """Return whether two segments of the same kind were searched for several faults without success."""
     alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
     return sum(not each.causes for each in alike) > 1
 
@@ -116,7 +117,7 @@ def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """Return the explanation of a segment of the same kind, if it also holds here."""
+    """Return the explanation of an earlier segment of the same kind, if it also holds here."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
@@ -126,7 +127,7 @@ def _same_as_earlier(
 
 
 def _said_alike(cause: Cause, fault: Fault, earlier: Explanation) -> Cause:
-    """Return the cause with the earlier explanation's sentence if the fault is the same."""
+    """Return the cause with the sentence of the earlier explanation if both have the same fault."""
     same = earlier.chosen[-1].fault.description == fault.description
     return dataclasses.replace(cause, says=earlier.causes[-1].says) if same else cause
 
@@ -146,12 +147,12 @@ def _made_before(
 
 
 def _nothing_left(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    """Return the causes of a complete explanation, whose remainder is rounding even if the error was small."""
+    """Return the causes of a complete explanation, whose remaining difference is rounding, so that all is explained."""
     return (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
-    """Return the fault as it is made at this segment, if possible; parameters taken from elsewhere depend on it."""
+    """Return the fault as it is made at this segment, or None if that is impossible."""
     every = faults_at(screen.config, segment.tap, segment.ranks)
     made = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (each.make(1.0).id for each, _ in fittables(screen.config, [segment.tap]))
@@ -159,7 +160,7 @@ def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
 
 
 def tap_kind(tap: str) -> str:
-    """Return the kind of a tap, such as `norms` or `scores`; a fault is made at all taps of a kind."""
+    """Return the kind of a tap, such as `norms` or `scores`."""
     last = tap.rpartition(".")[2]
     if last in ("query", "key", "value"):
         return "query_key_value"
@@ -188,14 +189,14 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """Return the first tap of the reference that the last fault, a fault of the whole model, changes or removes."""
+    """Return the first tap that the last fault changes or removes; used for faults of the whole model."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
 
 
 def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add the other numbers that explain the difference as well."""
+    """Add other numbers that explain the difference equally well to the cause."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     if fault.value is None:
@@ -216,7 +217,7 @@ def _location(sites: tuple[str, ...]) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which two combinations differ by more than rounding, or only one is possible."""
+    """Return the first probe on which two combinations differ by more than rounding, or on which one is impossible."""
     for name, probe in others.items():
         one, other = (_value(segment, probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:
@@ -230,7 +231,7 @@ def _split_by(
 
 
 def _value(segment: Segment, probe: Probe, combination: Combination) -> np.ndarray | None:
-    """Return the reference's value at the segment with these faults; None if they exclude each other, or the tap."""
+    """Return the reference's value with these faults; None if they exclude each other or remove the tap."""
     try:
         return walk(probe, segment.recorded.get(probe.name, {}), combination, until=segment.tap).get(segment.tap)
     except Impossible:

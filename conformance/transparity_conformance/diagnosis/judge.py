@@ -1,4 +1,4 @@
-"""The verdict on a port: its activations compared with the oracle, located, and explained."""
+"""The verdict on a port, whose activations are compared with the oracle; wrong segments are located and explained."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""Receives the report on a port that diverges before the search for causes."""
+"""Called with the report on a port that diverges, before the search for causes."""
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
 """The port's activations, by probe and tap."""
 
 
 def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Show no progress."""
+    """Do nothing."""
 
 
 def ignore_report(report: Report) -> None:
-    """No-op callback."""
+    """Do nothing."""
 
 
 def judge(
@@ -65,14 +65,14 @@ def judge(
     needs_logits: bool = True,
     answer: Answer | None = None,
 ) -> Report:
-    """Judge the activations of a port that has been run on `probes`.
+    """Judge the activations of a port that was run on `probes`.
 
     Args:
-        port, dtype, logits_only: Its name; the precision whose budgets apply; whether to ignore all but the logits.
-        not_compared, repeated: Further lines for the report; the comparison of two runs on the same tokens, if any.
-        clock, located: The time for the search (`BUDGET` seconds); receives divergences before it.
-        ranks, needs_logits: The ranks of a port that is right on one, else 1; whether to skip probes without logits.
-        answer: The logits and the faults known to explain them, if taps were found by value.
+        port, dtype, logits_only: Its name; the precision whose budgets apply; whether to compare only the logits.
+        not_compared, repeated: More lines for the report; the claim that two runs are equal, if there were two.
+        clock, located: The time for the search for causes; called with divergences before the search.
+        ranks, needs_logits: The ranks of a port that is right on one, otherwise 1; whether probes need logits.
+        answer: The logits and the faults that explain them, if taps were found by value.
 
     Raises `Interrupted`, with the report, if Ctrl-C ends the search.
     """
@@ -93,7 +93,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has logits or any taps; also return a line for everything that is missing."""
+    """Compare every probe that has logits or other taps; also return a line for everything that is missing."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -106,9 +106,7 @@ def _compare(
             continue
         ends = {"logits"} & recorded.keys() or recorded.keys()
         if not all(np.isfinite(probe.oracle.budget(tap, dtype)) for tap in ends):
-            missing.append(
-                f"probe {key}: the reference itself overflows in {dtype}, so nothing can be compared with it"
-            )
+            missing.append(f"probe {key}: the reference overflows in {dtype}, so nothing can be compared with it")
         else:
             results[key] = compare_segments(probe, recorded, dtype)
     taps = dict.fromkeys(tap for result in results.values() for tap in result.order)
@@ -127,7 +125,7 @@ def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> b
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for causes: its progress, its time, and the receiver of the first report."""
+    """The settings of a search for causes: its progress, its time, and the receiver of the first report."""
 
     progress: Progress
     clock: Clock
@@ -144,13 +142,13 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Judge the results; agreement needs `complete`, the logits of every probe, most of them judged."""
+    """Return the verdict, which can be `agrees` only if the results are `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
     notes = [message for result in results.values() for message in result.misshapen.values()]
     notes += [*convention_notes(results), *near_tie_notes(results, dtype)]
-    notes += [f"{tap} has an equivalent form, which changes nothing after it" for tap in equivalent]
+    notes += [f"{tap} has an equivalent form, which does not change later activations" for tap in equivalent]
     if all(item.share <= 1 for item in measured if item.tap == "logits"):
         wrong = wrong_at_tokens(results, faulty, dtype)
         if not wrong:
@@ -181,21 +179,21 @@ def _verdict(
 def _explained(
     results: Results, places: list[str], dtype: str, search: _Search
 ) -> tuple[Sequence[Divergence], Sequence[str], Mapping[str, tuple[object, object]]]:
-    """Return the divergences with the causes found in time, notes on the search, and differing fields."""
+    """Return the divergences with the causes found in time, notes on the search, and fields that differ."""
     clock, others = search.clock, dict[str, tuple[object, object]]()
     is_large = any(result.probe.is_large for result in results.values())
-    clock.begin(1 if is_large else STAGES)  # the search for a rounding may have used all the time
+    clock.begin(1 if is_large else STAGES)  # the search for rounding may have used up the time
     with clock.interruptible():
         divergences = explain_all(results, places, dtype, search.progress, clock, search.ranks, search.answer)
         remarks = [clock.note] * clock.ran_out
-        if not clock.is_interrupted and len(results) > 1:  # one call does not determine a configuration
+        if not clock.is_interrupted and len(results) > 1:  # a single call does not determine a configuration
             remarks += departures_note(results, divergences, dtype, clock)
             others = several_fields(results, places, divergences, dtype, clock)
     return divergences, remarks, others
 
 
 def _unexplained(results: Results, tap: str) -> Divergence:
-    """Return the divergence of a segment on the probe where it is largest."""
+    """Return the divergence of a segment on the probe where it is largest, without a cause."""
     worst = max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
     is_misshapen = tap in worst.misshapen
     return Divergence(tap, worst.errors[tap], worst.budgets[tap], probe=worst.probe.name, is_misshapen=is_misshapen)
@@ -204,17 +202,19 @@ def _unexplained(results: Results, tap: str) -> Divergence:
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return the divergence of undeclared rounding and a fault hidden in it; add notes on both."""
+    """Return the divergences for undeclared rounding and for a fault hidden in it, and add notes about both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
-    notes.append(f"the port was asked for {dtype}; {how_to_declare(rounding)}, so that smaller differences show")
+    notes.append(
+        f"the port was asked for {dtype} but rounds more; {how_to_declare(rounding)}, so that smaller differences show"
+    )
     return [*_hidden_in_rounding(results, measured, declared_by(rounding), notes), divergence]
 
 
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Look for a fault within the wide budgets of half precision; add a note if one is found."""
+    """Return a fault that is hidden in the wide budgets of half precision, if there is one, and add a note."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []
@@ -231,7 +231,7 @@ def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
 
 
 def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
-    """Compare every recorded tap with the oracle."""
+    """Yield the comparison of every recorded tap with the oracle."""
     for result in results:
         oracle = result.probe.oracle
         for tap in (tap for tap in result.order if tap in result.errors):
@@ -246,7 +246,7 @@ def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
 
 
 def _claims(measured: Iterable[Measured]) -> Iterable[ClaimResult]:
-    """Yield the worst comparison of each kind of tap."""
+    """Yield a claim for each kind of tap, with its worst comparison."""
     worst: dict[str, Measured] = {}
     for item in measured:
         kind = tap_kind(item.tap)

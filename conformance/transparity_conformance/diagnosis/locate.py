@@ -1,4 +1,4 @@
-"""Locate the wrong segments of a port, and the taps at which their faults may be."""
+"""The location of faults: the wrong segments of a port, and the taps at which their faults may be."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer; a port may compute an equivalent form of them and still be right."""
+"""Taps inside a sublayer; a right port may compute an equivalent form of them."""
 
 INSIDE = ("scores", "weights", "context")
-"""The taps after queries and keys inside attention, in order."""
+"""The taps of attention after queries and keys, in order."""
 
 
 def is_internal(tap: str) -> bool:
@@ -33,13 +33,13 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
-    """List the wrong segments, and the segments that differ only in form, each in order.
+    """List the wrong segments, and the segments that differ only in form, each in the order of the forward pass.
 
-    A tap differs only in form if it is inside a sublayer and one map turns our value into the port's (`equivalence`).
-    In addition, the tap, or a later tap that carries all of it, must be right.
+    A tap inside a sublayer differs only in form if a single map turns our value into the port's (see `equivalence`). In
+    addition, the tap must be right, or a later tap that contains its whole effect.
 
-    The result of a norm also differs in form if its gain and bias are folded into the next weights. Then everything
-    after it is right. Values after wrong queries, keys or values are computed from the port's.
+    A port may fold the gain and bias of a norm into the next weights. The norm's output then also differs only in form,
+    if everything after it is right. Scores, weights and context are computed from the port's queries, keys and values.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
@@ -58,7 +58,7 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 
 
 def _wrong(results: Results) -> list[tuple[str, str]]:
-    """Return the pairs of probe and wrong tap."""
+    """Return the pairs of a probe and a tap that is wrong on it."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 
@@ -69,10 +69,10 @@ def _wrong_norms(results: Results) -> set[str]:
 def _healed(
     results: Results, suspects: set[str], dtype: str, without: Collection[str] = INTERNAL
 ) -> set[tuple[str, str]]:
-    """Return the pairs of probe and tap whose port values are an equivalent form with a right result.
+    """Return the pairs of a probe and a tap where the port has an equivalent form and a right result.
 
     Args:
-        without: Taps of sublayers whose values are recomputed, as the suspects' are.
+        without: Taps of sublayers that the reference computes itself, like the suspects.
     """
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
@@ -101,9 +101,9 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
-    """Return which of the port's values are right, computed from the `outer` ones."""
+    """Return, for each tap, whether the port's value is right when it is computed from the `outer` values."""
     ours = walk(result.probe, outer)
-    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # near a tie of hot scores, one is not enough
+    neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
     budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
     return {
         tap: judged_gap(result.probe, tap, value, ours[tap], dtype, outer) <= max(budgets[tap], result.budgets[tap])
@@ -118,14 +118,14 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
-    """Return the rows of the batch in which `tap` depends on the result of a query that sees no key."""
+    """Return the rows of the batch in which `tap` depends on the result of a query whose keys are all masked."""
     rows = len(next(iter(probe.inputs.values())))
     free = undetermined_positions(probe, dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return the taps that carry all effects of `tap`: if one is right, so is the effect of `tap`."""
+    """Return the taps that contain the whole effect of `tap`: if one of them is right, the effect is right."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -136,8 +136,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the port's value at `tap`, with masked ALiBi scores replaced.
 
-    ALiBi may use the key's position instead of its distance (BLOOM). This shifts each row of scores by a number, except
-    its masked scores.
+    ALiBi may use the position of the key instead of its distance (BLOOM). This adds a number to each row of scores, but
+    not to masked scores.
     """
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
@@ -149,7 +149,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str]:
-    """List the taps that differ at real tokens although the logits agree; unseen padding may differ."""
+    """List the taps that differ at tokens although the logits agree; padding that nothing sees may differ."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -160,7 +160,7 @@ def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str
 
 
 def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
-    """Return whether the port differs from the oracle at real tokens."""
+    """Return whether the port differs from the oracle at tokens, not only at padding."""
     oracle, tokens = result.probe.oracle, real_positions(result.probe, tap)[..., None]
     error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, dtype)
     return share(error, oracle.budget(tap, dtype)) > 1
@@ -169,11 +169,11 @@ def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
     """List the taps at which a fault that shows at `tap` may be, in order.
 
-    These are `tap`, the preceding taps that the port does not record, and taps whose values enter its residual.
+    These are `tap` itself, earlier taps that the port does not record, and taps that its residual adds.
     """
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
-    # A recorded tap may lie on another path: all unrecorded taps of the layer are candidates.
+    # All unrecorded taps of the layer are candidates, because a recorded tap between them may be on another path.
     sites = [name for name in reversed(before) if name not in recorded and name.startswith(f"{layer}.")]
     for name in reversed(before):
         if name in recorded:

@@ -1,4 +1,4 @@
-"""A port's activations on one probe, compared with the reference segment by segment."""
+"""The activations of a port on one probe, compared with the reference segment by segment."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ MOST_FEATURES = 4096
 
 @dataclass
 class ProbeResult:
-    """The port's activations on one probe, and the error and budget of each segment."""
+    """The activations of a port on one probe, with the error and budget of each segment."""
 
     probe: Probe
     recorded: Mapping[str, np.ndarray]
     misshapen: dict[str, str]
-    """A message for each tap of the wrong shape."""
+    """A message for each tap with a wrong shape."""
     order: list[str]
     """All taps of the reference, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest differences outside positions that a convention decides."""
+    """The largest difference at each tap, without positions that a convention decides."""
     everywhere: dict[str, float]
-    """The largest differences, including positions that a convention decides."""
+    """The largest difference at each tap, including positions that a convention decides."""
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])
 
     @property
     def last(self) -> str:
-        """Return the last tap with the right shape; the logits for most ports."""
+        """The last tap with the right shape; for most ports, the logits."""
         return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
     def right(self) -> dict[str, float]:
-        """Return the budgets of the segments that are within them."""
+        """The budgets of the right segments."""
         return {tap: self.budgets[tap] for tap in self.errors if self.share(tap) <= 1}
 
     @property
     def wrong(self) -> list[str]:
-        """Return the taps whose segments exceed their budgets."""
+        """The taps whose segments exceed their budgets."""
         return [tap for tap in self.errors if self.share(tap) > 1]
 
 
 Results = Mapping[str, ProbeResult]
-"""Results by the name of the probe."""
+"""The results of all probes, by the name of the probe."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
-    """Walk the reference through the activations `shown` and compare every segment."""
+    """Walk the reference through the activations `shown`, and compare every segment."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {
@@ -91,7 +91,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """Return the largest error by row, position, head and feature (token for logits), as lists of numbers."""
+    """Return the largest errors by row, position, head and feature (or token), as lists of numbers."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
     axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
@@ -102,7 +102,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
-    """List the segments over budget with `known` applied, in order; the list may stop after `most`."""
+    """List the segments that exceed their budget with the faults `known`, in order; stop after more than `most`."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -124,7 +124,7 @@ def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most:
 
 
 def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
-    """Return the largest error of the last recorded segment, usually the logits, with `known` applied."""
+    """Return the largest error of the last recorded segment, usually the logits, with the faults `known`."""
     return max(
         judged_gap(each.probe, each.last, each.recorded[each.last], walk(each.probe, each.recorded, known)[each.last])
         for each in results.values()
@@ -133,7 +133,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return True where a position of `tap` (batch, length) is a token, False where it is unused padding."""
+    """Return True for each position of `tap` (batch, length) that is a token, and False for unused padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     name = next((name for name in config.input_names if config.input_stack(name) == stack), config.input_names[-1])

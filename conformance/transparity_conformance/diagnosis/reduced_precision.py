@@ -1,7 +1,7 @@
-"""Rounding that explains every difference: of the weights, of all arithmetic, or of the factors of matrix products.
+"""Rounding to fewer bits that explains every difference: of weights, of all arithmetic, or of matrix products.
 
-Tensor cores multiply rounded factors (TF32 or half precision) and sum in float32. Like a fault, this rounding is put
-into the reference: arrays that round their factors replace its parameters and activations.
+Tensor cores multiply rounded factors (TF32 or half precision) and sum in float32. To test for this rounding, the
+reference is run on arrays whose matrix products round both factors.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PARAMETERS = "parameters"
 
 
 def find_rounding(results: Results, dtype: str) -> Cause | None:
-    """Find a rounding to fewer bits that explains every difference; None if a shape is wrong."""
+    """Return a rounding to fewer bits that explains every difference; None without one, or if a shape is wrong."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
 
 
 def _is_beyond_rounding(results: Results) -> bool:
-    """Return whether the first wrong segment exceeds even the rounding of bfloat16, the coarsest precision."""
+    """Return whether the first wrong segment differs by more than bfloat16, the coarsest precision, explains."""
     first = next((result for result in results.values() if result.wrong), None)
     if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 overflows
         return False
@@ -53,14 +53,14 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that declares a rounding, if one does."""
+    """Return the half precision that the port should declare for a rounding, if there is one."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 
 def how_to_declare(rounding: Cause) -> str:
-    """Return advice for a port with undeclared rounding, in one clause."""
+    """Return advice for a port with undeclared rounding, as a clause."""
     if declared := declared_by(rounding):
-        return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute without it'
+        return f'declare the precision with --dtype {declared} (dtype="{declared}"), or compute in float32'
     return "switch this rounding off (in PyTorch: torch.backends.cuda.matmul.allow_tf32 = False)"
 
 
@@ -74,7 +74,7 @@ def _rounded_weights(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Find a precision that represents every recorded number exactly and whose budgets fit every segment."""
+    """Return a precision that represents every recorded value exactly, and whose budgets every segment satisfies."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -109,7 +109,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest share of the differences over budget that remains with rounding."""
+    """Return the largest share of the excessive differences that remains with this rounding."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))
@@ -117,10 +117,10 @@ def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
 
 
 def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
-    """Return the share of a typical number's difference from `ours` that remains with `rounded`.
+    """Return the share of the difference from `ours` that remains with `rounded`, for a typical element.
 
-    The share is infinite if a difference exceeds the effect of rounding. Numbers that neither changes, such as a weight
-    of zero, are ignored.
+    The share is infinite if a difference is larger than rounding can cause. Elements that are equal in all three
+    arrays, such as weights of zero, are ignored.
     """
     ours, rounded = np.asarray(ours), np.asarray(rounded)
     moved = (actual != ours) | (rounded != ours)
@@ -131,7 +131,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
 
 
 class Factors(np.ndarray):
-    """An array whose matrix products round both factors first."""
+    """An array whose matrix products first round both factors."""
 
     kind = "tf32"
 
@@ -149,14 +149,14 @@ class Factors(np.ndarray):
 
 
 def factors(kind: str, value: np.ndarray) -> Factors:
-    """Return `value` as an array whose products round to `kind`."""
+    """Return `value` as an array whose matrix products round to `kind`."""
     made = value.view(Factors)
     made.kind = kind
     return made
 
 
 def products_of(taps: list[str]) -> Iterator[Hypothesis]:
-    """Yield every kind of rounded products, applied to the whole model."""
+    """Yield a hypothesis for each kind of rounding in matrix products, applied to the whole model."""
     for name, kind in KINDS.items():
         description = f"rounding of the factors of matrix products to {name}"
         alter, downstream = partial(_alter, kind), partial(_downstream, kind)
@@ -165,7 +165,7 @@ def products_of(taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Convert the matrices in memory; products with a matrix in a file round its blocks too."""
+    """Return the parameters in memory as arrays that round in products; matrices in files round block by block."""
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
     return {name: factors(kind, value) for name, value in in_memory.items()} if site == PARAMETERS else {}
 

@@ -1,7 +1,7 @@
-"""The start of a walk, which skips layers before everything that is needed.
+"""The start of a walk: layers before the first one that is needed are skipped.
 
-A stack that starts at its third layer is a shorter stack whose embedding is the output of the second layer. The
-reference runs it unchanged, with a tap that renames activations.
+A stack that starts at its third layer is a shorter stack, whose embedding is the output of the second layer. The
+reference runs the shorter stack unchanged, with a tap that renames activations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity_conformance.oracle.oracle import Arrays
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part after all layers."""
+"""(0, i) is layer i of the encoder, (1, i) of the decoder; if i is the number of layers, the part after all layers."""
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -52,7 +52,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """The number of skipped layers of each stack, and the activations `given` in their place."""
+    """The number of skipped layers of each stack, and the activations `given` instead of them."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -66,19 +66,19 @@ class Start:
 
     @property
     def depth(self) -> Depth:
-        """Return the depth of the first layer that is not skipped."""
+        """The depth of the first layer that is not skipped."""
         is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
         return (1, self.decoder) if is_decoder else (0, self.encoder)
 
     @property
     def shorter(self) -> TransformerConfig:
-        """Return the configuration without the skipped layers."""
+        """The configuration without the skipped layers."""
         return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:
         """Return whether a tap or a parameter is in a skipped layer."""
         if name.startswith("encoder.") and self.whole_encoder:
-            # A table that both stacks share has the encoder's name.
+            # An embedding table that both stacks share is named after the encoder.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
         if found := _of_layer(name):
             return found[1] < (self.encoder if found[0] == "encoder" else self.decoder)
@@ -86,13 +86,13 @@ class Start:
         return bool(skipped) and (".embedding" in name or "_convolution" in name)
 
     def shortened(self, parameters: Arrays) -> Arrays:
-        """Return the remaining parameters, renamed for the shorter configuration."""
+        """Return the parameters of the remaining layers, renamed for the shorter configuration."""
         if not self.skipped:
             return parameters
         return {self._renamed(name, -1): value for name, value in parameters.items() if not self._is_of_skipped(name)}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """Return a tap that uses the whole model's names, and returns given values for skipped layers."""
+        """Return a tap that uses the names of the whole model, and returns the given values for skipped layers."""
         if not self.skipped:
             return tap
 
@@ -125,7 +125,7 @@ def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Dept
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers
     name = ("encoder", "decoder")[stack]
-    # If layers differ by their number, the shorter stack must start at the same phase.
+    # If the kinds of layers repeat, the shorter stack must start with the same kind as the whole stack.
     period = len(config.layer_types) or 1
     known = (i for i in range(layer, 0, -1) if i % period == 0 and f"{name}.layers.{i - 1}.output" in given)
     skipped = next(known, 0)

@@ -23,7 +23,7 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port disagrees, on every probe that has it."""
+    """A tap at which the port disagrees, on every probe that has this tap."""
 
     tap: str
     probes: Sequence[Probe]
@@ -35,11 +35,11 @@ class Segment:
     right: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The budgets of the right segments, by probe and tap."""
     ranks: int = 1
-    """The ranks of the port; 1 if the sharding does not cause the difference."""
+    """The number of ranks of the port; 1 if the sharding does not cause the difference."""
 
     @property
     def is_whole_model(self) -> bool:
-        """Return whether the port shows only this tap."""
+        """Whether the port shows no other activation, so that the segment is the whole model."""
         return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     @functools.cached_property
@@ -47,7 +47,7 @@ class Segment:
         return {}
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return the walk shared by all walks of `probe`, if the port shows no activation before this one."""
+        """Return a walk that all walks of `probe` can reuse, if the port shows no other activation; otherwise None."""
         if len(self.recorded[probe.name]) > 1:
             return None
         if probe.name not in self._bases:
@@ -61,12 +61,12 @@ class Segment:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)
         except Impossible:
             ours = None
-        if ours is None:  # with other norm positions, this tap does not exist
+        if ours is None:  # a fault may remove the tap, such as another position of norms
             return np.array([np.inf])
         return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference relative to the budget, measured again if that could matter."""
+        """Return the remaining difference relative to the budget; if it is close, the budget is measured again."""
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         if budget < error < REMEASURED_WITHIN[self.dtype] * budget:
             others = [name for name in self.recorded[probe.name] if name != self.tap]
@@ -79,7 +79,7 @@ class Segment:
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
         """Return whether `chosen` makes an earlier right segment wrong, or is impossible there.
 
-        This detects a fault of several layers when an earlier layer does not have it.
+        For example, this rules out a fault of all layers if an earlier layer is right.
         """
         recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
         if not right:
@@ -104,7 +104,7 @@ class Segment:
         return self.largest(probe, chosen) <= REMEASURED_WITHIN[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
-        """Return whether the difference is within the budget on all `probes`, by default every probe."""
+        """Return whether the difference is within the budget on all `probes`, by default on every probe."""
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
@@ -116,8 +116,8 @@ class Segment:
         return {}
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """Return the root mean square and the maximum of the remaining difference, computed once."""
-        # Hypotheses contain functions and mappings, so the key is their identity; keeping them keeps it unique.
+        """Return the root mean square and the maximum of the remaining difference, which are cached."""
+        # Hypotheses are not hashable, so the key is their `id`. They are stored, so that no other object gets this id.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
             self.keep(probe, chosen, self.left(probe, chosen))
@@ -144,6 +144,6 @@ def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segmen
 
 
 def rms(left: np.ndarray) -> float:
-    """Return the root mean square; unlike the maximum, it shows how near a guess is."""
+    """Return the root mean square, which shows better than the maximum how close a hypothesis is."""
     with np.errstate(over="ignore"):
         return float(np.sqrt(np.mean(np.square(left)))) if left.size else 0.0

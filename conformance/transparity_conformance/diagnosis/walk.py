@@ -1,8 +1,8 @@
-"""The walk: run the reference through the port's own activations.
+"""The walk: the reference computes each activation from the port's own earlier activations.
 
-At each tap, the reference computes the next value from the port's activations and continues with the port's value. Each
-segment is thus judged separately: a fault shows only where it is made, and several faults show at once. A walk is one
-forward pass under one tap; if only logits are recorded, the whole model is one segment.
+At each tap, the reference computes a value from the port's earlier activations, and then continues with the port's
+value. Each segment is thus judged separately: a fault shows only where it is made, and several faults show in one walk.
+A walk is a single forward pass. If only logits are recorded, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from transparity_conformance.report.comparison import gap
 from transparity_numpy.transformer import transformer
 
 
-class TapReached(Exception):  # noqa: N818 - no error
-    """The requested tap is computed; the rest of the forward pass is not needed."""
+class TapReached(Exception):  # noqa: N818 - not an error
+    """Raised when the requested tap is computed, as the rest of the forward pass is not needed."""
 
 
-class Impossible(Exception):  # noqa: N818 - no error
-    """A hypothesis allows no computation, for example if one fault removes a part that another needs."""
+class Impossible(Exception):  # noqa: N818 - not an error
+    """Raised if a hypothesis allows no computation, for example if one fault removes what another fault needs."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert any exception except `errors` to `Impossible`: the hypothesis failed."""
+    """Convert any exception except `errors` to `Impossible`, because it means that the hypothesis failed."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -55,14 +55,14 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A finished walk without faults, which other walks on the same activations can resume."""
+    """A finished walk without faults; other walks with the same activations can reuse its values."""
 
     computed: MutableMapping[str, np.ndarray]
     taps: Mapping[str, np.ndarray]
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
-    """Walk through the whole model without any fault."""
+    """Return a walk through the whole model without faults."""
     taps = probe.room()
     return Base(walk(probe, recorded, taps=taps), taps)
 
@@ -79,15 +79,15 @@ def walk(
     taps: MutableMapping[str, np.ndarray] | None = None,
     choices: Mapping[str, np.ndarray] | None = None,
 ) -> MutableMapping[str, np.ndarray]:
-    """Run the reference with `hypotheses` applied on the port's activations; return its value at each tap.
+    """Run the reference with `hypotheses` on the port's activations, and return the computed value at each tap.
 
     Args:
         until: The last tap to compute.
         dtype: The precision of the computation.
-        index: A neighbouring point at which rounding is measured (0: the point itself).
-        base: A walk on the same activations, whose common part is reused.
-        taps: Receives the values with which the walk continues after each tap.
-        choices: The same walk in float64, from which the routers' choices are taken.
+        index: The number of a nearby point at which rounding is measured; 0 is the probe itself.
+        base: A walk with the same activations, whose common part is reused.
+        taps: Filled with the values with which the walk continues after each tap.
+        choices: The same walk in float64, whose routers' choices are used.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         return _walk(probe, recorded, hypotheses, dtype, until, index, base, taps, choices)
@@ -140,18 +140,18 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults in its configuration and parameters, and the taps where faults act."""
+    """A model with faults in its configuration and parameters, and the taps at which faults act."""
 
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
     """Taps and parameters at which faults are made."""
     downstream: list[str] = field(default_factory=list)
-    """Taps after which a fault changes the flow."""
+    """Taps after which a fault changes the value that continues."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """Return the model with the faults of its configuration and of its `right` parameters."""
+    """Return the model with the faults that change its configuration or its `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -161,7 +161,7 @@ def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: 
             model.downstream.append("encoder.embedding")
         changed: Arrays = {}
         if fault.alter:
-            # Changes start from the right parameters, so that a swap reads both from their own places.
+            # Each change starts from the right parameters; otherwise, the second half of a swap would undo the first.
             changed = dict(ChainMap(*[fault.alter(model.config, right, site) for site in hypothesis.sites]))
             model.parameters = model.parameters | changed
         if not fault.fields:
@@ -180,7 +180,7 @@ def _walking(
     until: str | None,
     choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
-    """Return a tap that patches values, stores them in `computed`, and continues with the `recorded` ones."""
+    """Return a tap that applies faults, stores values in `computed`, and continues with the `recorded` values."""
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         if choices is not None and is_choice(name):
@@ -204,7 +204,7 @@ def _walking(
 
 @under_hypothesis()
 def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value at a tap with the faults that change it there."""
+    """Return the value at a tap after the faults that change it."""
     made = [each.fault for each in hypotheses if name in each.patched]
     for formula, settings in _formulas(made).items():
         value = formula(settings, state, name, value)
@@ -233,11 +233,11 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Return the latest layer at which the walk can start without changing its result."""
+    """Return the latest layer at which the walk can start with the same result."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
-    # A recorded activation hides every earlier fault, unless the fault changes later computations.
+    # After a recorded activation, an earlier fault has no effect, unless it also changes later computations.
     cut = start_at(config, recorded, end).depth if until else (0, 0)
     earliest = min([end, *(depth(config, name) for name in touched if depth(config, name) >= cut)])
     earliest = min([earliest, *(depth(config, name) for name in downstream)])
@@ -254,7 +254,7 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Measure the reference's own rounding error in `dtype` in each segment.
+    """Measure the reference's own rounding error in `dtype` for each segment.
 
     Args:
         neighbours: The number of points at which the error is measured.
@@ -277,6 +277,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Perturb `value` within its rounding: a port may continue with unrounded values."""
+    """Perturb `value` within its rounding, because a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

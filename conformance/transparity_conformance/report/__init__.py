@@ -1,1 +1,1 @@
-"""Reports for people and machines: comparisons, verdicts and findings, in terminals, as HTML and as JSON."""
+"""Reports of comparisons and checks, for people and for programs: text for terminals, HTML pages and JSON."""

@@ -1,4 +1,4 @@
-"""Evidence: one comparison, with its error, its budget and its expectation."""
+"""The evidence of one comparison: its error, its budget, and the expected result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Expectation = Literal["holds", "breaks"]
 
 @dataclass(frozen=True)
 class BackendSubject:
-    """A backend in one precision, on one device and in one mode."""
+    """A backend in one dtype, on one device and in one mode."""
 
     backend: str
     dtype: str
@@ -33,31 +33,31 @@ class BackendSubject:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """One elementwise comparison of `subject` with its expectation: the worst element."""
+    """An elementwise comparison of a backend's value with the expected value."""
 
     claim: str
-    """The claim, such as `attention.weights`."""
+    """The id of the claim, such as `attention.weights`."""
     subject: BackendSubject
     case: str
     """A preset, or the name of an example."""
     where: str
-    """A tap, or another value that was compared."""
+    """The tap, or the name of another compared value."""
     error: float
-    """The largest absolute difference; infinite for NaN and values that cannot be compared."""
+    """The largest absolute difference; infinite for NaN and for values that cannot be compared."""
     budget: float
-    """The largest difference that rounding explains; 0 where the claim is exact."""
+    """The largest difference that rounding explains; 0 if the claim is exact."""
     expectation: Expectation = "holds"
-    """`breaks`: the claim has to fail here, by a mistake that the document prints."""
+    """`breaks`: the claim must fail for this case, because of a mistake that the document prints."""
     note: str = ""
 
     @property
     def share(self) -> float:
-        """The share of the budget that the error uses: above 1 is a disagreement."""
+        """The share of the budget that the error uses; above 1, the values disagree."""
         return share(self.error, self.budget)
 
     @property
     def agrees(self) -> bool:
-        """Return whether the expectation is met."""
+        """Return whether the result is the expected one."""
         return (self.share <= 1) == (self.expectation == "holds")
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class ClaimEvidence:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; an infinite number is the string `"inf"`, because JSON has none."""
+        """Return JSON values; an infinite number is the string `"inf"`, because JSON has no infinity."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= dataclasses.asdict(fields.pop("subject"))
         fields |= {"share": self.share, "agrees": self.agrees}
@@ -78,7 +78,7 @@ class ClaimEvidence:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ClaimEvidence:
-        """Return evidence from the fields of `as_dict`."""
+        """Return the evidence whose `as_dict` returned these fields."""
         fields = dict(fields) | {name: float(fields[name]) for name in ("error", "budget")}
         subject = BackendSubject(*(fields[field.name] for field in dataclasses.fields(BackendSubject)))
         names = [field.name for field in dataclasses.fields(cls) if field.name != "subject"]
@@ -86,9 +86,9 @@ class ClaimEvidence:
 
 
 def share(error: float, budget: float) -> float:
-    """The share of its budget that an error uses: above 1 is a disagreement.
+    """Return the share of its budget that an error uses; above 1, the values disagree.
 
-    It is infinite if either is NaN or the budget is infinite, because nothing can agree without a bound.
+    It is infinite if the error or the budget is NaN, or if the budget is infinite: nothing agrees without a bound.
     """
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
@@ -98,10 +98,10 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """The largest |actual − expected|.
+    """Return the largest |actual − expected|.
 
-    It is infinite if the shapes differ, if only one side is finite at a place, or if the arrays are empty. Nothing is
-    transposed, truncated or broadcast.
+    It is infinite if the shapes differ, if the arrays are empty, or if an element is finite in only one of them.
+    Nothing is transposed, truncated or broadcast.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:
@@ -111,7 +111,7 @@ def difference(actual: Any, expected: Any) -> float:
     if actual.size > BLOCK and actual.ndim > 1:
         return max(difference(*rows) for rows in zip(actual, expected, strict=True))
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
-    same = (actual == expected) & ~np.isnan(actual)  # two infinities of one sign, too
+    same = (actual == expected) & ~np.isnan(actual)  # also true for equal infinities
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0.0, np.abs(actual - expected))
     return float(np.where(np.isnan(apart), math.inf, apart).max())
@@ -120,7 +120,7 @@ def difference(actual: Any, expected: Any) -> float:
 def as_numbers(value: Any) -> np.ndarray:
     """Convert an array of any framework, device and dtype to NumPy.
 
-    A sharded array is gathered; every process of its framework takes part in this.
+    A sharded array is gathered, so every process that holds a shard must call this function.
     """
     if hasattr(value, "full_tensor"):  # PyTorch's DTensor
         value = value.full_tensor()
@@ -128,7 +128,7 @@ def as_numbers(value: Any) -> np.ndarray:
         value = importlib.import_module("jax.experimental.multihost_utils").process_allgather(value, tiled=True)
     if hasattr(value, "detach"):  # a torch tensor, without importing torch
         if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
-            with torch._C.DisableTorchFunctionSubclass():  # the numbers, whatever a subclass makes of them
+            with torch._C.DisableTorchFunctionSubclass():  # the plain numbers of a tensor subclass
                 value = torch.Tensor.as_subclass(value, torch.Tensor)
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
@@ -139,24 +139,24 @@ def as_numbers(value: Any) -> np.ndarray:
 
 
 def dtype_name(value: Any) -> str:
-    """`float32`, in every framework."""
+    """Return a name such as `float32`, for an array of any framework."""
     return str(value.dtype).removeprefix("torch.")
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours: 0 where both are NaN or the same infinity, infinite where only one is."""
+    """Return actual − ours; where both are NaN or the same infinity, 0; where only one of them is, infinity."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):
         left = np.subtract(actual, ours, dtype=np.float64)
     if np.isfinite(left).all():
-        return left  # as nearly always: what follows takes most of the time of measuring a budget
+        return left  # the usual case: the lines below are slow
     same = (actual == ours) | (np.isnan(actual) & np.isnan(ours))
     return np.where(same, 0.0, np.where(np.isnan(left), np.inf, left))
 
 
 def gap(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference; values that are not finite must be equal on both sides, including NaN."""
+    """Return the largest absolute difference; NaN and infinities must be the same in both arrays."""
     if actual.size > BLOCK and actual.ndim > 1 and actual.shape == expected.shape:
         return max(gap(*rows) for rows in zip(actual, expected, strict=True))
     return float(np.abs(less(actual, expected)).max(initial=0.0))

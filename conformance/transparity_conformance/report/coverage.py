@@ -1,4 +1,4 @@
-"""The range of a verdict: the calls that were compared, the fields that they exercise, and what nothing exercised."""
+"""The coverage of a verdict: the compared calls, and the fields of the configuration that they exercise or miss."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 from transparity.text import SENTENCE, safe
 
 MOST_NAMED = 6
-"""Fields and sizes that are named in a line for people; JSON and HTML list them all."""
+"""The number of fields and sizes that a line for people names; JSON and HTML list all of them."""
 
 FEW = 3
-"""Lengths and batch sizes that are listed one by one."""
+"""Up to this number, lengths and batch sizes are listed one by one."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The calls of a port that were compared with the reference. A verdict applies only to these calls."""
+    """The calls of a port that were compared with the reference. A verdict holds only for these calls."""
 
     lengths: tuple[int, ...] = ()
-    """Lengths of the sequences, in tokens."""
+    """The lengths of the sequences, in tokens."""
     batches: tuple[int, ...] = ()
-    """Rows in one call."""
+    """The numbers of rows in a call."""
     calls: int = 0
-    """Forward passes of one object, among other calls, each compared with a fresh object's."""
+    """The number of calls of one object, each compared with the same call of a new object."""
     features: tuple[str, ...] = ()
-    """Fields of the configuration: with another value, at least one compared call would have answered otherwise."""
+    """Fields of the configuration that matter: another value would have changed the result of at least one compared
+    call."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that nothing exercised, each with the reason; with any, a port cannot agree."""
+    """Fields and probes that no compared call exercises, each with the reason; a port with such fields cannot agree."""
     sizes: tuple[str, ...] = ()
-    """Ranges of the other sizes, such as `head_dim 8 to 34`."""
+    """The ranges of all other sizes, such as `head_dim 8 to 34`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return {field.name: _listed(getattr(self, field.name)) for field in fields(self)}
 
     @property
     def rate(self) -> float:
-        """The largest rate of wrong calls that `calls` right ones leave possible, at 95 %: 1 − 0.05^(1/n)."""
+        """The largest rate of wrong calls that is possible, at 95 % confidence, after n right calls: 1 − 0.05^(1/n)."""
         return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
 
     @property
     def inputs(self) -> str:
-        """The sizes of the inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if not known."""
+        """The sizes of the inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if unknown."""
         parts = [_values(self.lengths, "length")] * bool(self.lengths)
         return ", ".join(parts + [_values(self.batches, "batch size")] * bool(self.batches))
 
@@ -64,7 +64,7 @@ class Coverage:
 
 
 def range_of(name: str, values: Iterable[int]) -> str:
-    """`head_dim 8 to 34`."""
+    """Return a text such as `head_dim 8 to 34`."""
     return f"{name} {_range(tuple(values))}"
 
 
@@ -74,7 +74,7 @@ def _range(values: tuple[int, ...]) -> str:
 
 
 def _values(values: tuple[int, ...], noun: str) -> str:
-    """`lengths 1, 5`, or `25 lengths from 1 to 1,025` if there are more than `FEW`."""
+    """Return `lengths 1, 5`, or `25 lengths from 1 to 1,025` for more than `FEW` values."""
     if len(values) > FEW:
         return f"{len(values):,} {noun}s from {min(values):,} to {max(values):,}"
     return f"{noun}{'s' * (len(values) > 1)} {', '.join(f'{value:,}' for value in values)}"

@@ -1,4 +1,4 @@
-"""Reports as files: JSON, and HTML pages."""
+"""Writing reports to files: JSON, HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from transparity_conformance.report.report import Report
 
 STANDARD_OUTPUT = Path("-")
-"""The path that stands for standard output."""
+"""The path that means standard output."""
 
 
 class OutputError(TransparityError):
-    """A report cannot be written to the requested path."""
+    """The error of a report that cannot be written to the requested path."""
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise `OutputError` before the work, not after it, if a path cannot be written, or two are the same."""
+    """Raise `OutputError` if a path cannot be written or two paths are the same, before the check begins."""
     given = [path for path in paths if path is not None]
     for path in given:
         if path == STANDARD_OUTPUT:
@@ -38,17 +38,19 @@ def check_writable(*paths: Path | None) -> None:
         if problem := _unwritable(path):
             raise OutputError(f"{path} cannot be written: {problem}; choose another path.")
     if len({os.path.realpath(path) for path in given}) < len(given):
-        raise OutputError(f"{given[0]} is given for two files, of which the second would replace the first; name two.")
+        raise OutputError(
+            f"{given[0]} is given for two files, of which the second would replace the first; give two different paths."
+        )
 
 
 def _unwritable(path: Path) -> str:
-    """Return why a path cannot be opened for writing, without creating a file; empty if it can."""
+    """Return why a path cannot be opened for writing, or an empty string; no file is created."""
     try:
         if os.path.lexists(path):
-            # a pipe that nobody reads would be waited for, without an end
+            # Without O_NONBLOCK, opening a pipe that has no reader would wait forever.
             os.close(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)))
             return ""
-        # a file system tells what a name may be only when it is asked
+        # Only the file system knows which names are allowed: `stat` raises for others.
         path.stat()
     except FileNotFoundError:
         return "" if os.access(path.absolute().parent, os.W_OK) else "permission denied"
@@ -65,7 +67,7 @@ def write_reports(
     *,
     weights: Path | None = None,
 ) -> None:
-    """Write the reports as JSON, HTML and Markdown, each to a file or to standard output; `weights`: a checkpoint."""
+    """Write the reports as JSON, HTML and Markdown, each to a file or to standard output."""
     if json_file is not None:
         write_json(json_file, [report.as_dict() for report in reports])
     if html_file is not None:
@@ -79,14 +81,14 @@ def write_reports(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, in ASCII for standard output of any encoding; raises `OutputError`."""
+    """Write a value as JSON; on standard output, only ASCII characters are written, which fit every encoding."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=path == STANDARD_OUTPUT) + "\n")
 
 
 def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
     """Write a text to a file in UTF-8, or to standard output.
 
-    `errors` replaces characters that the encoding of standard output lacks. Raises `OutputError`.
+    `errors` says how characters are replaced that the encoding of standard output lacks.
     """
     if path == STANDARD_OUTPUT:
         stream = _standard_output()
@@ -101,5 +103,5 @@ def write_text(path: Path, text: str, errors: str = "backslashreplace") -> None:
 
 def _standard_output() -> TextIO:
     if sys.stdout is None:
-        raise OutputError("- stands for standard output, which is closed; name a file.")
+        raise OutputError("- means standard output, which is closed; give the path of a file instead.")
     return sys.stdout

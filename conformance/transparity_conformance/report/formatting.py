@@ -1,4 +1,4 @@
-"""Numbers as text: shares of a budget, counts, and the heights and colours of bars and cells; templates of pages."""
+"""Numbers as text (shares of a budget, counts), heights of bars, colors of cells, and templates of pages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     import jinja2
 
 DECADES = 6
-"""The decades below the largest error in which a bar has a height."""
+"""The number of decades that bars show: an error that is smaller by this many decades than the largest has height 0."""
 
 PALEST = 1e-3
-"""The share below which all cells look the same; from here to 1 the colour follows the logarithm."""
+"""The share below which all cells have the same color; above it, the color follows the logarithm of the share."""
 
 
 def percent(share: float) -> str:
-    """A share of at most 1 of a budget, to two significant digits."""
+    """Format a share of at most 1 as a percentage with two significant digits."""
     if 0 < share < 0.001:
         return "<0.1 %"
     return f"{_two_digits(100 * share)} %"
 
 
 def times(share: float) -> str:
-    """A share above 1 of a budget, never written as 1."""
+    """Format a share above 1 as a multiple of the budget, never as `1×`."""
     if not math.isfinite(share):
         return "∞"
     if share < 1.05:
@@ -37,24 +37,24 @@ def _two_digits(number: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """`43 %`, or `3.2×` if it exceeds 1."""
+    """Return a text such as `43 %`, or `3.2×` for a share above 1."""
     return percent(share) if share <= 1 else times(share)
 
 
 def scientific(number: float) -> str:
-    """Three significant digits, with an exponent where the number is small or large."""
+    """Format a number with three significant digits, and with an exponent if it is small or large."""
     if not math.isfinite(number):
         return "∞"
     return f"{number:.2e}" if number and not 0.01 <= abs(number) < 1000 else f"{number:.3g}"
 
 
 def count(number: int, noun: str) -> str:
-    """`1 claim`, `1,200 claims`."""
+    """Return `1 claim` or `1,200 claims`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def height(error: float, largest: float) -> float:
-    """0 to 1 on a logarithmic scale, over `DECADES` below the largest."""
+    """Return a height from 0 to 1, on a logarithmic scale of `DECADES` decades below the largest error."""
     if not math.isfinite(error):
         return 1.0
     if error <= 0 or not math.isfinite(largest):
@@ -63,14 +63,14 @@ def height(error: float, largest: float) -> float:
 
 
 def heat(share: float) -> float:
-    """0 (negligible error) to 1 (the whole budget), on a logarithmic scale of the share."""
+    """Return a number from 0 (negligible error) to 1 (the whole budget), on a logarithmic scale."""
     if share <= PALEST:
         return 0.0
     return round(min(1.0, 1 - math.log(share) / math.log(PALEST)), 3)
 
 
 def template(name: str) -> jinja2.Template:
-    """A page to be filled in; everything put into it is escaped."""
+    """Return the template of a page, which escapes everything that is put into it."""
     import jinja2
 
     environment = jinja2.Environment(

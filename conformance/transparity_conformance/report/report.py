@@ -1,4 +1,4 @@
-"""The result of a check, as data: the verdict, divergences with their causes, and everything not compared."""
+"""The result of a check as data: the verdict, divergences with their causes, and what was not compared."""
 
 from __future__ import annotations
 
@@ -24,95 +24,96 @@ from transparity_conformance.report.timing import Timing
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
-"""The exit code of each verdict; 2 is for bad usage and bad input."""
+"""The exit code for each verdict; exit code 2 means wrong usage or wrong input."""
 
 VERBS = {"agrees": "agrees", "diverges": "diverges", "inconclusive": "is inconclusive"}
 
 REMARK = 4 * SENTENCE
-"""The longest remark of a report, in characters; several sentences and a list of names fit."""
+"""The largest length of a note in a report, in characters: enough for several sentences and a list of names."""
 
 
 LIBRARIES = ("transparity", "numpy", "torch", "jax")
 PORTS = ("flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
-"""Libraries that only a port imports, in a separate process."""
+"""Libraries that only a port imports, in its own process."""
 
 ABSENT = "not installed"
 
 
 def environment() -> dict[str, str]:
-    """The versions of Python, of the platform, and of the libraries that are imported here."""
+    """Return the versions of Python, the platform, and the libraries that this process has imported."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     return found | {name: _version(name) for name in LIBRARIES if name in sys.modules}
 
 
 def installed() -> dict[str, str]:
-    """The versions of Python, of the platform, and of every library of interest that is installed."""
+    """Return the versions of Python, the platform, and every installed library that ports use."""
     found = environment() | {name: _version(name) for name in (*LIBRARIES, *PORTS)}
     return {name: version for name, version in found.items() if version != ABSENT}
 
 
-@functools.cache  # metadata of a package with many dependencies takes milliseconds to read
+@functools.cache  # reading the metadata of a package takes milliseconds
 def _version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # the code runs from a checkout
         return ABSENT
 
 
 @contextlib.contextmanager
 def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
-    """Add a note on the forward pass to the exception that ends a check: Ctrl-C, or the end of the port's process."""
+    """Add the result of the forward pass to an exception that ends a check, such as Ctrl-C or a crash of the port."""
     try:
         yield
     except BaseException as error:
         where = f", first at {first}" if first else ""
-        error.add_note(f"By then its forward pass was compared: it {VERBS[verdict]}{where}.")
+        error.add_note(f"The forward pass was already compared: it {VERBS[verdict]}{where}.")
         raise
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a check that has already found a divergence."""
+    """Ctrl-C during a check that has already found a divergence."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
         self.report = report
-        """Everything found before the interruption."""
+        """Everything that was found before the interruption."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault in the reference, and the part of the disagreement that it explains."""
+    """A fault that was put into the reference, and the share of the disagreement that it explains."""
 
     mistake: str
-    """Its id in the catalogue, such as `attention-scale`."""
+    """The id of the fault in the catalogue, such as `attention-scale`."""
     says: str
-    """The fault in words: the difference between the port and the reference."""
+    """A sentence that says how the port differs from the reference."""
     value: float | None
-    """The number that was fitted, if the fault has one."""
+    """The fitted number, if the fault has one."""
     residual: float
-    """The largest difference left on the first probe with the fault in the reference."""
+    """The largest difference on the first probe that remains with the fault in the reference."""
     explained: float
-    """The share of the disagreement that disappears: 1 is all of it."""
+    """The share of the disagreement that disappears with the fault in the reference; 1 means all of it."""
     at: str = ""
-    """The first tap at which the fault was put into the reference, if it is not the divergence's own."""
+    """The first tap at which the fault was put into the reference; empty if it is the divergence's own tap."""
     source: Mapping[str, Any] | None = None
-    """Its own line of the port, where several causes act together: `file`, `line` and `code`."""
+    """If several causes act together, this cause's line of the port: `file`, `line` and `code`."""
 
 
 @dataclass(frozen=True)
 class Impact:
-    """The effect of one divergence, or of all with the same cause, over all probes."""
+    """The effect of one divergence, or of all divergences with the same cause, over all probes."""
 
     positions: Mapping[str, int]
-    """`changed` of the real positions (`of`) have logits beyond their budget."""
+    """`of`: the number of positions without padding; `changed`: the number of them whose logits are beyond their
+    budget."""
     argmax_changes: int
-    """The real positions whose largest logit is another one."""
+    """The number of positions without padding whose largest logit belongs to another token."""
     at_padding_only: bool
-    """Whether logits change at padded positions and at no real one."""
+    """Whether logits change only at padding."""
 
     @property
     def sentence(self) -> str:
-        """`Effect: 31 of 56 tokens change; the predicted token changes for 4.`"""
+        """The effect in a sentence: `Effect: 31 of 56 tokens change; the predicted token changes for 4.`"""
         if self.at_padding_only:
             return "Effect: logits change only at padding."
         if not self.positions["changed"]:
@@ -122,50 +123,50 @@ class Impact:
 
 
 def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
-    """The impact that changes most."""
+    """Return the impact that changes the most positions."""
     known = [impact for impact in impacts if impact is not None]
     return max(known, key=lambda impact: (impact.positions["changed"], impact.argmax_changes), default=None)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A segment of the port that is wrong even with right inputs."""
+    """A segment of the port whose result is wrong even with right inputs."""
 
     where: str
     """The tap at the end of the segment."""
     error: float
     budget: float
     causes: tuple[Cause, ...] = ()
-    """The causes that make the disagreement vanish, the likeliest first; none: unexplained."""
+    """The causes that together explain the disagreement, the most likely first; empty if it is unexplained."""
     indistinguishable: tuple[str, ...] = ()
-    """Ids of other faults that explain it as well as the first cause."""
+    """Ids of other faults that explain the disagreement as well as the first cause."""
     split_by: str | None = None
-    """The probe that would tell them apart."""
+    """The probe that would distinguish these faults."""
     probe: str = ""
-    """Position of the largest error."""
+    """The probe with the largest error."""
     profile: dict[str, Any] = field(default_factory=dict)
-    """The largest error by `row`, `position`, `head` and `feature`, as lists of numbers."""
+    """The largest errors along each axis (`row`, `position`, `head`, `feature`), as lists of numbers."""
     is_misshapen: bool = False
-    """Whether its shape is wrong; the notes name the shape."""
+    """Whether the value has a wrong shape, which the notes name."""
     impact: Impact | None = None
-    """Its effect on the logits; None if the shape is wrong, or for a capability."""
+    """The effect on the logits; None for a wrong shape or a capability."""
     source: Mapping[str, Any] | None = None
     """`file`, `line` and `code` of the port; None if they are not known."""
     reference_source: Mapping[str, Any] | None = None
-    """The same of the implementation that it departs from, with `--against`."""
+    """With `--against`, `file`, `line` and `code` of the other implementation."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One tap of one probe, compared end to end and by its own segment."""
+    """The comparison of one tap on one probe, end to end and for its segment only."""
 
     tap: str
     probe: str
     error: float
-    """The largest difference from the oracle, end to end."""
+    """The largest difference from the reference's activation, end to end."""
     budget: float
     segment_error: float
-    """The largest difference from the reference on the port's own earlier activations."""
+    """The largest difference from the value that the reference computes from the port's own earlier activations."""
     segment_budget: float
     profile: dict[str, Any] = field(default_factory=dict)
 
@@ -180,7 +181,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """One claim about the port, for example that two runs are equal."""
+    """The result for one claim about the port, for example that two runs are equal."""
 
     id: str
     verdict: Verdict
@@ -188,7 +189,7 @@ class ClaimResult:
     budget: float
     where: str
     reach: str = ""
-    """The calls that the claim is about, where they differ from `coverage`."""
+    """The calls that the claim covers, if they differ from `coverage`."""
 
 
 @dataclass(frozen=True)
@@ -196,34 +197,35 @@ class Report:
     """The result for one configuration."""
 
     preset: str
-    """Its name, or `config` for a configuration of the user's own."""
+    """The name of the preset, or `config` for a user's own configuration."""
     verdict: Verdict
     first_divergence: str | None
     faults: tuple[Divergence, ...] = ()
     claims: tuple[ClaimResult, ...] = ()
     measured: tuple[Measured, ...] = ()
-    """Every comparison, in the order of the forward pass, probe by probe."""
+    """Every comparison, sorted by probe and then in the order of the forward pass."""
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Remarks on equivalent forms, rounding, and the run."""
+    """Notes about equivalent forms, rounding, and the run."""
     dtype: str = "float32"
     port: str = ""
-    """Its name, such as `my.py:load`, or the command; empty if it has none."""
+    """The name of the port, such as `my.py:load`, or its command; empty if it has no name."""
     coverage: Coverage = field(default_factory=Coverage)
-    """The range of the verdict."""
+    """The calls for which the verdict holds."""
 
     audit: Audit | None = None
-    """The fields of config.json and the tensors of a loader; None if they were not audited."""
+    """The audit of a loader's fields and tensors; None without an audit."""
     ranks: RanksComparison | None = None
-    """The comparison of several ranks with one rank of the same code; None for one rank."""
+    """The comparison of several ranks with one rank of the same code; None for a single rank."""
     reference: str = ""
-    """The implementation that the port is compared with, for `--against`; empty for our columns."""
+    """With `--against`, the implementation with which the port is compared; otherwise empty."""
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """Fields in which the port differs from its configuration, with both values, if there are several."""
+    """If several fields differ from the configuration: their names, each with the configured value and the port's
+    value."""
     environment: Mapping[str, str] = field(default_factory=environment)
-    """The versions of everything that took part."""
+    """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)
     """The time of each stage of the check, in order."""
 
@@ -239,7 +241,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """`my.py:load on llama`."""
+        """A title such as `my.py:load on llama`."""
         return f"{self.port} on {self.preset}" if self.port else self.preset
 
     def adding(
@@ -250,7 +252,7 @@ class Report:
         notes: Iterable[str] = (),
         **fields: Any,
     ) -> Report:
-        """Return the report with further findings; a divergence makes it diverge, after those it already has."""
+        """Return the report with more findings; if they include a divergence, the verdict becomes `diverges`."""
         if faults:
             fields = {"verdict": "diverges", "first_divergence": self.first_divergence or faults[0].where} | fields
         return dataclasses.replace(
@@ -263,7 +265,7 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values, as the public contract has them; an infinite number is the string `"inf"`."""
+        """Return JSON values that follow report.schema.json; an infinite number is the string `"inf"`."""
         fields = {
             "port": self.port,
             "preset": self.preset,

@@ -1,6 +1,6 @@
 """Text for a terminal: plain lines, tables, paragraphs with a hanging indent, and a progress bar.
 
-Functions import rich, which takes longer than the rest of an error of usage.
+Rich is imported inside functions, so that an error message about wrong usage appears quickly.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PATIENCE = 2.0
-"""Seconds after which work gets a progress bar."""
+"""The seconds after which a progress bar appears."""
 
 
 def print_text(text: RenderableType) -> None:
-    """Print to standard output, without markup, highlighting or spaces at the ends of lines."""
+    """Print to standard output, without markup or highlighting, and without spaces at the ends of lines."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
     with console.capture() as written:
-        console.print(text, crop=False)  # a line that is not to be wrapped is printed whole
+        console.print(text, crop=False)  # lines that must not be wrapped are printed whole
     console.file.write(re.sub(r"(?m) +$", "", written.get()))
 
 
@@ -40,7 +40,7 @@ def print_line(line: str, indent: int = 0) -> None:
 
 
 def hanging(first: str, text: str, style: str = "") -> Table:
-    """A paragraph whose lines after the first are indented."""
+    """Return a paragraph in which all lines but the first are indented."""
     from rich.table import Table
     from rich.text import Text
 
@@ -50,7 +50,7 @@ def hanging(first: str, text: str, style: str = "") -> Table:
 
 
 def plain_table(**options: object) -> Table:
-    """A table whose only rule is below its header."""
+    """Return a table whose only rule is below its header."""
     from rich import box
     from rich.table import Table
 
@@ -59,10 +59,10 @@ def plain_table(**options: object) -> Table:
 
 @contextmanager
 def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress line on standard error, if that is a terminal and work takes longer than `PATIENCE`.
+    """Show a progress line on standard error if it is a terminal and the work takes longer than `PATIENCE` seconds.
 
     Args:
-        begins: what the line begins with.
+        begins: Returns the text with which the line begins.
     """
     from rich.console import Console
     from rich.markup import escape

@@ -1,4 +1,4 @@
-"""The time of a check, by stage: wall seconds, and the processor seconds of the checker and of the port."""
+"""The time of each stage of a check: wall time, and processor time of the checker and of the port."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds since a start, or of one stage."""
+    """Seconds of a stage, or seconds since a start."""
 
     seconds: float = 0.0
     """Wall time."""
     processor: float = 0.0
-    """Processor time of the checker; it includes a port in the same process."""
+    """Processor time of the checker; it includes a port that runs in the same process."""
     port: float | None = None
-    """Processor time of the port's own processes; None if it has none, or if the system does not report it."""
+    """Processor time of the port's own processes; None if there are none, or if the system does not report it."""
 
     def since(self, before: Timing) -> Timing:
-        """Return the time between two readings; a process that ended in between counts nothing."""
+        """Return the time between two readings; processes that ended in between are not counted."""
         port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 
     def as_dict(self) -> dict[str, float | None]:
-        """Return JSON values, in whole milliseconds."""
+        """Return JSON values, rounded to milliseconds."""
         port = None if self.port is None else round(self.port, 3)
         return {"seconds": round(self.seconds, 3), "processor": round(self.processor, 3), "port": port}
 
 
 class Stopwatch:
-    """The time of each stage of a check.
+    """A stopwatch for the stages of a check.
 
     Args:
-        port: Returns the processor seconds of the port's processes; None if they are not known.
+        port: Returns the processor time of the port's processes in seconds; None if it is not known.
     """
 
     def __init__(self, port: Callable[[], float | None]) -> None:
@@ -43,7 +43,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Measure a stage; one that ends by an exception counts, too."""
+        """Measure a stage, also if an exception ends it."""
         before = self.read()
         try:
             yield

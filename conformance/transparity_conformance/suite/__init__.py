@@ -1,1 +1,1 @@
-"""Claims about installed backends, the pytest plugin that tests them, and the evidence for the agreement matrix."""
+"""Claims about installed backends, and the pytest plugin that tests them and collects evidence."""

@@ -1,4 +1,4 @@
-"""The bench: one subject under test, with a cache of its models."""
+"""The bench: a backend in one dtype, device and mode, with a cache of the models that claims test."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from transparity_conformance.suite.ranks.remote import RemoteBackend
 
 
 class Bench:
-    """One subject, its backend, and its harness if it has one.
+    """One subject with its backend, and with its harness if it has one.
 
     Args:
-        subject: the backend's name, dtype, device and mode.
-        build: replaces the installed backend of that name, with its own `parts` or none.
+        subject: The name, dtype, device and mode of a backend.
+        build: A backend instead of the installed one with that name.
+        parts: The harness of `build`, if it has one.
     """
 
     def __init__(self, subject: BackendSubject, build: Backend | None = None, parts: Harness | None = None) -> None:
@@ -38,9 +39,9 @@ class Bench:
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
-        """Return the backend's model, with `weights` and `activations` in other precisions if given.
+        """Return the backend's model, optionally with `weights` or `activations` in another precision.
 
-        A model is built once per `parameters` object, which the bench keeps alive, unless it is too large to keep.
+        A model is built once for each `parameters` object, unless it is too large to be cached.
         """
         subject = self.subject
         how: dict[str, Any] = {"dtype": subject.dtype, "device": subject.device, "mode": subject.mode, **held}
@@ -53,28 +54,28 @@ class Bench:
 
     @property
     def harness(self) -> Harness:
-        """Return the harness, only for claims declared with `harness=True`."""
+        """The harness; only claims that are declared with `harness=True` may use it."""
         assert self.parts is not None, "a claim that asks for the harness is declared with harness=True"
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return the same bench, with the same models, for the evidence of a `claim`, which may need no harness."""
+        """Return the same bench, with the same models, for the evidence of a claim that may need no harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
 
     @property
     def shards(self) -> bool:
-        """Return whether the backend also runs over several ranks, as its harness declares."""
+        """Whether the backend can also run on several ranks, according to its harness."""
         return hasattr(self.parts, "SHARDED")
 
     def _over(self, data: int, tensor: int) -> Bench:
-        """Return a bench for the backend over data × tensor ranks, in separate processes."""
+        """Return a bench for the backend on data × tensor ranks, which are separate processes."""
         parts = cast(ShardedHarness, self.harness)
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context with full float32 precision, if a harness can set it."""
+        """Return a context in which float32 products have full precision, if the harness can set this."""
         return self.parts.pinned() if self.parts else nullcontext()
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -85,7 +86,7 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """Return the presets whose fast path is tested: all in the usual mode, otherwise the most different ones.
+        """The presets whose fast path is tested: all in the usual mode, otherwise three that differ the most.
 
         The full range of `precision.taps_in_every_precision` tests all presets in every mode.
         """
@@ -93,28 +94,28 @@ class Bench:
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """Return the presets whose traced path is tested: all in the usual mode, otherwise one.
+        """The presets whose traced path is tested: all in the usual mode, otherwise one.
 
-        Compiling a path for inspection takes many seconds.
+        Compiling a traced path takes many seconds.
         """
         return tuple(PRESETS) if self._usual else ("pre-norm",)
 
     @property
     def _usual(self) -> bool:
-        """Return whether nothing is compiled, or only what users compile by default."""
+        """Whether nothing is compiled, or only what is compiled by default."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
     def _traced(self, probe: Probe) -> dict[str, Any]:
-        """Return every tap of a probe, by the traced path."""
+        """Return every tap of a probe from the traced path."""
         return self.forward(probe.config, probe.parameters)(**probe.inputs)
 
     def _logits(self, probe: Probe) -> Any:
-        """Return the logits of a probe, by the fast path."""
+        """Return the logits of a probe from the fast path."""
         return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
 
     def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
-        """Record whether a function of the backend agrees with the reference's on the same arrays."""
+        """Record whether a function of the backend returns the same as the reference's function for the same arrays."""
         oracle = function_oracle(function, arrays, **named)
         return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
@@ -123,7 +124,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """The evidence of one claim about one case, within the budgets of `dtype`, by default the subject's."""
+    """A recorder of evidence for one claim and one case, with the budgets of `dtype` (default: the subject's)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype
@@ -148,16 +149,16 @@ class ClaimRecord:
         return ClaimEvidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 
     def oracle(self, oracle: Oracle, where: str, actual: Any, name: str | None = None) -> ClaimEvidence:
-        """Record whether `actual` equals the oracle's `name` (default: `where`) within its budget."""
+        """Record whether `actual` equals the oracle's value `name` (default: `where`) within its budget."""
         name = name or where
         return self.within(where, actual, oracle.expected[name], oracle.budget(name, self.dtype))
 
     def taps(self, oracle: Oracle, taps: Mapping[str, Any], where: str = "{}") -> Iterator[ClaimEvidence]:
-        """Record whether each of the oracle's values is among `taps`, within its budget."""
+        """Record whether each value of the oracle is in `taps` and equal within its budget."""
         for name in oracle.expected:
             yield self.oracle(oracle, where.format(name), taps.get(name, np.empty(0)), name)
 
     def forward(self, oracle: Oracle, forward: Forward, inputs: Arrays) -> Iterator[ClaimEvidence]:
-        """Record whether a model's taps by the traced path, and its logits by the fast one, agree with the oracle."""
+        """Record whether a model's taps (traced path) and its logits (fast path) agree with the oracle."""
         yield from self.taps(oracle, forward(**inputs))
         yield self.oracle(oracle, "logits by the fast path", forward.logits(**inputs), "logits")

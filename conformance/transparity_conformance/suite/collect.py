@@ -1,4 +1,4 @@
-"""Collect the claims about each subject, and the evidence of one claim."""
+"""The claims about each subject, and the evidence of a single claim."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from transparity_conformance.suite.claims import Claim, all_claims
 
 
 def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
-    """Yield every subject of a backend, and whether it belongs to the quick suite.
+    """Yield every subject of a backend, and whether the quick suite includes it.
 
-    The quick suite runs every dtype in the first mode, as a user would, and other modes only in the first dtype.
+    All dtypes are tested in the first mode, which is the users' default. Other modes are tested only in the first
+    dtype, and not in the quick suite.
     """
     build: Backend = backend(name)
     for device in build.devices():
@@ -25,8 +26,7 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield every claim, also over its full range, with each subject of a backend it applies to, and whether it is
-    quick."""
+    """Yield every claim, also with all its cases, with each subject of a backend, and whether it is quick."""
     for subject, quick in subjects(name):
         for each in all_claims().values():
             for made in (each, each.full):
@@ -35,7 +35,7 @@ def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
 
 
 def not_compared(claim: Claim, bench: Bench) -> str | None:
-    """Return the reason why a claim cannot be tested here; None if it can."""
+    """Return why a claim cannot be tested here; None if it can."""
     missing = [package for package in claim.needs if importlib.util.find_spec(package) is None]
     if missing:
         return f"{missing[0]} is not installed"
@@ -44,12 +44,12 @@ def not_compared(claim: Claim, bench: Bench) -> str | None:
     if claim.sharded and bench.subject.device != "cpu":
         return "ranks are compared only on the CPU"
     if claim.sharded and not bench.shards:
-        return f"{bench.subject.backend} does not run over several ranks (`SHARDED` of its harness)"
+        return f"{bench.subject.backend} does not run on several ranks (its harness has no `SHARDED`)"
     return None
 
 
 def make(claim: Claim, bench: Bench) -> list[ClaimEvidence]:
-    """Return the evidence of a claim; raise an error without evidence."""
+    """Return the evidence of a claim; raise `AssertionError` if there is no evidence."""
     with bench.pinned():
         evidence = list(claim.check(bench.about(claim.name, harness=claim.harness)))
     assert evidence, f"{claim.name} compared nothing for {bench.subject}"

@@ -1,4 +1,4 @@
-"""The pytest plugin: collects evidence in a ledger, and prints the agreement matrix at the end of the session."""
+"""The pytest plugin that collects evidence in a ledger, and prints the agreement matrix at the end of the session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ledger:
-    """The evidence of a session, and the claims that were not compared."""
+    """The evidence of a test session, and the claims that were not compared."""
 
     evidence: list[ClaimEvidence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -59,20 +59,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def ledger(pytestconfig: pytest.Config) -> Ledger:
-    """Return the ledger of the session, for the agreement matrix."""
+    """Return the ledger of the session, from which the agreement matrix is made."""
     return pytestconfig.stash[LEDGER]
 
 
 @pytest.fixture(scope="session")
 def benches() -> Callable[[BackendSubject], Bench]:
-    """Return the bench of a subject: one for the whole session, so that nothing is built twice."""
+    """Return a function that makes the bench of a subject; each bench is made once in a session."""
     from transparity_conformance.suite.bench import Bench
 
     return functools.cache(Bench)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Record the environment of the evidence; under xdist, a worker sends its ledger to the controller."""
+    """Add the environment to the ledger; under xdist, a worker sends its ledger to the controller."""
     ledger = session.config.stash[LEDGER]
     if ledger.evidence:
         ledger.environment |= environment(ledger)
@@ -82,13 +82,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Under xdist, merge the ledger of a worker into the controller's."""
+    """Under xdist, merge the ledger of a worker into the controller's ledger."""
     if text := getattr(node, "workeroutput", {}).get("transparity"):
         node.config.stash[LEDGER].add_json(text)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the matrix, and write it as JSON and as a page."""
+    """Print the agreement matrix, and write it as JSON and as an HTML page."""
     ledger = config.stash[LEDGER]
     if not ledger.evidence:
         return
@@ -101,8 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     from transparity_conformance.report.agreement.view import Agreement, write_json
     from transparity_conformance.suite.claims import all_claims
 
-    # Under xdist, evidence comes as workers finish: sort rows by claim and columns by backend, the reference
-    # last.
+    # Under xdist, evidence has no fixed order: sort rows by claim and columns by backend, with the reference last.
     claims = {name: place for place, name in enumerate(all_claims())}
     order = [*(name for name in named() if name != REFERENCE), REFERENCE]
     backends = {name: place for place, name in enumerate(order)}
@@ -128,7 +127,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def environment(ledger: Ledger) -> dict[str, Any]:
-    """Return the versions, the devices and the precision of matrix products of the evidence."""
+    """Return the versions, the devices and the precision of matrix products with which the evidence was made."""
     from transparity_conformance.oracle.backends import harness, pinned
 
     described: dict[str, Any] = {"python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Test every claim about every subject; the agreement matrix is the result."""
+"""Tests of every claim about every subject, from which the agreement matrix is made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def name_of(claim: Claim, subject: BackendSubject) -> str:
-    """Return the id, `masks.causal-pytorch-float32-eager`, or `generation.greedy-in-full-…` for all cases."""
+    """Return a test id, such as `masks.causal-pytorch-float32-eager`; with all cases, `generation.greedy-in-full-…`."""
     in_full = claim != all_claims()[claim.name]
     return f"{claim.name}{'-in-full' * in_full}-{subject}".replace(" ", "-")
 
@@ -45,7 +45,7 @@ def test_claim(
 
 @pytest.mark.parametrize("name", [name for name in named() if name != REFERENCE])
 def test_a_gpu_is_at_hand(name: str, ledger: Ledger) -> None:
-    why = f"{name}: {absent()[name]}" if name in absent() else f"{name} on a GPU: none is at hand"
+    why = f"{name}: {absent()[name]}" if name in absent() else f"{name} on a GPU: no GPU is available"
     if name in absent() or len(backend(name).devices()) == 1:
         ledger.skipped.append(why)
         pytest.skip(why)

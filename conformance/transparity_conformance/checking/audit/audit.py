@@ -1,4 +1,4 @@
-"""The audit of a loader, in addition to the verdict on its forward pass."""
+"""The audit of a loader, which is made after its forward pass was compared."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, known_so_far
 
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
-"""The ids of the two claims."""
+"""The ids of the two claims of an audit."""
 
-AFTER = "field by field: the forward pass must agree first"
+AFTER = "field by field: the fields are audited only if the forward pass agrees"
 
 NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
-    """Audit the tensors of a port and, if its forward pass agrees (`with_fields`), the fields of its configuration."""
+    """Audit the tensors of a port; if its forward pass agrees (`with_fields`), also audit the fields."""
     began = time.monotonic()
     options = (port, config, dtype, progress)
     tensors = tuple(audited_tensors(*options))
@@ -39,8 +39,8 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 def audit_loader(evidence: Evidence) -> None:
     """Audit the fields and tensors of a loader.
 
-    Ignored fields and tensors are listed; they diverge only if the user asked for the audit. Given weights are not
-    audited, because they belong to one model without variants.
+    The report lists ignored fields and tensors. They are divergences only if the user asked for the audit. A port with
+    the user's own weights is not audited, because these weights fit only one model.
     """
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
@@ -59,7 +59,7 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
-    """Yield a divergence for each field and tensor; for a field with several values, the first wrong one."""
+    """Yield a divergence for each wrong field and tensor; of several values of a field, the first wrong one counts."""
     for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error
@@ -71,7 +71,7 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claim that every field is obeyed, or every tensor read; nothing if nothing was audited."""
+    """Yield the claim that every field is followed, or that every tensor is read; nothing if nothing was audited."""
     if faults:
         worst = max(faults, key=lambda fault: share(fault.error, fault.budget))
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)
@@ -81,10 +81,10 @@ def _claims(
 
 
 def _not_compared(audit: Audit) -> Iterator[str]:
-    """Yield the fields and tensors that affect no call, and the values that the port refuses."""
+    """Yield the fields and tensors that no call exercises, and the values that the port refuses."""
     fields, tensors = audit.files
     for file, names in ((fields, audit.fields_with("not exercised")), (tensors, audit.tensors_with("not exercised"))):
-        yield from (f"{file} {name}: no call shows it" for name in names)
+        yield from (f"{file} {name}: no call exercises it" for name in names)
     yield from (f"{tensors} {each.name}: {each.says}" for each in audit.tensors if each.outcome == "not tried")
     for each in audit.fields:
         if each.outcome == "refused" and each.value != "absent":

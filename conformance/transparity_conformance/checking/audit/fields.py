@@ -1,4 +1,4 @@
-"""The audit of a configuration: each change must affect the port exactly as it affects the reference."""
+"""The audit of a configuration: each changed field must change the port's result as it changes the reference's."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""Numbers of source and target tokens, beyond every window, bucket and original length of a variant."""
+"""The numbers of source and target tokens: larger than every window, bucket and original length of a variant."""
 
 ROWS = [0, 1, 3]
-"""Rows of mixed inputs in which every query sees a token: full, padded on the right, padded inside."""
+"""The rows of mixed inputs in which every query sees a token: one full, one padded on the right, one padded inside."""
 
 
 class AuditProbe(Probe):
-    """A call whose logits are compared."""
+    """A call of the audit, of which only the logits are compared."""
 
     @functools.cached_property
     def oracle(self) -> LogitsOracle:
@@ -51,14 +51,15 @@ class AuditProbe(Probe):
         return gap(logits, self.oracle.expected["logits"])
 
     def budget(self, dtype: str) -> float:
-        """Return the largest difference that rounding explains, from every error measured so far."""
+        """Return the largest difference that rounding explains, from all measurements so far."""
         noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_again(dtype))
         return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), dtype)
 
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
         """Return whether logits differ from the reference's by more than rounding.
 
-        A difference slightly over the budget is compared again: with sequential sums, then with more neighbours.
+        If the difference exceeds the budget slightly, the budget is measured again: first with sequential sums, then
+        at more points nearby.
         """
         if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
             self.oracle.measure_again(dtype)
@@ -67,9 +68,9 @@ class AuditProbe(Probe):
         return share(self.error(logits), self.budget(dtype)) > 1
 
     def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the difference from a reference with another configuration or parameters.
+        """Return the difference from a reference with another configuration or other parameters.
 
-        Returns None if it exceeds rounding, or if the parameters do not fit the model.
+        Returns None if the difference exceeds rounding, or if the parameters do not fit the model.
         """
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
@@ -85,7 +86,7 @@ def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str
 
 
 def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
-    """Return a call of a model with random weights; `tiny` gives activations so small that eps matters."""
+    """Return a call of a model with random weights; with `tiny`, activations are so small that eps matters."""
     source, target = (min(length, config.max_length) for length in LENGTHS)
     inputs = {name: value[ROWS] for name, value in mixed_inputs(config, 3, source, target).items()}
     parameters = probe_parameters(config, 12, 1e-3) if tiny else probe_parameters(config, 11)
@@ -94,17 +95,17 @@ def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
 
 @dataclass(frozen=True)
 class Audited:
-    """A port that can be built with a change."""
+    """A port that can be built with a change of its configuration or parameters."""
 
     edited: Callable[[Edit], Port]
-    """Return the port with a change."""
+    """Returns the port with a change."""
     model_type: str | None
     """The family of the folders that a loader reads; None if the port is a `build`."""
     files: tuple[str, str]
-    """The places of its fields and its tensors."""
+    """The names of the two files, as in `Audit`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, dtype: str) -> np.ndarray | PortError:
-        """Return the logits of the port built with a change, or the error that it raises."""
+        """Return the logits of the port that is built with a change, or the error that the port raises."""
 
         def call() -> np.ndarray:
             return run(built(in_precision(self.edited(edit), dtype), probe), probe, logits_only=True)["logits"]
@@ -120,7 +121,7 @@ def audited_of(build: Port) -> Audited:
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Return `port` with a parameter left out."""
+    """Return `port` with one parameter left out."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -136,7 +137,7 @@ KEPT = 4
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """Return a call that a port answers differently if it ignores the field; None without such a call."""
+    """Return a call whose result changes if a port ignores the field; None if no call does."""
     for tiny in (False, True):
         probe = probe_of(variant.config, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
@@ -146,12 +147,13 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""Variants of one change with the calls that show them, or None; the second is tried if the first is undecided."""
+"""Variants of one change, each with a call that shows it, or None. If the first is inconclusive, the second is
+tried."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return each change of a small model, as variants with the calls that show them."""
+    """Return each change of a small model as variants, with calls that show them."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -177,12 +179,12 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
 
 
 def _is_open(result: AuditedField) -> bool:
-    """Return whether another value decides: the port refuses this one, or is off by as much as a right one may be."""
+    """Return whether another value must be tried: the port refuses this one, or its error may be chance."""
     return result.outcome == "refused" or (result.outcome == "wrong" and share(result.error, result.budget) < LUCK)
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> AuditedField:
-    """Return the result for a variant: the port follows it, ignores it, or gives a third answer."""
+    """Return whether the port follows a variant, ignores it, or returns a third result."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe, dtype)
     if isinstance(logits, PortError):
@@ -191,26 +193,25 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> A
     result = dataclasses.replace(result, error=probe.error(logits), budget=probe.budget(dtype))
     if not is_off:
         return result
-    given = f"with {variant.name} {variant.value} the port answers"
+    given = f"with {variant.name} {variant.value}, the port's result"
     if variant.must_show and (left := probe.left(logits, dtype, variant.before, probe.parameters)) is not None:
-        as_before = f"as with {variant.was}" if variant.was else "as without it"
-        return dataclasses.replace(result, outcome="ignored", says=f"{given} {as_before}", residual=left)
+        before = f"with {variant.was}" if variant.was else "without the field"
+        return dataclasses.replace(result, outcome="ignored", says=f"{given} is the same as {before}", residual=left)
     for name, value, config in _readings(variant):
         if (left := probe.left(logits, dtype, config, probe.parameters)) is not None:
-            says = f"{given} as if our {name} were {shown(value)}"
+            says = f"{given} is the reference's with {name} {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    return dataclasses.replace(
-        result, outcome="wrong", says=f"{given} unlike the reference, before and after the change"
-    )
+    says = f"{given} is not the reference's, neither before nor after the change"
+    return dataclasses.replace(result, outcome="wrong", says=says)
 
 
 def reason_of(error: PortError) -> str:
-    """Return the message of an error without the call that raised it."""
+    """Return the message of an error without the name of the probe."""
     return str(error).partition(" on the probe ")[0].removesuffix(".")
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield a variant's model with one field misread: as its default, its previous value or a value to try."""
+    """Yield configurations as a port may misread them: one field has its default, its previous or another value."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

@@ -1,4 +1,4 @@
-"""The audit of model.safetensors: every tensor must be read, and the loader must fail without it."""
+"""The audit of the tensors of a file: the loader must read every tensor, and must fail if one is missing."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from transparity_conformance.report.comparison import gap, share
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """The file of a small model: its tensors, and the call that shows them."""
+    """The tensors of a small model's file, and the call in which they are used."""
 
     probe: AuditProbe
     parameters: Mapping[str, tuple[str, ...]]
-    """The parameters in each tensor."""
+    """The parameters that each tensor contains."""
     needed: frozenset[str]
-    """The tensors that the model cannot lack."""
+    """The tensors without which the model cannot be computed."""
     exercised: frozenset[str]
     """The tensors that change the reference's logits."""
     dtype: str
 
     @property
     def ends(self) -> set[str]:
-        """Return the first and the last tensor of each kind."""
+        """The first and the last tensor of each kind."""
         first = {kind_of(name): name for name in reversed(list(self.parameters))}
         last = {kind_of(name): name for name in self.parameters}
         return {*first.values(), *last.values()}
 
     def is_same(self, one: np.ndarray | PortError, other: np.ndarray) -> bool:
-        """Return whether an answer is not an error and differs from another by at most rounding."""
+        """Return whether a result is not an error and equals another result up to rounding."""
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.budget(self.dtype)) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
@@ -65,11 +65,19 @@ class TensorFile:
         again: np.ndarray | PortError,
         found: tuple[str, float] | None,
     ) -> AuditedTensor:
-        """Return the result for a tensor that the port does not need; `again` is its answer with another seed."""
+        """Return the result for a tensor that the port does not need.
+
+        Args:
+            name: The name of the tensor.
+            outcome: Whether the port ignores the tensor or accepts a file without it.
+            logits: The port's logits.
+            again: The port's logits, or its error, with another random seed.
+            found: What the port uses instead of the tensor, and the remaining difference.
+        """
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
-        says, left = found or ("random numbers" if is_drawn else "numbers of its own", None)
+        says, left = found or ("random numbers" if is_drawn else "other numbers", None)
         without = "never read" if outcome == "never read" else "missing from the file"
-        says, error = f"{without}: in its place the port has {says}", self.probe.error(logits)
+        says, error = f"{without}: the port uses {says} instead", self.probe.error(logits)
         return AuditedTensor(name, outcome, says, error, self.probe.budget(self.dtype), left)
 
 
@@ -88,9 +96,9 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the tensors that the file cannot lack.
+    """Return the parameters in each tensor of a family's file, and the tensors that must not be missing.
 
-    The latter are none if all tensors are of `known` kinds.
+    If all tensors are of `known` kinds, the second result is empty.
     """
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
@@ -109,13 +117,13 @@ def _counts(probe: AuditProbe, name: str, dtype: str) -> bool:
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """Return the same call with other numbers in some parameters."""
+    """Return the same call with other numbers in the named parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a tensor without the index of its layer, the first number in it."""
+    """Return the name of a tensor with `{i}` instead of its first number, which is the layer's."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
@@ -123,7 +131,7 @@ _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
-    """Yield possible replacements of the parameters `names`, each with its numbers."""
+    """Yield what a port may use instead of the parameters `names`, and the replaced parameters."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
     for layer in sorted({found[0] for name in given if (found := _LAYER.search(name))}):
@@ -133,19 +141,19 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
     first = next(iter(names))
     for other, value in given.items():
         if len(names) == 1 and other != first and value.shape == given[first].shape:
-            yield f"{other}, which is read twice", {first: value}
+            yield f"{other} (read twice)", {first: value}
         if len(names) == 1 and value.shape[::-1] == given[first].shape and value.ndim == 2:
-            yield f"{other} transposed, which is read twice", {first: value.T}
+            yield f"{other} transposed (read twice)", {first: value.T}
 
 
 SECONDS = 30.0
-"""Seconds after which only tensors of the first and last layer are left out; PyTorch needs 1 or 2 for all."""
+"""After this many seconds, only tensors of the first and last layer are left out. PyTorch needs 1 or 2 s for all."""
 
 
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor and, if it is wrong, with each tensor changed."""
+    """Build the port without each tensor; if the port is wrong, also build it with each tensor changed."""
     file = tensor_file(port.model_type, config, dtype)
     yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
@@ -155,7 +163,7 @@ def audited_tensors(
             yield unread[name]
         elif name in file.needed and name not in ends and time.monotonic() - began > SECONDS:
             yield AuditedTensor(
-                name, "not tried", "loading the port takes too long; it needs this tensor in other layers"
+                name, "not tried", "loading the port takes too long; the same tensor of other layers was tried"
             )
         elif (found := _without(port, file, name) if name in file.needed else None) is not None:
             yield found
@@ -166,7 +174,7 @@ def audited_tensors(
 def missed_in_variants(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Yield the tensors that exist only with another value of a field (a head, biases) and may be missing."""
+    """Yield missing tensors that exist only with another value of a field, such as a head or biases."""
     if port.model_type is None:
         return
     kinds = {kind_of(name) for name in tensor_file(port.model_type, config, dtype).parameters}
@@ -176,7 +184,7 @@ def missed_in_variants(
         parameters, needed = hub_file(port.model_type, probe, kinds)
         names = [name for name in reversed(list(parameters)) if name in needed and kind_of(name) not in kinds]
         new = {kind_of(name): name for name in names}
-        if not new or isinstance(port.logits(Edit(), probe, dtype), PortError):  # the port refuses the field
+        if not new or isinstance(port.logits(Edit(), probe, dtype), PortError):  # the port refuses the value
             continue
         kinds |= new.keys()
         progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
@@ -186,22 +194,22 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each further tensor that changes the answer of a loader, which is right without it."""
+    """Yield each unused tensor that changes the result of a loader whose result is right without it."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = port.logits(Edit(beside={name: value}), file.probe, file.dtype)
         if isinstance(answer, PortError) or not file.probe.is_off(answer, file.dtype):
             continue
         plain = port.logits(Edit(), file.probe, file.dtype)
         if not isinstance(plain, PortError) and not file.probe.is_off(plain, file.dtype):
-            says = "no model of the family reads it, but the port's answer changes if the file has it"
+            says = "no model of the family uses this tensor, but the port's result changes if the file contains it"
             error, budget = file.probe.error(answer), file.probe.budget(file.dtype)
             yield AuditedTensor(name, "not ignored", says, error, budget)
 
 
 def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
-    """Return tensors of published folders that no model reads.
+    """Return tensors that occur in published folders but that no model uses.
 
-    They belong to a head that predicts several tokens, to rotary positions, and to a tied head.
+    They belong to a head that predicts several tokens, to rotary positions, or to a tied head.
     """
     config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
     norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
@@ -217,7 +225,7 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
-    """Return the tensors that a wrong port ignores, and what it uses instead."""
+    """Return the tensors that a wrong port ignores, with what the port uses instead."""
     answer = port.logits(Edit(), file.probe, file.dtype)
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer, file.dtype):
         return {}
@@ -237,7 +245,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Return the result for a tensor that is left out; None if the port refuses the file."""
+    """Return the result for a tensor that is left out; None if the port refuses the file without it."""
     logits = port.logits(Edit(without=name), file.probe, file.dtype)
     if isinstance(logits, PortError):
         return None

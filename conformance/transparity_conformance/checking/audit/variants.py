@@ -1,7 +1,7 @@
-"""Variants of a model that differ in one field of its config.json, as its family's rows read it.
+"""Variants of a model that differ in one field of config.json.
 
-The meaning of fields is not listed. A field of our configuration is changed, and the files written before and after are
-compared. Other variants leave out a field or use another file format.
+No table lists the meanings of config.json's fields. Instead, a field of our configuration is changed, and the files
+that are written before and after the change are compared. Other variants leave out a field or use another file format.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NUMBERS: dict[type, tuple[str, ...]] = {
     float: ("*10", "/10", "*2", "/2", "+1", "-1", "off"),
     int: ("+1", "*2", "/2", "-1", "off"),
 }
-"""Operations on a number, in the order in which they are tried."""
+"""Changes of a number, in the order in which they are tried."""
 
 
 def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
-    """Yield the alternative configurations of each change, without repetitions."""
+    """Yield the alternative configurations of each change; every configuration occurs only once."""
     fields = dataclasses.fields(config)
     alone = [[{field.name: value} for value in values] for field in fields for values in _values(config, field)]
     seen: set[TransformerConfig | None] = {None}
@@ -42,7 +42,7 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield the alternative values of each change of a field: one change per choice, and one for a number."""
+    """Yield lists of alternative values of a field: a list for each choice, or a single list for a number."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -56,10 +56,10 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes of several fields of ours that are one field of config.json."""
+    """Yield changes of several fields of our configuration that correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
-    # The fastest angle makes 13 / 2π turns in the original length. The limits lie on both sides, so that each shows.
+    # The fastest angle makes 13 / 2π (about 2.07) turns in the original length, which is between the two limits.
     llama3 = {"rotary_factor": 3.0, "rotary_slow_turns": 1.5, "rotary_fast_turns": 2.5}
     yield {"rotary_scaling": "llama3", **llama3, "rotary_original_length": 13}
     yield {"attention_head_dim": config.head_dim + 2}
@@ -93,38 +93,38 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""Suffixes of dropout fields, which evaluation ignores."""
+"""Suffixes of the names of dropout fields, which have no effect in evaluation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A variant of the audited model."""
+    """A changed model, with the change of its config.json."""
 
     name: str
-    """The field of config.json; the first if several differ."""
+    """The name of the changed field in config.json; the first one if several fields changed."""
     value: str
-    """Its value as JSON, `absent`, or the form of the file."""
+    """The value of the field as JSON; `absent` if the field was removed; or the form of config.json."""
     config: TransformerConfig
-    """The model that the file describes."""
+    """The model that the changed config.json describes."""
     before: TransformerConfig
-    """The model of a port that ignores the field."""
+    """The model that a port computes if it ignores the change."""
     was: str = ""
-    """The value of the field in that model."""
+    """The value of the field in `before`."""
     fields: Fields | None = None
-    """The content of config.json, if it differs from the one written for `config`."""
+    """The changed config.json; None if it is the usual config.json of `config`."""
     must_show: bool = True
-    """Whether the field counts only if the reference's logits change without it."""
+    """Whether the variant counts only if the reference's logits differ between `before` and `config`."""
 
 
 Write = Callable[[TransformerConfig], Fields | None]
-"""Returns the fields of a configuration as a port reads them; None if they cannot express it."""
+"""Returns the config.json of a configuration; None if the family cannot express the configuration."""
 
 Changed = list[Variant]
-"""Variants of one change; the first that shows is used."""
+"""Variants of one change; the first one that changes the logits is used."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield the variants of a small model: of its config.json for a family, else of our configuration."""
+    """Yield the variants of a small model: changes of its config.json for a family, otherwise of our configuration."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, config)
         return
@@ -138,7 +138,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 
 
 def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants with another value of a field, or of several fields that cannot change separately."""
+    """Yield variants with another value of a field, or of several fields that cannot be changed separately."""
     base = write(config)
     assert base is not None
     every: list[tuple[frozenset[str], Changed]] = []
@@ -147,10 +147,10 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
         by_names: dict[frozenset[str], Changed] = {}
         for other in made:
             fields = write(other) or base
-            if all(differing(each, fields) for _, each in known):  # different models may have equal files
+            if all(differing(each, fields) for _, each in known):  # different models may have the same config.json
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
-        # A port may refuse a fraction where the other values are integers.
+        # A port may refuse a fraction if the original value is an integer.
         is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))  # noqa: E731
         every += ((names, sorted(changed, key=is_other_kind)) for names, changed in by_names.items())
         known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
@@ -163,7 +163,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Return the fields that differ from the nearest known model, and the corresponding variant."""
+    """Return the names of the fields that differ from the most similar known model, and the variant of that model."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -171,15 +171,15 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """Return the names of the fields that differ, derived sizes last."""
+    """Return the names of the fields that differ; sizes that follow from other fields come last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
-    # The kinds of layers follow from their number; a flag says more than its numbers.
+    # These fields follow from others: `layer_types`, for example, changes with the number of layers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
     return sorted(names, key=lambda name: name in later)
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants without a field that has a default."""
+    """Yield variants in which a field with a default is absent."""
     for name in family.defaults:
         if name in TOKENS or name not in base:
             continue
@@ -197,7 +197,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield rotary fields as older files, transformers 4 and transformers 5 write them, if they express the model."""
+    """Yield the model with its rotary fields in the older form, and as transformers 4 and transformers 5 write them."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
@@ -207,7 +207,7 @@ def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[
 
 
 def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
-    """Yield the field that is written differently, its value, and all fields."""
+    """Yield each other form of the rotary fields: the name of the changed field, its value, and all fields."""
     if not {"rope_parameters", "rope_scaling"} <= fields.keys():
         return
     four = {name: value for name, value in fields.items() if name != "rope_parameters"}
@@ -223,7 +223,7 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield fields that change nothing or something unexpected: dropout, a disabled window, Gemma's old GELU."""
+    """Yield fields that must have no effect or an unexpected one: dropout, a disabled window, Gemma's old GELU."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:

@@ -1,4 +1,4 @@
-"""The check of a GGUF file: names, shapes, metadata, every number, and their effect on the logits."""
+"""The check of a GGUF file: its names, shapes, metadata and numbers, and their effect on the logits."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from transparity_conformance.report.report import ClaimResult, Divergence, Repor
 from transparity_conformance.running.loading import LoadError
 from transparity_numpy.transformer import transformer
 
-NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, not run"
+NOT_RUN = "llama.cpp itself: the file is compared with its checkpoint, but not run"
 
 Model = tuple[TransformerConfig, Arrays]
 
 
 class GgufCheck:
-    """The check of a GGUF file against its original checkpoint."""
+    """The check of a GGUF file against the checkpoint from which it was made."""
 
     def __init__(self, port: str, options: Mapping[str, Any]) -> None:
         self.options = options
         self.file = read_gguf(Path(port))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
-        """Yield the checkpoint; raise `UsageError` if its architecture differs."""
+        """Yield the checkpoint, or raise `UsageError` if the file has another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
         yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
@@ -61,7 +61,7 @@ class GgufCheck:
         faults = [*metadata, *named, *compared.faults, *head_faults(self.file, hub)]
         report = self._report(system.name, faults, compared)
         if len(usable) < len(hub.names) or fields is None:
-            why = "the logits: the file lacks weights of the checkpoint, or has other shapes"
+            why = "the logits: weights of the checkpoint are missing from the file or have other shapes"
             return report.adding(not_compared=[why])
         progress("comparing logits", 1, 2)
         return self._with_logits(report, system, compared, fields, progress)
@@ -89,9 +89,9 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Return the report with the effects of quantisation and of mistakes on the logits.
+        """Return the report with the effects of quantization and of mistakes on the logits.
 
-        For a wrong tensor without a known mistake, the causes are searched.
+        If a wrong tensor has no known mistake, the checker searches for causes.
         """
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
@@ -99,12 +99,12 @@ class GgufCheck:
             (config, system.parameters),
             (config, parameters_from(family, config, compared.as_converted_rightly)),
         )
-        report = report.adding(notes=_effect("only quantisation", exact, right))
+        report = report.adding(notes=_effect("quantization alone", exact, right))
         try:
             wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
         except TransparityError as error:
-            return report.adding(notes=[f"its metadata does not define a model: {error}"])
-        report = report.adding(notes=_effect("what is wrong", right, wrong))
+            return report.adding(notes=[f"the metadata of the file does not define a model: {error}"])
+        report = report.adding(notes=_effect("the sum of all faults", right, wrong))
         if all(fault.causes for fault in report.faults):
             return report
 
@@ -128,7 +128,7 @@ def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on the effect of a file's numbers on real text; nothing if the numbers are equal."""
+    """Yield a note on how much the numbers of a file change the logits of a text; nothing if all are unchanged."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return
@@ -137,6 +137,6 @@ def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
     ours, theirs = (transformer(*model, **inputs) for model in (right, wrong))
     error, changed = np.abs(ours - theirs).max(), (ours.argmax(-1) != theirs.argmax(-1)).sum()
     yield (
-        f"{says} changes the logits by up to {error:.3g} (they spread by {ours.std():.3g}), and the argmax of "
-        f"{changed} of {ours.argmax(-1).size} tokens"
+        f"{says} changes the logits by up to {error:.3g} (their standard deviation is {ours.std():.3g}), and the "
+        f"argmax of {changed} of {ours.argmax(-1).size} tokens"
     )

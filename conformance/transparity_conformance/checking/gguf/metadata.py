@@ -1,4 +1,4 @@
-"""Comparison of a GGUF file's metadata with its checkpoint's configuration, as llama.cpp reads it."""
+"""The metadata of a GGUF file, compared with its checkpoint's configuration as llama.cpp would read it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Default = Any | Callable[[TransformerConfig], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of the metadata and its field of the configuration."""
+    """A key of the metadata, and the corresponding field of our configuration."""
 
     name: str
     field: str
     default: Default = REQUIRED
-    """The value that llama.cpp uses if it is missing."""
+    """The value that llama.cpp uses if the key is missing."""
 
 
 SIZES = (
@@ -56,13 +56,13 @@ SOFTCAPS = (
     Key("attention.sliding_window", "sliding_window", 4096),
 )
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
-"""The activation of llama.cpp's architectures; the others use SiLU."""
+"""The activation functions of llama.cpp's architectures; all other architectures use SiLU."""
 
 SHAPES = {key.field for key in (*SIZES, *GROUPED)}
-"""Fields that determine the shapes of weights."""
+"""Fields that determine the shapes of the weights."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The fields of a configuration from which a property is computed."""
+"""The field of a configuration from which each of these properties is computed."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
@@ -73,19 +73,19 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each differing key, and the fields of the file's model; None if its shapes differ."""
+    """Return a fault for each wrong key, and the fields of the file's model; None instead if its shapes differ."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
         name, right, given = f"{file.architecture}.{key.name}", getattr(config, key.field), file.field(key.name)
         if given is None and key.default is REQUIRED:
-            faults.append(known_fault(name, "it is missing, and llama.cpp has no default for it"))
+            faults.append(known_fault(name, "the key is missing, and llama.cpp has no default for it"))
             continue
         value = (key.default(config) if callable(key.default) else key.default) if given is None else given
         if not isinstance(value, int | float) or not _is_same(value, right):
             said = f"{value:.6g}" if isinstance(value, float) else shown(value)
             how = said if given is not None else f"missing; llama.cpp then uses {said}"
-            faults.append(known_fault(name, f"it is {how}; the checkpoint has {right}"))
+            faults.append(known_fault(name, f"the value is {how}; the checkpoint has {right}"))
             fields[CONFIG_NAMES.get(key.field, key.field)] = value
     scaling, scaled = _scaling(file, config)
     others = [*faults, *scaling, *_not_expressed(file, config)]
@@ -93,17 +93,17 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
 
 
 def _is_same(value: float, right: float | None) -> bool:
-    """Return whether two numbers are equal in float32, the precision of metadata."""
+    """Return whether two numbers are equal in float32, which is the precision of metadata."""
     return right is not None and np.float32(value) == np.float32(right)
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that is a fact rather than a difference of numbers."""
+    """Return a fault that is known with certainty, without comparing numbers."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))
 
 
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:
-    """Compare scaled rotary angles: a kind and a factor in the metadata, or a tensor with a factor for every angle."""
+    """Compare the scaling of rotary angles: a kind and a factor in the metadata, or a tensor of factors."""
     if config.positions != "rotary":
         return [], {}
     faults: list[Divergence] = []
@@ -112,7 +112,9 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     kind, factor = file.field("rope.scaling.type"), file.field("rope.scaling.factor")
     found = factor if kind == "linear" else None
     if found != linear and not (found and linear and _is_same(found, linear)):
-        says = f"rope.scaling is {shown(kind)} by {shown(factor)}; the checkpoint has {config.rotary_scaling}"
+        says = (
+            f"rope.scaling is {shown(kind)} with the factor {shown(factor)}; the checkpoint has {config.rotary_scaling}"
+        )
         faults.append(known_fault(f"{file.architecture}.rope.scaling", says))
         fields = {"rotary_scaling": "linear", "rotary_factor": float(found)} if found else {"rotary_scaling": "none"}
     tensor = file.tensors.get("rope_freqs.weight")
@@ -122,7 +124,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     factors = np.ones(len(right)) if tensor is None else tensor.numbers().astype(np.float64).ravel()
     if factors.shape != right.shape or np.abs(factors / right - 1).max() > HALF_OF_THE_DIGITS:
         how = "missing, so no angle is scaled" if tensor is None else f"up to {factors.max():.4g}"
-        says = f"the factors of the rotary angles are {how}; by the checkpoint they are up to {right.max():.4g}"
+        says = f"the factors of the rotary angles are {how}; in the checkpoint, they are up to {right.max():.4g}"
         faults.append(known_fault("rope_freqs.weight", says, "gguf-rope-factors"))
         slowed = {"rotary_scaling": "llama3", "rotary_factor": float(factors.max())}
         fields = slowed if tensor is not None and config.rotary_scaling == "llama3" else {"rotary_scaling": "none"}
@@ -130,35 +132,37 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
 
 
 def _factors(config: TransformerConfig) -> np.ndarray:
-    """Return the factor by which each angle is slowed."""
+    """Return the factor by which the scaling divides each angle."""
     return rotary_frequencies(dataclasses.replace(config, rotary_scaling="none")) / rotary_frequencies(config)
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:
-    """Yield the features of the checkpoint that llama.cpp's architecture lacks."""
+    """Yield the features of the checkpoint that the architecture of llama.cpp lacks."""
     name = file.architecture
     activation = ACTIVATIONS.get(name, "silu")
     if config.activation != activation:
-        says = f"llama.cpp runs its feed-forward with {activation}; the checkpoint has {config.activation}"
+        says = f"llama.cpp's activation function is {activation}; the checkpoint's is {config.activation}"
         yield known_fault(name, says, "gguf-not-expressed")
     if config.sliding_window is not None and name != "gemma2":
-        says = f"llama.cpp applies no sliding window; the checkpoint has one of {config.sliding_window}"
+        says = f"llama.cpp applies no sliding window; the checkpoint has a window of {config.sliding_window}"
         yield known_fault(name, says, "gguf-not-expressed")
     if config.query_temperature:
-        yield known_fault(name, "llama.cpp applies no query temperature; the checkpoint does", "gguf-not-expressed")
+        yield known_fault(
+            name, "llama.cpp applies no query temperature, but the checkpoint has one", "gguf-not-expressed"
+        )
     scale = config.head_dim**-0.5
     if not _is_same(config.score_scale, scale):
-        says = f"llama.cpp scales its scores by {scale:.4g}; the checkpoint by {config.score_scale:.4g}"
+        says = f"llama.cpp scales scores by {scale:.4g}; the checkpoint scales them by {config.score_scale:.4g}"
         yield known_fault(name, says, "gguf-not-expressed")
 
 
 MOST_ITEMS = 2**22
-"""Limit of tensors, fields, or items of a metadata array; the longest lists belong to tokenizers (about 2¹⁹)."""
+"""The largest number of tensors, fields, or items of an array; the longest arrays belong to tokenizers (about 2¹⁹)."""
 
 
 @dataclass(frozen=True, eq=False)
 class GgufTensor:
-    """A tensor as stored."""
+    """A tensor as it is stored in the file."""
 
     name: str
     kind: Any
@@ -167,7 +171,7 @@ class GgufTensor:
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Return its numbers in float32; raise `LoadError` for a type that cannot be dequantised."""
+        """Return the tensor in float32; raise `LoadError` for a type that cannot be dequantized."""
         try:
             found = call_port(gguf.dequantize, self.data, self.kind)
         except PortCallError as error:
@@ -183,16 +187,16 @@ class GgufFile:
     path: Path
     architecture: str
     fields: dict[str, Any]
-    """Metadata by key, without tokenizers' lists."""
+    """The metadata by key, without the lists of tokenizers."""
     tensors: dict[str, GgufTensor]
 
     def field(self, name: str) -> Any:
-        """Return the architecture's metadata for a name such as `rope.freq_base`; None if it is missing."""
+        """Return the metadata of the architecture for a name such as `rope.freq_base`; None if it is missing."""
         return self.fields.get(f"{self.architecture}.{name}")
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Open a file; raise `LoadError` if it cannot be read."""
+    """Open a file, or raise `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
         opened: GgufFile = call_port(_read, path)
@@ -202,11 +206,11 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """The library's reader with bounds: the library trusts counts, and treats data beyond the end as empty."""
+    """The reader of the gguf library with checks of counts and offsets, which the library does not check."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("it is shorter than its header or its tensors")
+            raise ValueError("it is shorter than its header and its tensors require")
         return super()._get(offset, dtype, count, *order, **named)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
@@ -217,11 +221,11 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
 
 def _check_count(counts: np.ndarray) -> None:
     if counts.max(initial=0) > MOST_ITEMS:
-        raise ValueError(f"it announces {counts.max():,} items, expected at most {MOST_ITEMS:,}")
+        raise ValueError(f"it declares {counts.max():,} items; expected at most {MOST_ITEMS:,}")
 
 
 def _read(path: Path) -> GgufFile:
-    _check_count(np.fromfile(path, "<u8", 2, offset=8))  # of its tensors and fields
+    _check_count(np.fromfile(path, "<u8", 2, offset=8))  # the numbers of tensors and fields
     reader = _Reader(path)
     if reader.byte_order != "I":
         raise ValueError("its numbers are big-endian")

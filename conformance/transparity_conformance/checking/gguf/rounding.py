@@ -1,4 +1,4 @@
-"""The rounding error of a GGUF type: one step of its grid, without a change of order."""
+"""The rounding errors of GGUF types: at most one step of the type's grid, and the order of numbers stays the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity_conformance.report.comparison import share
 KINDS = gguf.GGMLQuantizationType
 
 FLOATS = {KINDS.F32: 0.0, KINDS.F64: 0.0, KINDS.F16: 2.0**-11, KINDS.BF16: 2.0**-8}
-"""The relative error of rounding to nearest."""
+"""The relative error of rounding to the nearest number of each type."""
 
 LEAST = {KINDS.F16: 2.0**-25}
 """The absolute error of rounding near zero."""
@@ -26,23 +26,23 @@ OF_BITS = {
     8: (KINDS.Q8_0,),
 }
 BITS = {kind: bits for bits, kinds in OF_BITS.items() for kind in kinds}
-"""Bits of each number, besides the scale of its block."""
+"""The number of bits for each number of a type, without the scale of its block."""
 
 AT_ONCE = 2**16
-"""The number of blocks sorted at once."""
+"""The number of blocks that are sorted at once."""
 
 OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
-"""Types in which 16 numbers share a scale; in others, 32 do."""
+"""Types in which 16 numbers share a scale; in all other types, 32 numbers share one."""
 
 
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
-    """Return one step of the type's grid at every number of `right`; None for a type without its own grid.
+    """Return one step of the type's grid at every number of `right`; None for a type with no known grid.
 
-    The grid has 2ᵇ points over the numbers that share a scale. Quantisers choose the scale with the least error, so a
-    number at the end may be a step away. The root-mean-square error of a block stays below a step.
+    The grid has 2ᵇ points for the numbers that share a scale. Quantizers choose the scale with the smallest error, so
+    the largest number may be off by a step. The root-mean-square error of a block is still below one step.
 
-    The quantisers of llama.cpp leave at most 0.71 of a step in a row of random ±1, and otherwise 0.36. Another row's
-    numbers differ by at least 1.1 steps in 2 bits.
+    With llama.cpp's quantizers, this error is at most 0.71 steps for a row of random ±1, and 0.36 steps otherwise. If a
+    row holds the numbers of another row, the error is at least 1.1 steps in 2 bits.
     """
     if kind in FLOATS:
         return np.abs(right) * FLOATS[kind] + LEAST.get(kind, 0.0)
@@ -50,16 +50,17 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
         return None
     blocks = right.reshape(-1, OF_16.get(kind, 32))
     largest = np.abs(blocks).max(axis=1, keepdims=True)
-    # For a block whose scale is the least number of half precision; in some types it is a scale of scales.
+    # For a block whose scale is the smallest number of half precision. In `_K` types, scales have a scale themselves.
     least = 2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1)
     steps = 2 * largest / (2 ** BITS[kind] - 1) + least
     return np.broadcast_to(steps, blocks.shape).reshape(right.shape)
 
 
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
-    """Return the root-mean-square error of the worst block, and its root-mean-square step.
+    """Return the root-mean-square error of the worst block, and the root-mean-square step of that block.
 
-    A block is quantised at once; for floats, it is a single number. Errors in one block would vanish in a longer part.
+    A block is the part that is quantized together; for floats, it is a single number. In longer parts, the error of a
+    single block would vanish in the mean.
     """
     size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
     errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
@@ -70,7 +71,7 @@ def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: A
 
 
 def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
-    """Return whether numbers can be `right` in a type with a grid, with one more rounding allowed."""
+    """Return whether numbers equal `right` up to a step of the type and one rounding of float32."""
     steps = step(right, kind)
     if steps is None or found.shape != right.shape:
         return False
@@ -78,10 +79,10 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return how far numbers that share a scale are in another order than in `right`.
+    """Return how far numbers that share a scale are in another order than in `right`; 0 if the order is the same.
 
-    Quantisation keeps the order, because it rounds all of them to one grid; the result is then 0. Equal numbers of
-    `right` may be in any order.
+    Quantization keeps the order, because it rounds these numbers to one grid. Equal numbers in `right` may be in any
+    order.
     """
     if kind not in BITS:
         return 0.0

@@ -1,4 +1,4 @@
-"""Comparison of a file's tensors with the hub's: names, shapes, and numbers within a step of their type."""
+"""The tensors of a GGUF file, compared with the checkpoint's: names, shapes, and numbers up to a rounding step."""
 
 from __future__ import annotations
 
@@ -20,62 +20,62 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Measured
 
 SAYS = {
-    "gguf-not-converted": "its numbers are as in the hub's file; llama.cpp expects that {right}",
-    "gguf-norm-offset": "1 is added, which llama.cpp expects only for Gemma",
+    "gguf-not-converted": "the tensor has the checkpoint's layout; llama.cpp expects that {right}",
+    "gguf-norm-offset": "1 is added to the weights, which llama.cpp expects only for Gemma",
     "gguf-rows-permuted": "{wrong}; llama.cpp expects that {right}",
-    "gguf-transposed": "it is transposed",
-    "gguf-tensor-swapped": "it has the numbers of {other}",
-    "gguf-scaled": "it is {factor:.4g} × the hub's",
-    "gguf-disorder": "numbers that share a scale are in another order than the hub's. No rounding does this: the "
-    "file is damaged, or was made from other numbers",
+    "gguf-transposed": "the matrix is transposed",
+    "gguf-tensor-swapped": "the tensor has the numbers of {other}",
+    "gguf-scaled": "the tensor is {factor:.4g} × the checkpoint's",
+    "gguf-disorder": "numbers that share a scale are in another order than in the checkpoint: the file is damaged, "
+    "or was made from other numbers",
 }
 
 
 @dataclass(eq=False)
 class Compared:
-    """The tensors of a file in the hub's layout, and their faults."""
+    """The tensors of a file, converted to the checkpoint's layout, and their faults."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
-    """As llama.cpp reads them."""
+    """The tensors as llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
-    """The tensor with every mistake undone, at the same quantisation."""
+    """The tensors with every known mistake undone, in the same quantization."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    """The worst block of each tensor, relative to a step of its type."""
+    """The worst block of each tensor, with its error relative to a step of the tensor's type."""
     not_compared: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class HubTensors:
-    """The tensors of a checkpoint, in the hub's layout."""
+    """The tensors of a checkpoint, in their own layout."""
 
     family: str
     config: TransformerConfig
     tensors: Mapping[str, np.ndarray]
     names: Mapping[str, str]
-    """The file's name of each tensor."""
+    """The name of each tensor in the GGUF file."""
 
     def layout(self, name: str) -> StoredLayout:
         """Return the layout that llama.cpp expects for a tensor."""
         return layout_of(self.family, self.names[name], self.config)
 
     def expected(self, name: str) -> np.ndarray:
-        """Return a tensor in the file's layout."""
+        """Return a tensor in the layout of the GGUF file."""
         return self.layout(name).to_file(self.tensors[name])
 
 
 def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[str]) -> Compared:
-    """Compare tensors of the file with the hub's `names`; their shapes are right."""
+    """Compare tensors of the file, whose shapes are right, with the tensors `names` of the checkpoint."""
     compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
         found, steps = tensor.numbers(), step(expected, tensor.kind)
-        # A layout may add 1; subtracting it again rounds.
+        # A layout may add 1, and subtracting 1 again would round: equal tensors are therefore not converted.
         theirs = hub.tensors[name] if np.array_equal(found, expected) else layout.to_hub(found)
         compared.as_they_are[name] = compared.as_converted_rightly[name] = theirs
         if steps is None:
             compared.not_compared.append(
-                f"the error of {tensor.name}: its type {tensor.kind.name} has no grid of its own"
+                f"the error of {tensor.name}: the step of the type {tensor.kind.name} is unknown"
             )
             continue
         worst = worst_block(found, expected, steps, tensor.kind)
@@ -93,7 +93,7 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Return the first mistake that explains a tensor within a step, if any, and the numbers without it."""
+    """Return the first mistake that explains a tensor up to a step, if any, and the tensor without the mistake."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -114,33 +114,39 @@ def _cause(mistake: str, **words: Any) -> tuple[Cause, ...]:
 
 OUTPUT, EMBEDDING = "output.weight", "token_embd.weight"
 COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors of files that no checkpoint has."""
+"""Tensors that only GGUF files have."""
 
 
 def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield faults for tensors that are missing, of another shape, or unknown."""
+    """Yield a fault for each tensor that is missing, has another shape, or is unknown."""
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
             also = ": llama.cpp then uses the embeddings instead" if theirs == OUTPUT else ""
-            yield known_fault(theirs, f"it is missing{also}; the checkpoint has {name}", "gguf-tensor-missing")
+            yield known_fault(
+                theirs, f"the tensor is missing{also}; the checkpoint has it as {name}", "gguf-tensor-missing"
+            )
         elif file.tensors[theirs].shape != expected:
             found = shown(file.tensors[theirs].shape)
-            yield known_fault(theirs, f"its shape is {found}; by the checkpoint expected {expected}", "gguf-shape")
+            yield known_fault(theirs, f"the shape is {found}; expected {expected}, as in the checkpoint", "gguf-shape")
     others = [name for name in file.tensors if name not in {*hub.names.values(), *COMPUTED, OUTPUT}]
     if others:
-        yield known_fault(others[0], f"the checkpoint has nothing of the name {listed(others)}", "gguf-tensor-unknown")
+        yield known_fault(
+            others[0], f"the checkpoint has no tensor that corresponds to {listed(others)}", "gguf-tensor-unknown"
+        )
 
 
 def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield faults of a stored head that must equal the embeddings."""
+    """Yield the faults of a stored output head that must equal the embeddings."""
     if not hub.config.tied_head or OUTPUT not in file.tensors:
         return
     embedding = next(name for name, theirs in hub.names.items() if theirs == EMBEDDING)
     if file.tensors[OUTPUT].shape != hub.tensors[embedding].shape:
-        yield known_fault(OUTPUT, "its shape differs from the embeddings, which are the head", "gguf-shape")
+        yield known_fault(
+            OUTPUT, "the shape differs from the shape of the embeddings, with which the head is tied", "gguf-shape"
+        )
         return
-    says = "it differs from the embeddings, which are the checkpoint's head"
+    says = "the head differs from the embeddings, with which it is tied in the checkpoint"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
         yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
 
@@ -163,21 +169,21 @@ QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """A change between the hub's layout and the file's, in both directions."""
+    """A conversion between the layouts of the checkpoint and of the GGUF file, in both directions."""
 
     to_file: Change
     to_hub: Change
     says: str
-    """How the numbers of the file differ from the hub's."""
+    """How the numbers of the file differ from the checkpoint's, as a clause."""
 
 
-SAME = StoredLayout(np.asarray, np.asarray, "it is as in the hub's file")
-TRANSPOSED = StoredLayout(np.transpose, np.transpose, "it is transposed")
-PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is added")
+SAME = StoredLayout(np.asarray, np.asarray, "the tensor has the checkpoint's layout")
+TRANSPOSED = StoredLayout(np.transpose, np.transpose, "the matrix is transposed")
+PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is added to the weights")
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout for rotations of neighbours: rows of the two halves of each head are interleaved."""
+    """Return the layout for rotations of neighbors, in which the rows of each head's two halves are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -186,12 +192,12 @@ def permuted(heads: int) -> StoredLayout:
         return value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
     return StoredLayout(
-        to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbours"
+        to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbors"
     )
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
-    """Return the file's name of each hub tensor; tensors without one are left out."""
+    """Return the name of each tensor in the GGUF file; tensors without a name there are left out."""
     table = gguf.get_tensor_name_map(ARCHITECTURES[family], layers)
     found = {}
     for name in names:
@@ -203,7 +209,7 @@ def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iter
 
 
 def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout:
-    """Return the layout that llama.cpp expects for its tensor `name`."""
+    """Return the layout that llama.cpp expects for the tensor with this name in the GGUF file."""
     if ARCHITECTURES[family] is gguf.MODEL_ARCH.LLAMA and (match := QUERY_OR_KEY.fullmatch(name)):
         return permuted(config.num_heads if match[1] == "q" else config.key_value_heads)
     if family.startswith("gemma") and name.endswith("norm.weight"):
@@ -214,7 +220,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Return the wrong layouts that a conversion may give a tensor, by the id of the mistake."""
+    """Return the layouts that a wrong conversion may give a tensor, by the id of the mistake."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads
@@ -230,14 +236,14 @@ def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) 
 
 
 def check_family(family: str, architecture: str, path: object) -> None:
-    """Raise `UsageError` if a file's architecture is not the one of the family in llama.cpp."""
+    """Raise `UsageError` if the file's architecture is not llama.cpp's architecture for the family."""
     if family not in ARCHITECTURES:
         raise UsageError(
-            f"A {family} cannot be checked as a GGUF file; expected a checkpoint of {', '.join(ARCHITECTURES)}."
+            f"GGUF files of the family {family} cannot be checked; expected one of {', '.join(ARCHITECTURES)}."
         )
     expected = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]]
     if architecture != expected:
         raise UsageError(
-            f"{path} has the architecture {architecture!r}; expected {expected!r}, which runs a {family}: give the "
-            "checkpoint that it was made of."
+            f"{path} has the architecture {architecture!r}; expected {expected!r}, as the checkpoint is a {family}: "
+            "give the checkpoint from which the file was made."
         )

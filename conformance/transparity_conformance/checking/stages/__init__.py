@@ -1,1 +1,1 @@
-"""The stages of a check, and their shared evidence."""
+"""The stages of a check, and the evidence that they share."""

@@ -1,4 +1,4 @@
-"""The evidence of a check: every stage adds to it, and it becomes the report."""
+"""The evidence of a check, to which every stage adds, and from which the report is made."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from transparity_conformance.report.timing import Stopwatch
 from transparity_conformance.running.process.ranks import ProcessGroup, group_of, processor_seconds
 from transparity_conformance.running.process.running import Port, in_precision
 
-INTERRUPTED = "the check was interrupted: faults without a cause are unexplained, and the rest was not compared"
+INTERRUPTED = "the check was interrupted, so some faults may have no cause, and the rest was not compared"
 
 
 class LastReport:
-    """The last report on a port; `located` receives the first one that diverges."""
+    """The most recent report on a port; `located` receives reports made before the search for causes."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report
 
     def __call__(self, report: Report) -> None:
-        """Receive a report before the search for causes."""
+        """Store a report, and pass it to `located`."""
         self.report = report
         self.located(report)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Raise `Interrupted`, with the report, on Ctrl-C after a divergence was found."""
+        """On Ctrl-C after a divergence was found, raise `Interrupted` with the report."""
         try:
             yield
         except KeyboardInterrupt as ended:
@@ -72,29 +72,29 @@ class Arguments:
     lengths: tuple[int, ...]
     audit: bool | None
     quick: bool
-    """Whether to compare only the forward pass."""
+    """Whether only the forward pass is compared."""
 
     @property
     def name(self) -> str:
-        """Return the system's name in the report."""
+        """The name of the configuration in the report."""
         return self.preset or "config"
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """Return the probes that can be judged in the precision."""
+        """The probes that can be judged in the requested precision."""
         wanted = _probes(self.preset, self.config, self.parameters)
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
 
     @functools.cached_property
     def long(self) -> list[LongProbe]:
-        """Return the long prompts that the user asked for."""
+        """The long prompts that the user asked for."""
         first = next(iter(self.probes.values()))
         return long_probes(first.config, first.parameters, self.lengths)
 
 
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
-    """Return the probes of a preset, a configuration, or a configuration with given parameters."""
+    """Return the probes of a preset, of a configuration, or of a configuration with given parameters."""
     if config is None and (preset is None or parameters is not None):
         needs = "parameters without their config" if parameters is not None else "neither a preset nor a config"
         raise PortError(f"check() was given {needs}; name one.")
@@ -110,20 +110,20 @@ def _probes(preset: str | None, config: TransformerConfig | None, parameters: Ar
 
 
 class Evidence(LastReport):
-    """The state of a check: the port's answers, its recorded operations, and the report so far."""
+    """The state of a check: the port's results, its recorded operations, and the current report."""
 
     ran: Ran
-    """The answers to the probes."""
+    """The results of all probes."""
     repeated: ClaimResult
-    """The comparison of two runs."""
+    """The claim that two runs are equal."""
     form: AnswerForm | None = None
-    """The form of the answers, if they are not logits."""
+    """The form of the results, if they are not logits."""
     recorded: RecordedPort = NOT_ASKED
-    """The operations of a port whose logits are wrong."""
+    """The recorded operations of a port whose logits are wrong."""
     answer: Answer | None = None
-    """The wrong logits of a recorded port, with the single faults that reproduce them."""
+    """The wrong logits of a recorded port, with the faults that reproduce them one by one."""
     is_told: bool = False
-    """Whether the user knows of a wrong answer."""
+    """Whether the user was already told that a result is wrong."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
 
@@ -137,17 +137,17 @@ class Evidence(LastReport):
         self.stopwatch = Stopwatch(functools.partial(processor_seconds, self.build))
 
     def add(self, *faults: Divergence, **found: Any) -> None:
-        """Add findings to the report, as `Report.adding`."""
+        """Add results to the report, as `Report.adding` does."""
         self.report = self.report.adding(*faults, **found)
 
     @property
     def first(self) -> Probe:
-        """Return the first probe, which has the requested sizes."""
+        """The first probe, which has the requested sizes."""
         return next(iter(self.ran.probes.values()))
 
     @property
     def reached(self) -> ReachedCalls:
-        """Return the calls at other sizes."""
+        """The calls at other sizes."""
         return self.ran.reached
 
     def agrees(self) -> bool:
@@ -157,7 +157,7 @@ class Evidence(LastReport):
         return self.group is not None
 
     def has_logits(self) -> bool:
-        """Return whether the logits of every position are known."""
+        """Return whether the results contain the logits of every position."""
         return self.form is None or self.form.has_all_logits
 
     def has_other_form(self) -> bool:
@@ -165,12 +165,12 @@ class Evidence(LastReport):
 
     @property
     def ranks(self) -> ProcessGroup:
-        """Return the processes of a port on several ranks."""
+        """The processes of a port on several ranks."""
         assert self.group is not None
         return self.group
 
     def is_steady(self) -> bool:
-        """Return whether two runs gave the same answers."""
+        """Return whether two runs had the same results."""
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
@@ -189,7 +189,7 @@ class Evidence(LastReport):
 
     @functools.cached_property
     def clock(self) -> Clock:
-        """Return the clock of the search for causes."""
+        """The clock of the search for causes."""
         return self.new_clock()
 
     def new_clock(self) -> Clock:
@@ -198,6 +198,6 @@ class Evidence(LastReport):
 
     @property
     def judged_ranks(self) -> int:
-        """Return the number of ranks whose sharding may be wrong; 1 if a single rank has the same error."""
+        """The number of ranks whose sharding may be wrong; 1 if a single rank has the same error."""
         is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
         return self.ranks.ranks if is_sharding else 1

@@ -1,4 +1,4 @@
-"""Answers in another form than logits: recognised by value, named, and converted to logits if possible.
+"""Results that are not logits: their form is recognized by their values, named, and converted to logits if possible.
 
 A form combines a kind of value (`VALUES`) with an arrangement (`PARTS`).
 """
@@ -30,50 +30,50 @@ Arrange = Callable[[np.ndarray], np.ndarray]
 Read = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
-class OtherForm(Exception):  # noqa: N818 - no error
-    """The shape of an answer does not fit this form."""
+class OtherForm(Exception):  # noqa: N818 - not an error
+    """Raised if the shape of a result does not fit a form."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An arrangement of an answer."""
+    """An arrangement of a result, such as transposed."""
 
     says: str
-    """A description of the answer; `{}` stands for the values."""
+    """A description of the arrangement; `{}` stands for the values."""
     advice: str = ""
     """A further clause of advice; `{}` stands for the size of the vocabulary."""
     covers: str = ""
-    """The part that is compared; empty if all of it is."""
+    """The part of the logits that the arrangement contains; empty for all of them."""
     part: Arrange = lambda ours: ours
-    """Return the same part of an array of the reference."""
+    """Returns the corresponding part of an array of the reference."""
     read: Read = lambda theirs, shape: theirs
-    """Convert the port's answer to the arrangement of `part`, given the whole shape.
+    """Converts the port's result to the arrangement of `part`, given the shape of all logits.
 
-    It may raise `OtherForm` or `ValueError` for an answer in another arrangement. The shape is compared in any case.
+    It may raise `OtherForm` or `ValueError` for a result in another arrangement.
     """
 
 
 @dataclass(frozen=True)
 class Value:
-    """The kind of an answer's numbers."""
+    """The kind of numbers in a result, such as probabilities."""
 
     noun: str
     advice: str = ""
     of: Arrange = lambda ours: ours
-    """Compute these numbers from the reference's value at `tap`."""
+    """Computes these numbers from the reference's value at `tap`."""
     tap: str = "logits"
     slope: float = 1.0
-    """The largest change of a number when the logits change by 1."""
+    """The largest change of a number if every logit changes by at most 1."""
     are_ids: bool = False
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's numbers; raise `OtherForm` for another shape.
+    """Return the elementwise error of a port's numbers, or raise `OtherForm` if their shape is another one.
 
     Args:
         value: The kind of the numbers.
         theirs: The port's numbers.
-        ours: The reference's numbers at `value.tap`, arranged as `theirs`.
+        ours: The reference's numbers at `value.tap`, in the same arrangement.
     """
     if value.are_ids:
         return _below_the_largest(theirs, ours)
@@ -83,7 +83,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the largest logit minus the logit of the returned token: 0 for the right token or a tie."""
+    """Return how far the logit of the returned token is below the largest logit; 0 means a right token."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -106,14 +106,18 @@ PARTS = (
     Part("{} with the vocabulary before the positions", "transposed", read=lambda theirs, shape: theirs.swapaxes(1, 2)),
     Part("{} with the positions before the rows", "transposed", read=lambda theirs, shape: theirs.swapaxes(0, 1)),
     *(
-        Part("{} with an axis too many", "without it", read=lambda theirs, shape, axis=axis: np.squeeze(theirs, axis))  # type: ignore[misc]
+        Part(
+            "{} with an additional axis",
+            "without this axis",
+            read=lambda theirs, shape, axis=axis: np.squeeze(theirs, axis),  # type: ignore[misc]
+        )
         for axis in range(4)
     ),
     Part("{} with rows and positions in one axis", "reshaped", read=_unflattened),
     Part("{} of only the last position", "", "the last position", lambda ours: ours[:, -1]),
     Part("{} of only the last position", "", "the last position", lambda ours: ours[:, -1:]),
-    Part("{} of one row, without a batch dimension,", "", "the first row", lambda ours: ours[0]),
-    Part("{} of one position, the last of the first row,", "", "this position", lambda ours: ours[0, -1]),
+    Part("{} of one row, without a batch dimension", "", "the first row", lambda ours: ours[0]),
+    Part("{} of one position, the last of the first row", "", "this position", lambda ours: ours[0, -1]),
 )
 
 LOGITS = Value("logits")
@@ -130,15 +134,15 @@ VALUES = (
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form of a port's answers, and their error in that form."""
+    """The form of a port's results, and their error in that form."""
 
     part: Part
     value: Value
     error: float
     budget: float
-    """On the probe with the largest share."""
+    """The budget of the probe whose error is the largest relative to its budget."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    """The port's shape and the expected one, on the first probe."""
+    """The shape of the port's result for the first probe, and the expected shape."""
 
     @property
     def agrees(self) -> bool:
@@ -146,11 +150,11 @@ class AnswerForm:
 
     @property
     def has_all_logits(self) -> bool:
-        """Return whether the form contains all logits."""
+        """Whether results of this form contain all logits."""
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the logits in an answer; an answer of another form is returned unchanged."""
+        """Return the logits in a result; a result of another form is returned unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):
@@ -158,17 +162,17 @@ class AnswerForm:
 
     @property
     def says(self) -> str:
-        """Return the form and the required answer, as a clause."""
+        """A clause that names the form and says what to return instead."""
         theirs, ours = self.shapes
         found = self.part.says.format(self.value.noun)
         advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
-        text = f"{found} are returned, {theirs}: return the logits of every position, {ours}"
+        text = f"the port returns {found}, {theirs}: return the logits of every position, {ours}"
         text += f", {advice}" if advice else ""
         if self.has_all_logits:
             return text
         part, verb = self.part.covers or f"the {self.value.noun}", "agrees" if self.part.covers else "agree"
         how = verb if self.agrees else f"{verb.replace('agree', 'differ')}, by {format_share(self.share)} the budget"
-        return f"{text}; {part} {how}" + (", and nothing was compared elsewhere" if self.part.covers else "")
+        return f"{text}; {part} {how}" + (", and nothing else was compared" if self.part.covers else "")
 
     @property
     def share(self) -> float:
@@ -176,10 +180,10 @@ class AnswerForm:
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's answers if they do not have the shape of logits; None if no form fits.
+    """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
 
-    Forms whose numbers agree come first, then logits, then the nearest. If the numbers are wrong, only logits or the
-    usual arrangement are recognised.
+    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If the numbers agree in
+    no form, only logits in any arrangement, or other values in the usual arrangement, are recognized.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
@@ -192,7 +196,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
-    """Yield every form that fits the shapes of all answers."""
+    """Yield every form that fits the shapes of all results."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
     for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):
@@ -207,7 +211,7 @@ def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dty
 
 
 def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the largest error outside undetermined positions, and its budget; raise `OtherForm` for another shape."""
+    """Return the largest error outside undetermined positions, and its budget; raise `OtherForm` for a wrong shape."""
     oracle, stack = probe.oracle, probe.config.stacks[-1]
     layers = probe.config.num_decoder_layers if stack == "decoder" else probe.config.num_encoder_layers
     tap = value.tap.format(stack=stack, layer=f"{stack}.layers.{layers - 1}")
@@ -224,7 +228,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 
 
 class _InForm:
-    """A built port whose answers are converted to logits; its other attributes are unchanged."""
+    """A built port whose results are converted to logits; all other attributes are unchanged."""
 
     def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config
@@ -241,7 +245,7 @@ class _InForm:
 
 
 class _RemoteInForm(_InForm, RemotePort):
-    """The same for a port in a separate process."""
+    """A built port in a separate process whose results are converted to logits."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -251,7 +255,7 @@ class _RemoteInForm(_InForm, RemotePort):
 
 
 def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
-    """Return the same answers and ports, with logits instead of their form."""
+    """Return the same results and ports, converted to logits."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
         key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])

@@ -1,4 +1,4 @@
-"""The stages of a check on the forward pass: run the port, record it, judge it, and build it again."""
+"""The stages of a check that concern the forward pass: run the port, record it, judge it, and build it again."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
-FORM_ALONE = "activations and capabilities: the answers have another form"
+FORM_ALONE = "activations and capabilities: the port returns something other than logits"
 
 SECOND_SEED = 1
 
-DRAWN = "a weight is random, not read: built again from the same weights, the port gives other answers"
-NOT_TIED = "the head is not tied to the token embedding: its weight is random whenever the port is built"
+DRAWN = "a weight is random instead of read: if the port is built again from the same weights, its result changes"
+NOT_TIED = "the output head is not tied to the token embedding: its weight is random in every build of the port"
 
 FOLDER = "loader.folder"
 
 HALF_PRECISIONS = {"BF16": "bfloat16", "F16": "float16"}
-"""Stored dtypes in which a model may compute."""
+"""Stored dtypes in which a model may also compute."""
 
 
 def run_probes(evidence: Evidence) -> None:
-    """Run the port on every probe, and twice on the first."""
+    """Run the port once on every probe, and again on the first."""
     arguments = evidence.arguments
     assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
     answered = functools.partial(_tell_if_wrong, evidence)
@@ -75,7 +75,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _tell_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Tell the first wrong answer before the next call; the reference of a large model would take too long."""
+    """Report the first wrong result before the next call, unless the reference of a large model would take too long."""
     if not evidence.is_told and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -89,7 +89,7 @@ def _that_diverges(evidence: Evidence, wrong: Divergence) -> Report:
 
 
 def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
-    """Compare two runs within the budget, because devices may sum in any order."""
+    """Compare two runs within the budget, because some devices sum in varying order."""
     worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
     for name, value in once.items():
         error, budget = gap(value, again[name]), probe.oracle.budget(name, dtype)
@@ -101,7 +101,7 @@ def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, 
 
 
 def recognise_form(evidence: Evidence) -> None:
-    """Convert answers in another form to logits, if they contain all logits."""
+    """Convert results of another form to logits, if they contain all logits."""
     ran = evidence.ran
     evidence.form = form_of(ran.probes, ran.actual, evidence.arguments.dtype)
     if evidence.form is not None and evidence.has_logits():
@@ -125,9 +125,9 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Judge the answers with the oracle, and find causes and lines.
+    """Compare the results with the oracle, and find causes and lines.
 
-    If the causes show that other activations were taken for some taps, taps are found again with the causes known.
+    If the causes show that some taps were matched to wrong activations, the taps are matched again with these causes.
     """
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
@@ -176,12 +176,12 @@ def _judged(
 
 
 def find_unsteady_line(evidence: Evidence) -> None:
-    """Find the line at which two calls of a port diverge."""
+    """Find the line at which two runs of a port differ first."""
     evidence.report = with_unsteady_line(evidence.report, evidence.ran.forward, evidence.first)
 
 
 def build_again(evidence: Evidence) -> None:
-    """Explain a fault without a cause if the port's answers change when it is built again."""
+    """Explain a fault without a cause if the port's results change when it is built again."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
@@ -202,7 +202,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Make the form of the answers the first divergence."""
+    """Make the form of the results the first divergence."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -218,7 +218,7 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error, unless it diverges on other probes, which may be the reason."""
+    """Raise the port's error, unless the port diverges on other probes, which may be the reason for the error."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised
@@ -226,17 +226,17 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether a loader received a copy of the named checkpoint, and agrees."""
+    """Return whether a loader that agrees got a copy of the user's checkpoint."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
 
 
 def load_as_named(evidence: Evidence) -> None:
-    """Give the loader the named folder itself, and compare the logits of the first probe.
+    """Pass the user's folder itself to the loader, and compare the logits of the first probe.
 
-    The folder has tensors in their own dtype, possibly in several files. All other probes use a copy in float32 in one
-    file. A loader may round as its tensors are stored.
+    The folder may hold other dtypes than float32 and several files, whereas the other probes use a float32 copy in one
+    file. The loader may compute in the stored precision.
     """
     parameters, probe, dtype = evidence.arguments.parameters, evidence.first, evidence.arguments.dtype
     assert isinstance(parameters, InFolder)
@@ -253,11 +253,13 @@ def load_as_named(evidence: Evidence) -> None:
     error, budget = min(tried, key=lambda each: share(*each))
     is_wrong = share(error, budget) > 1
     evidence.add(claims=[ClaimResult(FOLDER, "diverges" if is_wrong else "agrees", error, budget, f"logits ({says})")])
-    evidence.add(notes=[f"load(folder) was given a copy in float32 in one file, and once the folder itself ({says})"])
+    evidence.add(
+        notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"]
+    )
     if is_wrong:
         cause = Cause(
             "folder-read",
-            f"load(folder) is right on a copy in float32 in one file, and wrong on {says}",
+            f"load(folder) is right for a float32 copy in one file, but wrong for {says}",
             None,
             0.0,
             1.0,
@@ -266,27 +268,27 @@ def load_as_named(evidence: Evidence) -> None:
 
 
 def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:
-    """Return the error and the budget of a model that computes in the requested precision or as stored."""
+    """Return the error and the budget of a model that computes in the requested or in the stored precision."""
     budget = probe.budget(dtype if computed == dtype else f"float32:{computed}")
     return judged_gap(probe, "logits", logits, probe.oracle.expected["logits"], computed), budget
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:
-    """Return whether the cause of a wrong call at another size can be searched."""
+    """Return whether causes of a wrong call at another size can be searched for."""
     reached = evidence.reached
     is_open = bool(reached.wrong) and not reached.is_history and not evidence.report.faults[-1].is_misshapen
     return is_open and can_be_walked(reached.wrong[0].probe)
 
 
 def explain_at_other_size(evidence: Evidence) -> None:
-    """Add the causes and lines of the first wrong call at another size, as far as they are found."""
+    """Add the causes and lines of the first wrong call at another size, if any are found."""
     arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()
     probe, forward = whole(wrong), evidence.reached.forwards[id(wrong.parameters)]
     row = row_of(wrong)
     taps = answer_or_error(lambda: run(forward, probe, logits_only=arguments.logits_only))
-    if isinstance(taps, PortError):  # the first answer to this call was wrong
+    if isinstance(taps, PortError):  # the same call had a wrong result before
         return
     probes, actual, recorded, answer = {probe.name: probe}, {probe.name: taps}, NOT_ASKED, None
     if not arguments.logits_only:
@@ -302,7 +304,7 @@ def explain_at_other_size(evidence: Evidence) -> None:
 
 
 def find_line_of_step(evidence: Evidence) -> None:
-    """Find the line at which a wrong step of cached decoding diverges from the forward pass."""
+    """Find the line at which a wrong step of cached decoding first differs from the forward pass."""
     if all(fault.where != "step" for fault in evidence.report.faults):
         return
     ran, reached = evidence.ran, evidence.reached

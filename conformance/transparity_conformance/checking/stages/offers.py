@@ -1,8 +1,8 @@
-"""The capabilities of a port besides its forward pass, and its histories.
+"""The stage that compares the capabilities of a port besides its forward pass, and many calls of one object.
 
-In a history, one built port receives many calls and must answer each as a new object would. A port that keeps state
-between calls answers only the first ones right. Examples are a cache that is not reset, gradients that accumulate, and
-dropout left on by training. Repeated forward passes are therefore mixed at random with all other capabilities.
+In a history, one object is called many times, and each result must equal the result of a new object. A port that keeps
+state between calls is right only at first. Examples are a cache that is not reset, gradients that accumulate, and
+dropout that training leaves on. Forward passes are therefore mixed in random order with all other capabilities.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
-OF_A_CHECKPOINT = "the gradients of a loaded model are compared only with a checkpoint's weights: give --checkpoint"
+OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"
 
-NOT_OF_GIVEN = "{}: not compared with given parameters; --config compares it with drawn ones"
+NOT_OF_GIVEN = "{}: not compared for given parameters; --config compares it for random ones"
 
 CALLS = 120
-"""Forward passes of a history: if all are right, at most one call in 40 is wrong, at 95 % (1 − 0.05^(1/n) is 2.5 %)."""
+"""The number of forward passes in a history. If all are right, at most 2.5 % of calls are wrong at 95 % confidence."""
 
 CALLS_OF_LARGE = 2
-"""The same for a model with slow forward passes."""
+"""The number of forward passes in a history of a model whose forward passes are slow."""
 
 CLAIM = "histories"
 
 
 def compare_offers(evidence: Evidence) -> None:
-    """Compare the capabilities and, if the port agrees so far, its histories."""
+    """Compare the capabilities and, if the port agrees until then, a history of calls."""
     ran, arguments, report = evidence.ran, evidence.arguments, evidence.report
     first, is_drawn = evidence.first, arguments.parameters is None
     sharing = {key: probe for key, probe in ran.probes.items() if probe.parameters is first.parameters}
@@ -72,17 +72,17 @@ def compare_offers(evidence: Evidence) -> None:
 
 
 def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
-    """Compare all capabilities; none if the forward pass is in another precision, which affects them too."""
+    """Compare all capabilities; skip all if the forward pass has undeclared rounding, which affects them."""
     causes = [cause for fault in report.faults for cause in fault.causes]
     if [cause.mistake for cause in causes] == ["low-precision"]:
-        says = f"the port's forward pass has a known fault, and so has everything computed from it: {causes[0].says}"
+        says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
     left_out = {"gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
     return compare_capabilities(port, forward, is_right=report.verdict == "agrees", left_out=left_out)
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
-    """Compare the capabilities that need no parameters of their own; list the others."""
+    """Compare the capabilities that need no special parameters, and list all others as not compared."""
     offered = {row.attribute for row in offered_by(port.forward)}
     missing = [name for name in ATTRIBUTES if name not in offered]
     others = offered - {row.attribute for row in OF_GIVEN}
@@ -97,30 +97,30 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 @dataclass(frozen=True)
 class _Request:
-    """A capability in one way, with requests that the port has answered correctly."""
+    """A way to use a capability, with requests to which the port has replied correctly."""
 
     row: Capability
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """Faults that the first answer had too."""
+    """The places that were already wrong in the first reply."""
 
 
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
-    """Call one object many times, and compare every answer.
+    """Call one object many times, and compare every result.
 
     Args:
-        port: The port, which has answered every probe and request once.
-        forward: Its first logits, which agree.
-        first: The result of its capabilities; those that agree are requested again.
-        rows: The capabilities as they were compared; empty: the whole table.
+        port: The port, which was already called once for every probe and request.
+        forward: The logits of these first calls, which agree.
+        first: The results for its capabilities; the capabilities that agree are requested again.
+        rows: The capabilities that were compared; empty for all.
     """
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())
-    if not is_large:  # a port with a bad cache would return its twin's answer for the first probe
+    if not is_large:  # to detect a port that caches results by shape
         added = twin(next(iter(forward.probes.values())))
         logits = {**forward.logits, added.name: added.oracle.expected["logits"]}
         forward = dataclasses.replace(forward, probes={**forward.probes, added.name: added}, logits=logits)
@@ -132,13 +132,13 @@ def compare_history(
 
 
 def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
-    """Return the first wrong forward pass of a port after training or generation, if any."""
+    """Return a divergence if the port's forward pass is wrong after training or generation; otherwise None."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
         used = _error_and_budget(built, probe, probe.oracle.expected["logits"], forward)
         if share(*used) > 1:
-            return _diverges(used, probe.name, probe, "a model differs after training or generation")
+            return _diverges(used, probe.name, probe, "the forward pass changes after training or generation")
     return None
 
 
@@ -148,14 +148,14 @@ def _requests(
     agreeing = {claim.id for claim in first.claims if claim.verdict == "agrees"}
     offered = {row.attribute for row in offered_by(port.forward)}
     ways = ((row, way) for row in rows if row.attribute in offered for way in row.ways if way.claim in agreeing)
-    short = dataclasses.replace(forward, reached=())  # calls across thresholds are already compared
+    short = dataclasses.replace(forward, reached=())  # calls at other sizes are already compared
     comparable = ((row, way, way.all_requests(short)) for row, way in ways)
     wrong = frozenset(fault.where for fault in first.faults)
     return [_Request(row, way, requests, wrong) for row, way, requests in comparable if requests]
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Make the calls in order, and stop at the first wrong answer."""
+    """Make the calls in the given order, and stop at the first wrong result."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):
@@ -167,7 +167,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
         probe = forward.probes[each]
         used = _error_and_budget(port.forward, probe, forward.logits[each], forward)
         if share(*used) > 1:
-            says = f"call {calls + 1} of one object differs from the first on the same tokens{after}"
+            says = f"call {calls + 1} of one object differs from the first call with the same tokens{after}"
             return _diverges(used, f"call {calls} ({probe.name})", probe, says)
         if share(*used) > share(worst.error, worst.budget):
             worst = ClaimResult(CLAIM, "agrees", *used, f"call {calls} ({probe.name})")
@@ -177,7 +177,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error_and_budget(
     function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
 ) -> tuple[float, float]:
-    """Return the largest difference from the expected logits and its budget; infinite if the port fails."""
+    """Return the largest difference from the expected logits, infinite if the port fails, and its budget."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
     return error, probe.oracle.budget("logits", forward.dtype)
@@ -189,8 +189,8 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
-    """Return the result of asking the same object again, if its answer is wrong."""
-    says = "right at first, but wrong when the same object is called again: the port keeps state between calls"
+    """Repeat a request on the same object, and return a divergence if the result is wrong."""
+    says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
     cause = Cause("history", says, None, 0.0, 1.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():

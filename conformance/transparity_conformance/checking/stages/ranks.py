@@ -1,8 +1,8 @@
-"""The stages of a check on several ranks: a single rank of the same code, replicas, and dropout in training.
+"""The stages of a check on several ranks: they compare with one rank, compare replicas, and compare dropout.
 
-Differences between one rank and many, beyond rounding, come from the sharding. A port may offer a forward pass in
-training mode, `with_dropout(**tokens)`, that returns a dict of taps. Shards must drop different entries, and replicas
-the same ones.
+If several ranks differ from one rank of the same code by more than rounding, the sharding is wrong. A port may offer a
+forward pass in training mode, `with_dropout(**tokens)`, that returns a dict of taps. On different ranks, dropout must
+drop different entries of shards, and the same entries of replicas.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from transparity_conformance.running.process.running import Port, built, in_prec
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
 
 METHOD = "with_dropout"
-"""The method of a port that runs in training mode."""
+"""The method of a port that runs the forward pass in training mode."""
 
 SIDES = 2
-"""Each of the two runs may use its whole budget."""
+"""The number of budgets that a difference of two runs may use, as both runs round."""
 
 FLUKE = 1e-6
-"""Masks share a seed if independent masks would be equal with a smaller probability than this."""
+"""If independent masks would be equal with a smaller probability than this, equal masks have the same seed."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
-    """Compare the ranks with one rank of the same code."""
+    """Compare several ranks with one rank of the same code."""
     arguments, group = evidence.arguments, evidence.ranks
     how = arguments.dtype, arguments.logits_only, evidence.progress
     evidence.one_rank = against_one(group, evidence.build, arguments.probes, *how)
@@ -50,9 +50,9 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Compare many ranks with one rank of the same code; probes that the port refuses are left out.
+    """Compare several ranks with one rank of the same code; probes that the port refuses are left out.
 
-    Raises `PortError` if the many ranks fail. If the single rank fails, the comparison is inconclusive.
+    Raises `PortError` if the port fails on several ranks. If it fails on one rank, the comparison is inconclusive.
     """
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
@@ -68,7 +68,7 @@ def against_one(
 
 
 def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> RanksComparison:
-    """Return the tap with the largest difference relative to the budgets of both runs."""
+    """Return the comparison of the tap whose difference is largest relative to the sum of both budgets."""
     worst = RanksComparison(count, "agrees", where="logits")
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
@@ -81,7 +81,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank, replicas that differ and, if all agree, dropout in training."""
+    """Add the comparison with one rank, the comparison of replicas and, if everything agrees, of dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -90,13 +90,13 @@ def judge_ranks(evidence: Evidence) -> None:
 
 
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Return the report with the comparison of one rank and many, and with replicas that differ."""
+    """Return the report with the comparison of one rank and several, and with replicas that differ."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)
     faults = []
     if ranks.one_rank == "diverges" and report.verdict != "diverges":
-        says = f"{ranks.count} ranks and 1 of the same code differ by more than rounding"
+        says = f"{ranks.count} ranks and 1 rank of the same code differ by more than rounding"
         cause = Cause("ranks-differ", says, None, 0.0, 1.0)
         faults = [Divergence(ranks.where, ranks.error, ranks.budget, (cause,), probe=ranks.probe)]
     claim = ClaimResult(CLAIM, ranks.one_rank, ranks.error, ranks.budget, ranks.where)
@@ -104,9 +104,9 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Return the report with each value that is declared a replica and differs between ranks.
+    """Return the report with a fault for values that are declared as replicas but differ between ranks.
 
-    A replica may differ by the largest relative budget of any tap.
+    Replicas may differ by the largest relative budget of all taps.
     """
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
@@ -119,7 +119,7 @@ def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, 
         return report
     first = far[0]
     others = f" and {len(far) - 1} more" if far[1:] else ""
-    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of {first.name}{others}, a replica"
+    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of the replica {first.name}{others}"
     if report.verdict == "diverges":
         return report.adding(notes=[says])
     budget = allowed * first.gap / first.relative
@@ -156,7 +156,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return the cause if the wrong entries are dropped: values that are 0 where the reference's are not."""
+    """Return a cause if the wrong entries are dropped; an entry is dropped if it is 0 only in the port."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None
@@ -165,15 +165,15 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
         both = (parts[0] != 0) & (parts[rank] != 0)
         is_same = np.array_equal(dropped[0][both], dropped[rank][both])
         if placement.kind == "replicated" and not is_same:
-            says = f"ranks 0 and {rank} drop different entries of a value that is the same on all ranks"
+            says = f"ranks 0 and {rank} drop different entries of a value that is replicated on all ranks"
             return Cause("dropout-on-replicas", says, None, 0.0, 1.0)
         if placement.kind == "sharded" and is_same and _chance(dropped[0][both]) < FLUKE:
-            says = f"ranks 0 and {rank} drop the same entries of their shards: their seeds are the same"
+            says = f"ranks 0 and {rank} drop the same entries of their shards, because they have the same seed"
             return Cause("dropout-seed-shared", says, None, 0.0, 1.0)
     return None
 
 
 def _chance(dropped: np.ndarray) -> float:
-    """Return the probability that an independent mask of the same rate is equal."""
+    """Return the probability that an independent mask with the same rate would be equal."""
     rate = float(dropped.mean()) if dropped.size else 0.0
     return float((rate**2 + (1 - rate) ** 2) ** dropped.size)

@@ -1,4 +1,4 @@
-"""The reach of a verdict: a port that agrees on every probe is called at many lengths, batches and widths."""
+"""The stage that calls a port at many other lengths, batch sizes and widths, if it agrees on all probes."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from transparity_conformance.running.process.running import built, is_loader, mo
 
 CLAIM, LONG = "forward.reach", "forward.long"
 
-QUICK = "other lengths and sizes, capabilities, histories and the audit: --quick compares only the forward pass"
+QUICK = "other sizes, capabilities, repeated calls and the audit: --quick compares only the forward pass"
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
-    """Call a port that agrees at other sizes and on the requested long prompts."""
+    """Call a port that agrees at other sizes, and on the long prompts that the user asked for."""
     arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
         leave_out(arguments.long, reached)
@@ -75,20 +75,20 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def leave_out_all(evidence: Evidence) -> None:
-    """State that only the forward pass is compared; a port that agrees there is inconclusive."""
+    """Record that only the forward pass is compared; a port that agrees there is inconclusive."""
     coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
     verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
     evidence.add(coverage=coverage, verdict=verdict)
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """Return the model of a loader that takes an attention mask; empty if it takes none."""
+    """Return the model for calls with an attention mask; empty if the loaded model has no such argument."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()
     signature = signature_of(evidence.ran.forward)
     if signature is None or "attention_mask" not in signature.parameters:
-        evidence.reached.refused.append("attention_mask: the loaded model takes none")
+        evidence.reached.refused.append("attention_mask: the loaded model has no such argument")
         return ()
     return (model,)
 
@@ -114,13 +114,13 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
         _bisect(function, model, reached, dtype, asked)
     if reached.wrong:
         probe = reached.wrong[0].probe
-        with contextlib.suppress(PortError):  # then a new object is wrong too
+        with contextlib.suppress(PortError):  # an error means that a new object is wrong, too
             alone = run(built(evidence.build, probe), probe, logits_only=True)
             reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
 
 
 def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str, asked: int) -> bool:
-    """Call a port and compare its logits; return whether it answered. It may refuse lengths beyond `asked`."""
+    """Call a port and compare its logits; return whether it accepted the call. It may refuse lengths beyond `asked`."""
     is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
     taps = call_model(function, probe, reached, is_derived, logits_only=True, may_refuse=may_refuse)
     if taps is not None:
@@ -129,7 +129,7 @@ def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedC
 
 
 def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str, asked: int) -> None:
-    """Find the first wrong length of a model that is right up to some length and wrong beyond."""
+    """Find the first wrong length of a model whose short calls are right and whose long calls are wrong."""
     sides = len(model.config.input_names)
 
     def call(length: int) -> bool | None:
@@ -140,11 +140,11 @@ def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCal
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference's; slightly over the budget, allow for sequential summation."""
+    """Compare logits with the reference; slightly over the budget, measure it again with sequential sums."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
-        if is_masked and logits.shape == expected.shape:  # in a row padded on the left, the first positions see nothing
+        if is_masked and logits.shape == expected.shape:  # padding on the left sees nothing
             logits = np.where(sees_something(probe.config, probe.inputs)[..., None], logits, expected)
         error = difference(logits, expected)
         if 1 < share(error, budget) < REMEASURED_WITHIN[dtype]:
@@ -176,14 +176,14 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
-    """Return the claim on calls, represented by the call with the largest share of its budget."""
+    """Return the claim about these calls, with the error of the call that uses the largest share of its budget."""
     worst = max(compared, key=lambda each: share(each.error, each.budget))
     where = f"logits ({worst.probe.name})"
     return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:
-    """Add the coverage of a port that agrees, the claims on its reach, and the omissions."""
+    """Add the coverage of a port that agrees, the claims about other sizes, and what was not compared."""
     reached = evidence.reached
     evidence.report = covered(evidence.report, config, probes, reached.failed)
     if not evidence.agrees():
@@ -194,13 +194,13 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
     if reached.left_out:
         lengths = sorted({max(probe.lengths) for probe in reached.left_out})
         listed = ", ".join(map(str, lengths[:12])) + (", …" if lengths[12:] else "")
-        missing.append(f"{len(reached.left_out)} calls of lengths {listed}: the port takes too long for all of them")
+        missing.append(f"{len(reached.left_out)} calls of lengths {listed}: the port is too slow for all calls")
     claims = [_claim(name, compared) for name, compared in ((CLAIM, others), (LONG, long)) if compared]
     evidence.add(claims=claims, not_compared=missing)
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port on long prompts, shortest first, until one is wrong; then shorten that prompt."""
+    """Call a port on long prompts, the shortest first, until one is wrong; then find the shortest wrong prompt."""
     forward, probes, reached = evidence.ran.forward, evidence.arguments.long, evidence.reached
     dtype, progress = evidence.arguments.dtype, evidence.progress
     for number, probe in enumerate(probes):
@@ -221,16 +221,16 @@ def call_long(evidence: Evidence) -> None:
             if has_prefixes(probe.config):
                 _shorten(forward, probe, errors, dtype, reached)
             if not can_be_walked(shortest := reached.wrong[0].probe):
-                reached.notes.append(f"{shortest.name}: the cause is not searched, for all activations are too large")
+                reached.notes.append(f"{shortest.name}: no causes are searched for, because memory is too small")
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
-    """List long prompts that are skipped because shorter ones are wrong."""
+    """List long prompts that are skipped because shorter prompts are wrong."""
     reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether all activations of a wrong call fit into memory, so that its cause can be searched."""
+    """Return whether all activations of a wrong call fit into memory, so that causes can be searched for."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)
@@ -240,7 +240,7 @@ def can_be_walked(probe: Probe) -> bool:
 
 
 def _errors(forward: Callable[..., Any], probe: LongProbe, reached: ReachedCalls) -> np.ndarray | None:
-    """Return the largest error of the port at each position; None for logits with another shape."""
+    """Return the largest error at each position; None if the logits have another shape."""
     taps = call_model(forward, probe, reached, False, logits_only=True)
     assert taps is not None  # a failure at a requested length raises
     logits = taps["logits"]
@@ -259,7 +259,7 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 def _shorten(
     forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: ReachedCalls
 ) -> None:
-    """Find the shortest wrong prompt; it ends at the first wrong position unless the port depends on the length."""
+    """Find the shortest wrong prompt, which usually ends at the first wrong position."""
     right, wrong = 0, len(errors)
     middle = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))
     while right < middle < wrong:

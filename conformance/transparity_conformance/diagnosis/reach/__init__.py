@@ -1,1 +1,1 @@
-"""The reach of a difference: the positions, tokens and predictions that it changes."""
+"""The extent of a difference: the calls, positions, tokens and predictions that it changes."""

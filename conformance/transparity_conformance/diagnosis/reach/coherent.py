@@ -1,8 +1,9 @@
-"""Coherent errors: faults whose effect is within the budget but unlike rounding.
+"""Coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
 
-The budget bounds the largest error. A smaller error along the effect of a known fault (the reference with the fault
-minus the reference) accumulates over all logits, whereas rounding cancels. The logits' error is regressed on each
-effect. The coefficient, in units of its own rounding, is compared with the reference's rounding at neighbouring points.
+The effect of a fault is the reference's logits with the fault minus its logits without it. Rounding errors point in
+random directions, so they nearly cancel along an effect, but a small multiple of the effect does not. The logits' error
+is therefore projected onto each effect. The length of the projection is compared with the projections of the
+reference's own rounding, measured at nearby points.
 """
 
 from __future__ import annotations
@@ -25,43 +26,43 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The number of neighbouring points at which the reference's rounding is measured."""
+"""The number of nearby points at which the reference's rounding is measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes that are tested, if the model is not large; most faults show on them."""
+"""The probes on which errors are projected, unless the model is large; most faults show on them."""
 
 Errors = Mapping[str, np.ndarray]
-"""Flattened differences of logits, by probe."""
+"""Flattened differences of the logits, by probe."""
 
 Key = tuple[str, str]
 Effects = dict[Key, tuple[Hypothesis, np.ndarray]]
-"""The effect of each fault, by its id and variant, on the logits of one probe."""
+"""The effect of each fault on the logits of one probe, by the fault's id and variant."""
 
 _kept: WeakKeyDictionary[Probe, Effects] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Coherent:
-    """An error along the effect of a fault."""
+    """An error that contains a multiple of a fault's effect."""
 
     hypothesis: Hypothesis
     coefficient: float
-    """1 if the port has the whole fault."""
+    """The multiple of the effect; 1 means that the port has the whole fault."""
     excess: float
-    """Its length along the effect, relative to the largest one that rounding has."""
+    """The length of the projection, relative to the largest projection that rounding has."""
     cause: Cause | None
-    """The fault, if the reference with it leaves nothing coherent."""
+    """The fault, if no coherent error remains with the fault in the reference."""
 
     @property
     def says(self) -> str:
         return (
-            f"the logits are within the budget, but their error is not rounding: it contains {self.coefficient:.3g} × "
-            f"a fault's effect ({self.hypothesis.fault.description}), {self.excess:.3g} × the maximum of rounding"
+            f"the logits are within the budget, but their error contains {self.coefficient:.3g} × a fault's effect "
+            f"({self.hypothesis.fault.description}), {self.excess:.3g} × as much as rounding explains"
         )
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Find the effect along which the logits' error exceeds rounding the most."""
+    """Return the fault along whose effect the logits' error exceeds rounding the most, if any exceeds it."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -98,7 +99,7 @@ def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _own(probe: Probe, dtype: str, index: int) -> np.ndarray:
-    """Return the reference's own rounding of the logits at a neighbouring point."""
+    """Return the reference's own rounding of the logits at a nearby point."""
     return probe.oracle.rounding("logits", dtype, index).ravel()
 
 
@@ -109,7 +110,7 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Return how far `errors` lie along an effect, in units of rounding, the coefficient, and the effect's key."""
+    """Return the longest projection onto an effect in units of rounding, its coefficient, and the key of the effect."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0
@@ -124,13 +125,13 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """Return the effects of all faults on the logits of `probe`, each at all possible sites."""
+    """Return the effect of every fault on the logits of `probe`, with the fault at all possible sites."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
         for hypothesis in widest(
             each for each in every if each.fault.id != "low-precision"
-        ):  # low precision may be declared
+        ):  # low precision is not a fault if it is declared
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]
             except Impossible:

@@ -1,4 +1,4 @@
-"""Differences that are not faults: a convention for queries that see no key, and near-ties of a router."""
+"""Differences that are not faults: conventions for queries whose keys are all masked, and near-ties of a router."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import ClaimResult
 
 ID = "wholly_hidden"
-OURS = "ours weighs all keys equally; this is a convention, not a fault, and positions that depend on it are not judged"
+OURS = "the reference gives all keys the same weight; positions that depend on such a convention are not judged"
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """Yield the largest difference that only a convention explains, if the port's differs from ours."""
+    """Yield the largest difference that another convention explains, if the port's differs from the reference's."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -32,32 +32,32 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return the same as a sentence that names the port's convention if the catalogue has it."""
+    """Return a note on another convention, which names the convention if the catalogue has it."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
 def near_tie_notes(results: Results, dtype: str) -> list[str]:
-    """Return a sentence on the positions that depend on a near-tie between experts; empty without one."""
+    """Return a note on the positions that depend on a near-tie between experts; empty if there are none."""
     tied, total = tied_outputs(results, dtype)
     says = (
-        f"near_ties: experts tie within rounding in {dtype}, so either may be chosen. {tied} of {total} "
-        "positions of the output depend on it, and are judged only by the port's own scores, where available"
+        f"near_ties: scores of experts differ by less than rounding in {dtype}, so either expert may be chosen. "
+        f"{tied} of {total} output positions depend on the choice, and are judged only if the port shows its scores"
     )
     return [says] * (tied > 0)
 
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
-    """Return the number of output positions that depend on a near-tie, and of all output positions."""
-    shown = [result for result in results.values() if result.recorded]  # some ports show none in its shape
+    """Return how many output positions depend on a near-tie, and how many output positions there are."""
+    shown = [result for result in results.values() if result.recorded]  # all values of a port may have wrong shapes
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
     return sum(int(each.any(-1).sum()) for each in tied if each is not None), total
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether a verdict is possible.
+    """Return whether enough of the output can be judged for a verdict.
 
-    They can be judged if the port shows its router scores, or if most of the output depends on no near-tie.
+    This is the case if the port shows its router scores, or if at most half of the output depends on near-ties.
     """
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
@@ -78,7 +78,7 @@ def _named(results: Results) -> str:
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:
-    """Return whether a convention removes all differences that conventions decide."""
+    """Return whether a convention removes all differences at positions that conventions decide."""
     for result in results.values():
         odd = [tap for tap, error in result.everywhere.items() if share(error, result.budgets[tap]) > 1]
         ours = walk(result.probe, result.recorded, (hypothesis,)) if odd else {}

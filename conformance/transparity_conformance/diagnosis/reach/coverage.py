@@ -1,4 +1,4 @@
-"""The coverage of the compared calls, and the sizes at which a port is wrong: lengths, batches, features."""
+"""The coverage of the compared calls, and the sizes (lengths, batches, features) for which a port is wrong."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Return the report with the coverage of its calls; with anything untested, agreement is inconclusive.
+    """Return the report with the coverage of its calls; if a field is untested, the verdict is not `agrees`.
 
     Args:
-        failed: Calls that could not be made.
+        failed: Calls on which the port failed.
     """
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
@@ -31,7 +31,7 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """Return the lengths that every input had, and the batches and sizes."""
+    """Return the lengths that occurred for every input, the batch sizes, and the ranges of other sizes."""
     every = list(probes)
     if not every:
         return Coverage()
@@ -48,7 +48,7 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
 
 
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
-    """Return the probes with large models replaced by narrow ones of the same system and lengths."""
+    """Return the probes, with large models replaced by narrow models of the same kind and with the same lengths."""
     large = [probe for probe in probes if probe.is_large]
     if not large or config.reads_pixels:
         return list(probes)
@@ -68,19 +68,19 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""Seconds of the port's own time, after which only the most informative calls are made.
+"""The seconds of the port's own time after which only the most informative calls are made.
 
-This is 20 times what PyTorch needs for all calls, so a busy machine omits none. A port that compiles for every shape
-may need more.
+PyTorch needs a twentieth of this for all calls, so no call is omitted on a busy machine. A port that compiles for
+every shape may need more.
 """
 
 HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
-"""The cause of a wrong call that is right in a new object."""
+"""The cause of a wrong call that a newly built object answers correctly."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A compared call."""
+    """A call whose result was compared."""
 
     name: str
     length: int
@@ -88,7 +88,7 @@ class Call:
 
 
 def boundary(calls: Sequence[Call]) -> str:
-    """Describe the calls on which a port is wrong, the shortest first, in one sentence."""
+    """Return a sentence about the calls on which a port is wrong, the shortest first."""
     wrong = sorted((each for each in calls if each.is_wrong), key=lambda each: each.length)
     names = [each.name for each in wrong]
     lengths = {each.length for each in wrong}
@@ -101,11 +101,11 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Find the first wrong length of a port that is right up to some length and wrong beyond.
+    """Find the first wrong length of a port that is right up to some length and wrong for longer inputs.
 
     Args:
-        calls: The compared calls.
-        call: Calls a length; returns whether it is wrong, or None without an answer, which ends the search.
+        calls: The calls that were already compared.
+        call: Calls the port with a length; returns whether the result is wrong, or None to end the search.
     """
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)

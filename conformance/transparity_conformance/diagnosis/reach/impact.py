@@ -1,4 +1,4 @@
-"""Measure the effect of divergences on the logits by adding only their deviations to the reference."""
+"""The effect of divergences on the logits, measured by adding the port's deviations to the reference's activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_numpy.transformer import transformer
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence], dtype: str) -> tuple[Divergence, ...]:
-    """Add its impact to every divergence; divergences with the same cause share one impact."""
+    """Return the divergences with their impact; divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)
@@ -34,7 +34,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
-    """Return the impact of deviations at `taps`, or of all deviations without taps; None without logits."""
+    """Return the impact of the deviations at `taps`, or of all if `taps` is empty; None if logits are missing."""
     real = changed = moved = padded = 0
     for result in results.values():
         if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:
@@ -51,7 +51,7 @@ def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
 
 
 def _injected(result: ProbeResult, taps: Sequence[str]) -> np.ndarray:
-    """Return the reference's logits with the port's deviations at `taps` added to its own values."""
+    """Return the reference's logits after the port's deviations at `taps` are added to its activations."""
     wrong = [tap for tap in taps if tap in result.recorded and result.share(tap) > 1]
     expected = result.probe.oracle.expected["logits"]
     if not wrong:

@@ -1,7 +1,7 @@
-"""Causes of the whole answer: faults with which the reference reproduces the port's logits on every probe.
+"""Causes of wrong logits: faults with which the reference reproduces the port's logits on every probe.
 
-Every reported cause must satisfy this. Activations found by value may be matched wrongly. The fewest faults that give
-the answer are therefore preferred to faults that explain each activation.
+If activations were found by their values, some may be matched wrongly. The smallest set of faults that reproduces the
+logits is therefore preferred to faults that explain each activation separately.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class Answer:
     """The logits of a port on every probe, without its other activations.
 
     Args:
-        alone: The logits on every probe.
-        dtype, clock, ranks: As for every search.
+        alone: The results of comparing only the logits, by probe.
+        dtype, clock, ranks: The precision, the time for the search, and the number of ranks.
     """
 
     found: Collection[str] = ()
-    """The taps that were found by value among a port's operations."""
+    """The taps that were found by value among the port's operations."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that give the answer, as far as they were searched."""
+    """The single faults that reproduce the logits, if they were searched for."""
 
     told: Combination = ()
-    """The faults that give the answer and are reported."""
+    """The faults that reproduce the logits and are reported."""
 
     contradicts: Sequence[str] = ()
-    """The taps that are wrong even with these faults: other activations were taken for them."""
+    """The taps that stay wrong with these faults, because they were matched to other activations."""
 
     def __init__(self, alone: Results, dtype: str, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.dtype, self.clock, self.ranks = alone, dtype, clock, ranks
@@ -55,29 +55,29 @@ class Answer:
 
     @classmethod
     def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
-        """Return the answer of a port that was run on `probes`."""
+        """Return the logits of a port that was run on `probes`."""
         shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
         finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]
         return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, dtype, clock, ranks)
 
     @functools.cached_property
     def segment(self) -> Segment:
-        """Return the whole model as one segment."""
+        """The whole model as one segment."""
         return segment_of(self.alone, "logits", self.dtype, self.ranks)
 
     @property
     def is_large(self) -> bool:
-        """Return whether a walk of the whole model is slow."""
+        """Whether a walk through the whole model is slow."""
         return any(each.probe.is_large for each in self.alone.values())
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether the logits are wrong on some probe."""
+        """Whether the logits are wrong on some probe."""
         return any(each.wrong for each in self.alone.values())
 
     @functools.cached_property
     def sites(self) -> list[str]:
-        """Return all taps at which a fault may be."""
+        """All taps at which a fault may be."""
         return candidate_sites(max(self.alone.values(), key=lambda each: each.share("logits")), "logits")
 
     @functools.cached_property
@@ -85,29 +85,29 @@ class Answer:
         return Search.at(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that give the answer, each made wherever possible, and return the first.
+        """Find all single faults that reproduce the logits when they are made at every possible tap; return the first.
 
-        Large models are not searched, because each walk is slow.
+        For large models, nothing is searched, because each walk is slow.
         """
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
-        """Find the combinations of at most two faults that give the answer, the preferred first."""
+        """Return the combinations of at most two faults that reproduce the logits; preferred faults come first."""
         with contextlib.suppress(OutOfTime):
             found, remains = self.search.run([], PAIR)
             return [] if remains else found
         return []
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """List the activations that are wrong with these faults in the reference, except equivalent forms."""
+        """Return the activations that stay wrong with these faults in the reference, except equivalent forms."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults that give the answer, with one of the `last` among them; empty if none do.
+        """Return the fewest faults that reproduce the logits and include one of `last`; empty if none do.
 
-        Faults are made where they were found, or at any group of taps that includes these.
+        Each fault is made at the taps where it was found, or at a group of taps that includes them.
         """
         kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
@@ -122,9 +122,10 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Return the `last` faults, or all that are `told`, with one more fault that together give the answer.
+        """Return `last` or all of `told`, with one more fault, if they reproduce the logits; otherwise nothing.
 
-        Faults are made wherever possible, or as wide as leaves least: one more fault may hide that they are everywhere.
+        Each fault is made at every possible tap, or at the group of taps that leaves the smallest difference. The first
+        is tried because the missing fault may hide that a fault is everywhere.
         """
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
@@ -138,7 +139,7 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return the faults in every width, those that leave least first."""
+        """Return the faults, made at groups of taps of every size; the one that leaves the least comes first."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         rests = [self._left(each) for each in made]
         return [made[index] for index in np.argsort(rests, kind="stable")]
@@ -148,7 +149,7 @@ class Answer:
         return self.segment.rms(self.search.screen, chosen)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """Return a fault where it was found, and at every group of taps that includes these."""
+        """Return a fault at the taps where it was found, and at every group of taps that includes them."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         wide = groups(self._possible(fault)) if len(alike) == 1 else []
@@ -165,16 +166,14 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return the single faults that, with the known ones, give the answer, each made wherever possible."""
+        """Return the single faults that, made at every possible tap, reproduce the logits together with `known`."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
             return Search.at(self.segment, self.sites, known, clock, only_wide=True).singles()
         return []
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether faults and the port's values at the `given` taps give the answer on every probe with these
-        taps.
-        """
+        """Return whether `chosen` reproduces the logits if the values at the `given` taps are the port's."""
         having = [each for key, each in results.items() if key in self.alone and {*given} <= each.recorded.keys()]
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
@@ -182,5 +181,5 @@ class Answer:
 
 
 def _by_id(told: Combination) -> dict[str, Combination]:
-    """Return the faults of each id."""
+    """Return the faults in `told` by their id."""
     return {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}

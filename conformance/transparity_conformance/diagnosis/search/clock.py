@@ -1,4 +1,4 @@
-"""The time limit of a search for causes, over all segments of a port."""
+"""The time limit of the search for causes, which all segments of a port share."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeVar
 
 BUDGET = 30.0
-"""Seconds after which the search ends without a cause."""
+"""The seconds after which the search ends without a cause."""
 
 WALKS = 20_000
-"""Walks after which the search ends, on any machine; `BUDGET` allows about as many (3,186 took 5.3 s)."""
+"""The number of walks after which the search ends; within `BUDGET`, about as many fit (3,186 walks took 5.3 s)."""
 
 CANDIDATES = 300
-"""The approximate number of candidates at a segment."""
+"""The approximate number of candidates for a segment."""
 
 STAGES = 4
-"""The stages: the logits, the operations, the segments, and the rest of the logits and segments."""
+"""The number of stages: the logits, the operations, the segments, and the remaining logits and segments."""
 
 STEP = 0.1
-"""Seconds between two progress reports."""
+"""The seconds between two progress reports."""
 
 Candidate = TypeVar("Candidate", covariant=True)
 
 
 class Candidates(Sized, Iterable[Candidate], Protocol[Candidate]):
-    """Anything with a length that can be iterated over."""
+    """A sized iterable of candidates."""
 
 
-class OutOfTime(Exception):  # noqa: N818 - no error
-    """The time limit of the search is reached; nothing found so far is certain."""
+class OutOfTime(Exception):  # noqa: N818 - not an error
+    """Raised at the time limit of the search, which discards all candidates that are not yet confirmed."""
 
 
 class Clock:
-    """The time left, and the number of candidates tried.
+    """The remaining time of a search, and the number of candidates that were tried.
 
-    The clock counts processor time of this thread, so a busy machine tries as many candidates as an idle one.
+    The clock counts the processor time of this thread, so as many candidates are tried on a busy machine as on an idle
+    one.
 
     Args:
         seconds: The time for the search.
-        watch: Receives the progress, in candidates and seconds.
+        watch: Called with the progress: a text, the seconds spent, and all seconds.
     """
 
     def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
@@ -52,22 +53,22 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, seconds: float) -> None:
-        """Extend the time if one candidate takes `seconds`, to try as many as for a small model."""
+        """Extend the time, given the seconds per candidate, so that as many candidates fit as for a small model."""
         factor = max(CANDIDATES * seconds / BUDGET, 1.0)
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
     def part(self) -> Clock:
-        """Return a clock for one of the stages, with its part of the time, or with the rest."""
+        """Return a clock for one stage, with the time of a stage or the remaining time, whichever is less."""
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Reserve at least the time of one of `stages`, whatever was spent before."""
+        """Ensure at least the time of one of `stages`, however much was spent before."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property
     def left(self) -> float:
-        """Return the seconds left; 0 after the end or an interruption."""
+        """The remaining seconds; 0 after the end or an interruption."""
         return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
@@ -81,7 +82,7 @@ class Clock:
             self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
 
     def walk(self) -> None:
-        """Count a walk; raise `OutOfTime` after the last one, or if no time is left."""
+        """Count a walk; raise `OutOfTime` if it exceeds the limit, or if no time is left."""
         self.check()
         self.walks += 1
         if self.walks > WALKS:
@@ -89,7 +90,7 @@ class Clock:
             raise OutOfTime
 
     def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
-        """Yield every candidate and count it."""
+        """Yield every candidate, and count it."""
         self.planned += len(candidates)
         for candidate in candidates:
             self.check()
@@ -98,9 +99,9 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """End the search at the first Ctrl-C, as if its time were over.
+        """On the first Ctrl-C, end the search as if its time were over.
 
-        Python delivers Ctrl-C to the main thread, and only if that has a handler.
+        Python delivers Ctrl-C only to the main thread, and only if a handler is set; otherwise nothing changes.
         """
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -119,12 +120,14 @@ class Clock:
 
     @property
     def note(self) -> str:
-        """Return a sentence on how the search ended early; empty if it was complete."""
+        """A sentence about how the search ended early; empty if it was complete."""
         if not self.ran_out:
             return ""
-        tried = f"{self.tried:,} of {self.planned:,} candidates tried: unexplained faults may have a name"
+        tried = (
+            f"{self.tried:,} of {self.planned:,} candidates were tried, so unexplained faults may have a known cause"
+        )
         if self.is_interrupted:
             return f"the search for causes was interrupted; {tried}"
         if self.walks > WALKS:
-            return f"the search for causes ended after {WALKS:,} walks; {tried}"
+            return f"the search for causes ended after {WALKS:,} runs of the reference; {tried}"
         return f"the search for causes ended after {self.seconds:g} s; {tried} (--budget SECONDS searches longer)"

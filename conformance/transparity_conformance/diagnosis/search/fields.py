@@ -1,4 +1,4 @@
-"""Fields of the configuration that differ in a port: their joint change explains a difference without a fault."""
+"""Several fields of the configuration that differ in a port, and together explain a difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_THE_CALL = {"architecture", "head", "padding"}
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return every possible value of each field that has only a few."""
+    """Return all possible values of each field that has only a few."""
     hints = get_type_hints(TransformerConfig)
     found = {name: (False, True) if hint is bool else get_args(hint) for name, hint in hints.items() if _has_few(hint)}
     return {name: values for name, values in found.items() if name not in OF_THE_CALL}
@@ -44,7 +44,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return the changes of one field, in addition to others, that need only existing parameters."""
+    """Return the changes of one more field, besides `besides`, for which no additional parameters are needed."""
     own = dataclasses.replace(config, **besides)
     every = [{name: value} for name, tried in alternatives().items() for value in tried if value != getattr(own, name)]
     new, shapes = [each for each in every if each.keys().isdisjoint(besides)], parameter_shapes(config)
@@ -52,7 +52,7 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 
 def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
-    """Return whether the parameters of a model suffice for other fields."""
+    """Return whether the parameters of a model are enough for a changed configuration."""
     try:
         needed = parameter_shapes(dataclasses.replace(config, **change))
     except ConfigError:
@@ -61,12 +61,12 @@ def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: M
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Find the few fields whose change leaves least of the difference, and the share that remains.
+    """Find the few fields whose change leaves the smallest share of the difference; return them and the share.
 
     Args:
         config: The configuration of the port.
         left: Returns the difference that remains with a fault.
-        clock: The time for the search; afterwards the best so far is returned.
+        clock: The time for the search; when it is over, the best result until then is returned.
     """
     before = left(changed({}))
     best: list[tuple[float, Fields]] = [(before, {})]
@@ -84,17 +84,17 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], dtype: str, clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the fields whose change makes most places agree, each with the configuration's and the port's value.
+    """Return the fields whose change makes most places agree, each with the configured and the port's value.
 
-    Every place is judged from the port's own activations before it, so fields act independently and the best is taken
-    first. Fewer than two fields are not reported.
+    Every place is judged with the port's own earlier activations, so fields act independently, and the best field is
+    chosen first. A single field is not reported.
 
     Args:
         results: The results of the probes.
         places: The wrong taps.
-        divergences: The divergences there; with a single cause, no fields are searched.
+        divergences: The divergences at these taps; if all have the same cause, no fields are searched for.
         dtype: The precision of the port.
-        clock: The time that is left.
+        clock: The remaining time.
     """
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
@@ -113,7 +113,7 @@ def several_fields(
 
 
 def _wrong(results: Results, fields: Mapping[str, Any], dtype: str, most: int) -> int:
-    """Return the number of wrong places with other fields, at most `most` + 1."""
+    """Return the number of places that are wrong with other fields, counted up to `most` + 1."""
     try:
         return min(len(still_wrong(results, (changed(fields),), dtype, most)), most + 1)
     except Impossible:

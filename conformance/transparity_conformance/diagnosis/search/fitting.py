@@ -1,4 +1,4 @@
-"""Faults with a number: fit the number, then name it."""
+"""Faults with a number, which is fitted."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from transparity_conformance.catalogue import numeric_faults
 from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState, groups
 
 PROMISING = 12
-"""Steps of the golden section after which the number is known to within 1/300 of the grid's spacing."""
+"""After this many steps, the golden section knows the number to within 1/300 of the grid's spacing."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
-"""A fault with a number, and the sites at which it is made."""
+"""A fault with a number, and the taps at which it is made."""
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault with the number that minimises `left`; None if all numbers are equally good."""
+    """Return the fault with the number that minimizes `left`; None if all numbers are equally good."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Return one fault with a number for each size of model; the first is described."""
+    """Return one fault with a number for each model size; its description is for the first size."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
@@ -50,7 +50,7 @@ def _patch_by_size(patches: Mapping[TransformerConfig, Patch], state: WalkState,
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return every kind of fault with a number, each at as many sites as possible."""
+    """Return every kind of fault with a number, each at as many taps as possible."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -64,9 +64,10 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float], steps: int = 40) -> float | None:
-    """Find the positive number that minimises `function`: the best of the grid, then a golden section around it.
+    """Find the positive number that minimizes `function`: the best of a grid, refined by a golden section.
 
-    The axis is logarithmic. Returns None if the whole grid gives the same value, or the section does not improve on it.
+    The golden section works on the logarithm. Returns None if all values on the grid are equal, or if the golden
+    section does not improve them.
     """
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):

@@ -1,7 +1,8 @@
-"""Several activations of a sublayer as one segment, if one by one they explain nothing.
+"""Several activations of a sublayer as one segment, for sublayers whose single activations have no cause.
 
-Activations found by value may be other activations than they seem, and operations in another order change several at
-once. The segment starts from the sublayer's right activations, and ends where all wrong ones have joined.
+Activations that were found by value may be matched wrongly, and operations in another order change several activations
+at once. The segment starts at the right activations of the sublayer, and ends at the tap that all wrong activations
+feed.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from transparity_conformance.oracle.undetermined import judged_gap
 
 
 def scope_of(tap: str) -> str:
-    """Return the sublayer of a tap inside one; empty for other taps."""
+    """Return the sublayer of a tap; empty if the tap is not inside a sublayer."""
     parts = tap.split(".")
     return ".".join(parts[:-1]) if len(parts) > 4 else ""
 
 
 def layer_of(tap: str) -> str:
-    """Return the layer of a tap; for other taps, the name itself."""
+    """Return the layer of a tap; the tap itself if it is not in a layer."""
     return ".".join(tap.split(".")[:3])
 
 
 def joined(
     results: Results, tap: str, faulty: Sequence[str], found: Collection[str], dtype: str
 ) -> tuple[str, Results]:
-    """Return the tap where the wrong activations of a sublayer have joined, and the results without those before it.
+    """Return the tap that all wrong activations of a sublayer feed, and the results without these activations.
 
-    The name is empty if the port itself returns one of the wrong activations, or if only one is wrong.
+    The tap is empty if the port itself returns one of the wrong activations, or if only one activation is wrong.
     """
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
@@ -47,7 +48,7 @@ def joined(
 
 
 def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
-    """Return the activations inside a sublayer that differ from the reference's, computed from its input."""
+    """Return the activations inside a sublayer that differ from those that the reference computes from its input."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
     outer = chosen(result.recorded, [tap for tap in result.recorded if tap not in inside])
     ours, within = walk(result.probe, outer), REMEASURED_WITHIN[dtype]
@@ -56,7 +57,7 @@ def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
-    """Return the first wrong tap that all taps `inside` a sublayer feed; empty without one."""
+    """Return the first wrong tap that all taps `inside` a sublayer feed; empty without such a tap."""
     given = _without(result, wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():

@@ -1,7 +1,7 @@
 """The search for faults that remove a difference.
 
-A beam of combinations is extended by one fault at a time, from the catalogue or with a fitted number, until one
-explains every probe.
+This is a beam search: combinations of faults are extended by one fault at a time, until one combination explains every
+probe. A fault is an entry of the catalogue, or has a fitted number.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
 from transparity_conformance.oracle.probes import Probe
 
 BEAM = 8
-"""The least number of combinations to extend."""
+"""The smallest number of combinations that are extended."""
 
 WALKS = 500
-"""Walks of one sweep, which limits the number of combinations extended by every candidate."""
+"""The number of walks in a round; it limits how many combinations are extended by every candidate."""
 
 DEEPEST = 3
-"""The largest number of faults combined in a segment."""
+"""The largest number of faults in a combination for a segment."""
 
 PAIR = 2
-"""The largest number if only logits are known; more faults would overfit."""
+"""The largest number of faults if only logits are known; more faults would overfit."""
 
 SAMPLE = 4096
-"""The number of random elements at which effects are added; all elements of a large model would not fit into memory."""
+"""The number of random elements at which effects are added; the elements of a large model do not all fit into
+memory."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
-"""Ids that are preferred among faults that explain equally well."""
+"""Ids of faults that are preferred to others that explain a difference equally well."""
 
 Round = tuple[Probe, Sequence[Combination]]
-"""A probe, and the combinations that are ranked on it."""
+"""A probe, and combinations that are ranked on it."""
 
 
 class Effects:
-    """The differences that remain with each of a list of single faults, at some elements.
+    """The differences that remain with each single fault of a list, at a sample of elements.
 
-    If two effects were independent, `left[one] + left[other] − before` would remain with both faults.
+    If two effects are independent, `left[one] + left[other] − before` remains with both faults.
     """
 
     def __init__(self, before: np.ndarray) -> None:
-        """Start with `before`, the difference without any fault."""
+        """Start with the difference `before`, which exists without any fault."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[:SAMPLE]
         self.before = before.ravel()[self.drawn]
@@ -61,12 +62,12 @@ class Effects:
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """Return the indices of the faults with a finite effect, one for each effect."""
+        """The indices of the faults with finite effects; of faults with the same effect, only the first."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely_pairs(self, count: int) -> list[tuple[int, int]]:
-        """Return the index pairs whose added effects leave least."""
+        """Return pairs of indices, beginning with the pair whose added effects leave the smallest difference."""
         effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
         products, reach = effects @ effects.T, effects @ self.before
         alone = np.diag(products) + 2 * reach
@@ -78,14 +79,14 @@ class Effects:
 
 
 class Search:
-    """Search `candidates` for faults that explain the difference at `segment`.
+    """A search among `candidates` for faults that explain the difference at `segment`.
 
     Args:
         known: Faults that are already applied.
         screen: The probe on which candidates are ranked.
         sites: The taps at which faults may be made.
-        clock: The walks and the time left.
-        only_wide: Whether faults with a number are made only wherever possible, too.
+        clock: The remaining walks and time.
+        only_wide: Whether faults with a number are only made at all possible taps together.
 
     Every method may raise `OutOfTime`.
     """
@@ -105,13 +106,13 @@ class Search:
         self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
         self.candidates, self.sites = candidates, sites
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """The fitted faults with their origins, by `id`."""
+        """The fitted faults and what they were fitted from, by `id`."""
 
     @classmethod
     def at(
         cls, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
     ) -> Self:
-        """Return a search of the whole catalogue, or only of faults made wherever possible."""
+        """Return a search of the whole catalogue; `only_wide` restricts it to faults at all possible taps."""
         screen = screen_of(segment, known)
         candidates = hypotheses(screen.config, sites, segment.ranks)
         if segment.tap == "logits":
@@ -120,9 +121,9 @@ class Search:
         return cls(segment, known, screen, chosen, sites, clock, only_wide=only_wide)
 
     def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
-        """Return equally good combinations of at most `deepest` faults, and whether something remains.
+        """Return the best combinations of at most `deepest` faults, and whether a difference remains with them.
 
-        The fewest faults come first, then preferred ones.
+        Combinations with fewer faults come first, and among them preferred faults.
 
         Args:
             likely: Combinations that explain other segments of the same kind.
@@ -149,7 +150,7 @@ class Search:
         return (of_one_size or self.partial()), True
 
     def singles(self) -> list[Combination]:
-        """Return the single faults that explain every probe, with or without a number, the preferred first."""
+        """Return the single faults that explain every probe, with or without a number; preferred faults come first."""
         for ranked in (self._ranked, self._numbered([()])):
             found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
             if found and not remains:
@@ -157,7 +158,7 @@ class Search:
         return []
 
     def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations to extend; for logits, the two best numbers and faults made wherever possible."""
+        """Return the combinations to extend; if only logits are known, the two best numbers and faults at all taps."""
         if self.segment.is_whole_model:
             return [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
         return self._by_rest(self.screen, [*numbers, *rows[: self._width]])
@@ -168,18 +169,18 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """Return the number of combinations that can be extended by every candidate."""
+        """The number of combinations that can be extended by every candidate."""
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault.
+        """Yield combinations that are extended by one more fault.
 
-        If the port shows activations, the best combinations are extended by every candidate. With only logits there are
-        thousands of pairs, so three kinds are tried:
+        If the port shows activations, the best combinations are extended by every candidate. If only logits are known,
+        there are too many pairs, so three kinds are tried:
 
-        - pairs whose added effects leave least;
-        - pairs of the best faults that are made in every layer;
-        - all pairs with the very best fault.
+        - pairs whose added effects leave the smallest difference
+        - pairs of the best faults of every layer
+        - pairs of the best fault with any other
         """
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
@@ -195,7 +196,7 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return pairs with `first`, and the probe on which it leaves most."""
+        """Return pairs of `first` with each of `seconds`, and the probe on which `first` leaves most."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     @functools.cached_property
@@ -204,7 +205,7 @@ class Search:
         return [(self.candidates[one], self.candidates[other]) for one, other in pairs]
 
     def _numbered(self, best: Sequence[Combination]) -> list[Combination]:
-        """Return the best combinations with one more fitted number; several numbers are fitted in turn."""
+        """Return the best combinations extended by a fitted number; several numbers are fitted in turn."""
         every = fittables(self.screen.config, self.sites)
         is_pair = self.segment.is_whole_model and best[0] != ()
         numeric = of_each_kind(every) if is_pair or self.only_wide else list(every)
@@ -217,14 +218,14 @@ class Search:
         return self._by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the likeliest faults next to each number in `best`, because they change the number."""
+        """Yield the most likely faults to occur together with each number in `best`, because they change the number."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self._by_rest(self.screen, [(*number, second) for second in self._wide])
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit the numbers of a combination again, one at a time, as long as the difference shrinks."""
+        """Fit the numbers of a combination again, one after another, while the difference shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -245,9 +246,7 @@ class Search:
         return found
 
     def _of_sizes(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Return the faults of `found` with a number for each size of model; if none explains all, all of them and
-        True.
-        """
+        """Return the faults in `found` with a number for each model size, and whether a difference remains."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in found:
@@ -261,7 +260,7 @@ class Search:
         return of_sizes or found, not of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Return the fault with the number that fits a model of another size."""
+        """Return the same fault with the number that fits a model of another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -269,18 +268,18 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return single faults that explain most probes but not all, the likeliest first.
+        """Return the single faults that explain the most probes, at least two but not all; empty if there are none.
 
-        A fault that explains only one probe is too weak a guess.
+        A fault that explains only one probe may do so by chance.
         """
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults that explain some probe, with the number of wrong probes explained, the most first.
+        """Single faults that explain some probes, with the number of these probes; faults with the most come first.
 
-        The shortest probe is tried too: the fewest faults show on it, so only one of several may show there.
+        Faults are also ranked on the shortest probe: of several faults in the port, perhaps only one shows there.
         """
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
@@ -293,7 +292,7 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """Return single candidates, the best first."""
+        """Single candidates, the best first."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -305,7 +304,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Return faults made wherever possible, the best first."""
+        """Faults that are made at all possible taps together, the best first."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -315,21 +314,21 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """Return the best single faults, one for each effect."""
+        """The best single faults; of faults with the same effect, only one."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
     @functools.cached_property
     def _same_size(self) -> list[Probe]:
-        """Return the probes of the screen's size."""
+        """The probes that have the same size as the probe for ranking."""
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe of the screen's size with the largest remaining difference."""
+        """Return the probe, of those with the size of the probe for ranking, with the largest remaining difference."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Return the combinations of `found` that explain probes of every size; if there are none, all and True."""
+        """Return the combinations that explain every size, and False; if there are none, all of `found`, and True."""
         everywhere = [chosen for chosen in found if self.segment.vanishes((*self.known, *chosen))]
         return everywhere or found, not everywhere
 
@@ -365,7 +364,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe that disagrees most, preferably of the ordinary size, which reports use."""
+    """Return the probe with the largest difference, preferably one of the usual size, to which reports refer."""
     shares = {
         probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
     }
@@ -376,6 +375,6 @@ def screen_of(segment: Segment, known: Combination) -> Probe:
 
 
 def _preference(hypothesis: Hypothesis) -> tuple[bool, int, int]:
-    """Return a sort key that prefers faults of ranks, then common faults, then faults at more sites."""
+    """Return a sort key that prefers faults of ranks, then common faults, then faults at more taps."""
     identity, of_ranks = hypothesis.fault.id, hypothesis.fault.of_ranks
     return (not of_ranks, COMMON.index(identity) if identity in COMMON else len(COMMON), -len(hypothesis.sites))

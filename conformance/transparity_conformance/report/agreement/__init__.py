@@ -1,1 +1,1 @@
-"""The agreement matrix: the evidence of a session as a table for terminals, an HTML page and JSON."""
+"""The agreement matrix: how well the backends agree with every claim, as a table for terminals, HTML and JSON."""

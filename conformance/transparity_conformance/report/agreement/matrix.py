@@ -1,4 +1,4 @@
-"""The agreement matrix: comparisons folded into claims × (backend, dtype, device); a cell shows its worst."""
+"""The agreement matrix: a row for each claim, a column for each backend, dtype and device, and their comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
 
 NotCompared = tuple[str, BackendSubject | str, str]
-"""A claim, the subject (or its text) for which it was not compared, and the reason."""
+"""A claim, the subject (or its name) for which the claim was not compared, and the reason."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -24,7 +24,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Column:
-    """A backend in one precision on one device, in any mode."""
+    """A backend in one dtype on one device; its comparisons in all modes are in one column."""
 
     backend: str
     dtype: str
@@ -32,7 +32,7 @@ class Column:
 
     @property
     def family(self) -> str:
-        """The backend and its device, which neighbouring columns share."""
+        """The backend and its device; columns that differ only in the dtype have the same family."""
         return self.backend if self.device == "cpu" else f"{self.backend} on {self.device}"
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Group:
-    """All comparisons of one claim about one subject on one case."""
+    """All comparisons of one claim for one subject and one case."""
 
     worst: ClaimEvidence
     comparisons: int
@@ -51,24 +51,24 @@ class Group:
 
     @property
     def breaks(self) -> bool:
-        """Return whether the claim is asserted to break here."""
+        """Return whether the claim is expected to break for this case."""
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
-        """The worst comparison as JSON values, with the number of comparisons in the group."""
+        """Return the worst comparison as JSON values, with the number of comparisons in the group."""
         numbers = {name: number(getattr(self.worst, name)) for name in ("error", "budget", "share")}
         return self.worst.as_dict() | numbers | {"comparisons": self.comparisons, "agrees": self.agrees}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The comparisons of one claim in one column, over all cases and modes."""
+    """The comparisons of one claim in one column, for all cases and modes."""
 
     groups: tuple[Group, ...]
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
-        """The comparison with the largest share of its budget; None if the claim was only asserted to break."""
+        """The comparison with the largest share of its budget; None if the claim is expected to break in all cases."""
         return max((group.worst for group in self.groups if not group.breaks), key=badness, default=None)
 
     @property
@@ -86,18 +86,18 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        """Return whether rounding was allowed nowhere."""
+        """Return whether the budget is 0 in every comparison, so that no rounding is allowed."""
         return self.worst is not None and all(group.exact for group in self.groups if not group.breaks)
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The cases for which the claim was asserted to break."""
+        """The cases for which the claim is expected to break."""
         return tuple(dict.fromkeys(group.worst.case for group in self.groups if group.breaks))
 
 
 @dataclass(frozen=True)
 class Footnote:
-    """A mistake that a document prints, and the claims that it breaks there."""
+    """A mistake that a document prints, and the claims that this mistake breaks."""
 
     mark: str
     case: str
@@ -110,22 +110,23 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether every claim broke that had to."""
+        """Return whether every claim broke that was expected to break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
         preset = PRESETS.get(self.case)
-        # "001, the language model" names a part of a document; its number is enough here
+
+        # A document is given as "001, the language model": only the number is shown.
         printed = f"document {preset.document.partition(',')[0]} prints it" if preset else "it is printed"
         note = f": {self.note}" if self.note else ""
         held = [f"{group.worst.claim} ({group.worst.subject})" for group in self.groups if not group.agrees]
-        but = f"; FAILS, because it did not break: {', '.join(held)}" if held else ""
+        but = f"; FAILS, because these claims did not break: {', '.join(held)}" if held else ""
         return f"breaks for {self.case}, as {printed}{note}{but}"
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Claims (topic by topic, in order of first appearance) × columns, with a cell where anything was compared."""
+    """Rows of claims, sorted by topic, and columns of backends; a cell exists only if something was compared."""
 
     claims: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -137,20 +138,20 @@ class Matrix:
 
     @property
     def verdict(self) -> str:
-        """Fail closed: where nothing was compared, nothing agrees."""
+        """Return `inconclusive` if nothing was compared, `agrees` if every cell agrees, otherwise `diverges`."""
         if not self.cells:
             return "inconclusive"
         return "agrees" if all(cell.agrees for cell in self.cells.values()) else "diverges"
 
     @property
     def disagreements(self) -> list[Group]:
-        """The groups that did not go as expected, the worst first."""
+        """The groups whose result is not the expected one, the worst first."""
         failing = (group for group in self.groups if not group.agrees)
         return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 
     @cached_property
     def footnotes(self) -> list[Footnote]:
-        """One footnote for each mistake of a document; claims that break for the same reason share one."""
+        """One footnote for each mistake of a document; claims that the same mistake breaks share a footnote."""
         cells = (self.cells[where] for where in product(self.claims, self.columns) if where in self.cells)
         breaks = (group for cell in cells for group in cell.groups if group.breaks)
         reasons = grouped(((group.worst.case, group.worst.note), group) for group in breaks)
@@ -158,11 +159,11 @@ class Matrix:
         return [Footnote(str(n).translate(_SUPERSCRIPTS), case, note, tuple(gs)) for n, ((case, note), gs) in marked]
 
     def most_cases(self, claim: str) -> int:
-        """The largest number of cases in a cell of the claim."""
+        """Return the largest number of cases in any cell of the claim."""
         return max(len(cell.cases) for (of, _), cell in self.cells.items() if of == claim)
 
     def marks(self, cell: Cell | None) -> str:
-        """The marks of the footnotes of `cell`."""
+        """Return the marks of a cell's footnotes."""
         groups = cell.groups if cell else ()
         reasons = {(group.worst.case, group.worst.note) for group in groups if group.breaks}
         return ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
@@ -174,7 +175,7 @@ class Matrix:
 
 
 def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
-    """The agreement matrix of all comparisons."""
+    """Return the agreement matrix of all comparisons."""
     cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
     columns = _in_order(dict.fromkeys(column for _, column in cells))
@@ -182,12 +183,11 @@ def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
 
 
 def column_of(subject: BackendSubject) -> Column:
-    """The column of `subject`."""
     return Column(subject.backend, subject.dtype, subject.device)
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The values of each key, in order of first appearance."""
+    """Return the values of each key, in the order in which the keys first appear."""
     values: dict[Key, list[Value]] = {}
     for key, value in pairs:
         values.setdefault(key, []).append(value)
@@ -202,7 +202,7 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """A sort key: distance from the expectation. For a claim that must break, a smaller error is worse."""
+    """Return a sort key that is larger the worse a comparison is; for a claim that must break, a small error is bad."""
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 
@@ -223,15 +223,15 @@ def _in_order(columns: Iterable[Column]) -> list[Column]:
 
 
 def topic_of(claim: str) -> str:
-    """`attention` of `attention.weights`."""
+    """Return `attention` for the claim `attention.weights`."""
     return claim.partition(".")[0]
 
 
 def name_of(claim: str) -> str:
-    """`weights` of `attention.weights`."""
+    """Return `weights` for the claim `attention.weights`."""
     return claim.partition(".")[2] or claim
 
 
 def number(value: float) -> float | str:
-    """Infinity is the string `"inf"`, because JSON lacks it; NaN counts as infinitely wrong."""
+    """Return the number, or the string `"inf"` if it is infinite or NaN, which JSON cannot express."""
     return float(value) if math.isfinite(value) else "inf"

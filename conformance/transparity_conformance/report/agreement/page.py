@@ -1,4 +1,4 @@
-"""The agreement matrix as a self-contained HTML page with a heat map."""
+"""The agreement matrix as a self-contained HTML page, with a heat map."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transparity_conformance.report.formatting import format_share, heat, scient
 
 
 def write_html(path: str | Path, agreement: Agreement) -> None:
-    """Write one self-contained page."""
+    """Write the page, which needs no other files."""
     Path(path).write_text(as_html(agreement), encoding="utf-8")
 
 
 def as_html(agreement: Agreement) -> str:
-    """The page: verdict, environment, heat map with details, mistakes of the documents, and omissions."""
+    """Return the page: the verdict, the environment, the heat map, mistakes of documents, and what was not compared."""
     matrix, families = agreement.matrix, agreement.families
     return template("matrix.html.jinja").render(
         matrix=matrix,
@@ -38,7 +38,7 @@ def as_html(agreement: Agreement) -> str:
 
 
 def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """One line per entry; nested entries are joined."""
+    """Yield a name and a text for each entry; the items of a nested entry are joined."""
     for name, value in environment.items():
         if isinstance(value, Mapping):
             yield name, " · ".join(f"{key} {item}" for key, item in value.items())
@@ -79,7 +79,7 @@ def _note(note: Footnote) -> dict[str, Any]:
 
 
 def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
-    """The details that the page shows when a cell is clicked, by its place."""
+    """Return, for each cell, the details that the page shows after a click on the cell."""
     columns = {str(group.worst.subject): column_of(group.worst.subject) for group in matrix.groups}
     reasons: dict[tuple[str, Column | None], list[str]] = defaultdict(list)
     for claim, subject, reason in agreement.not_compared:
@@ -91,7 +91,7 @@ def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
 
 
 def _detail(claim: str, column: Column, cell: Cell | None, reasons: Sequence[str]) -> dict[str, Any]:
-    # lists, not objects: the names of a row's entries, thousands of times, would be half of the page
+    # Lists, not objects: repeating the names of the entries in thousands of rows would double the size of the page.
     rows = [list(_comparison(group).values()) for group in worst_first(cell.groups)] if cell else []
     comparisons = cell.comparisons if cell else 0
     return {"claim": claim, "column": str(column), "comparisons": comparisons, "rows": rows, "reasons": reasons}
@@ -113,7 +113,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """The share of the budget; words for an exact claim and for one that must break."""
+    """Return the share of the budget, or words for an exact claim and for a claim that must break."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

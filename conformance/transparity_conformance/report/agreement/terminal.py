@@ -1,4 +1,4 @@
-"""The agreement matrix in a terminal: as many tables as fit its width, footnotes, and what was left out."""
+"""The agreement matrix for terminals: several tables if one is too wide, footnotes, and what was not compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
-    """Claims × `columns` (by default all): of each cell, the worst share of its budget."""
+    """Return a table of claims and columns (by default all columns); each cell shows the worst share of its budget."""
     columns = agreement.matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
     table.add_column(Text("worst share of the budget", style="dim"), no_wrap=True, vertical="bottom")
@@ -34,7 +34,7 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Backend, device (if any is not the CPU) and dtype; the first two once for each family of columns."""
+    """Return the header of each column. Backend and device are written once for neighboring columns that share them."""
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:
@@ -45,10 +45,10 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(agreement: Agreement, column: Column, header: list[str]) -> dict[str, Text]:
-    """The cells of a column by claim (header: ""), right-aligned, with room for marks."""
+    """Return the right-aligned cells of a column by claim, with space for footnote marks; the header has the key ""."""
     cells = {row.claim: row.cells[column] for rows in agreement.topics.values() for row in rows}
     room = max((len(cell.mark) for cell in cells.values()), default=0)
-    # rich would strip what follows a number in a column aligned to the right, so they are aligned here
+    # Cells are aligned here because rich strips trailing spaces in right-aligned columns.
     gap = len(header[-1]) - len(header[-1].lstrip())
     width = max(*map(len, header), *(gap + len(cell.text) + room for cell in cells.values())) - room
     texts = {
@@ -65,7 +65,7 @@ def _style(cell: ShownCell) -> str:
 
 @dataclass(frozen=True)
 class Printout:
-    """The matrix as printed at the end of a session."""
+    """The matrix as it is printed at the end of a test session."""
 
     agreement: Agreement
 
@@ -84,7 +84,7 @@ class Printout:
 
 
 def _fitting(agreement: Agreement, console: Console, options: ConsoleOptions) -> list[list[Column]]:
-    """The columns of each table that fits the terminal, cut between two families where possible."""
+    """Split the columns into tables that fit the terminal, if possible between columns of different backends."""
 
     def fits(columns: list[Column]) -> bool:
         wide = options.update(width=10_000)

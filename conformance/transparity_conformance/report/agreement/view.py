@@ -1,4 +1,4 @@
-"""The content of an agreement matrix as plain data, for JSON, the terminal and the page."""
+"""The content of an agreement matrix as plain data, from which JSON, terminal text and HTML are made."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from transparity_conformance.report.agreement.matrix import (
 from transparity_conformance.report.formatting import count, format_share, percent, times
 
 FEWER = "*"
-"""The mark of a cell with fewer cases than another column has of the same claim."""
+"""The mark of a cell with fewer cases than another cell in the same row."""
 
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of a session: its matrix, the environment, and what was skipped or not compared."""
+    """The result of a test session: its matrix, the environment, and what was skipped or not compared."""
 
     matrix: Matrix
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Agreement:
 
     @cached_property
     def extent(self) -> list[str]:
-        """The number of comparisons, the worst one, and the number of omissions."""
+        """The number of comparisons, the worst comparison, and how much was skipped or not compared."""
         cells = self.matrix.cells.values()
         backends = len({column.backend for column in self.matrix.columns})
         comparisons = sum(cell.comparisons for cell in cells)
@@ -62,7 +62,7 @@ class Agreement:
 
     @property
     def headline(self) -> str:
-        """`all agree`, the number of claims that fail, or that nothing was compared."""
+        """`all agree`, `nothing was compared`, or the number of claims that fail."""
         failing = {group.worst.claim for group in self.matrix.disagreements}
         if failing:
             return f"{len(failing)} of {count(len(self.matrix.claims), 'claim')} FAIL" + "S" * (len(failing) == 1)
@@ -70,7 +70,7 @@ class Agreement:
 
     @property
     def families(self) -> dict[str, list[Column]]:
-        """Neighbouring columns of one backend on one device."""
+        """The columns of each backend and device."""
         groups = groupby(self.matrix.columns, lambda column: column.family)
         return {family: list(columns) for family, columns in groups}
 
@@ -86,39 +86,39 @@ class Agreement:
 
     @property
     def lists(self) -> dict[str, Sequence[str]]:
-        """Omitted items under their headings."""
+        """The lists below the matrix, by their headings."""
         fewer = f"{FEWER} Fewer cases than in another column"
         return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
 
 
 @dataclass(frozen=True)
 class ShownCell:
-    """The text of a cell, the marks of its footnotes, and what decides its colour."""
+    """The text of a cell, the marks of its footnotes, and the values that determine its color."""
 
     text: str
     mark: str
     kind: Kind
     share: float
-    """The worst share of a budget; 0 without one."""
+    """The largest share of a budget; 0 if the cell has none."""
     worst: str
-    """The place of the worst comparison; the text without one."""
+    """The place of the worst comparison; the same as `text` if nothing was compared."""
 
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One claim over all columns."""
+    """One claim in all columns."""
 
     claim: str
     cells: Mapping[Column, ShownCell]
 
     @property
     def name(self) -> str:
-        """The claim without its topic."""
+        """The name of the claim without its topic."""
         return name_of(self.claim)
 
 
 def shown_cell(matrix: Matrix, cell: Cell | None, most_cases: int) -> ShownCell:
-    """The cell as it is shown; None where nothing was compared. A cell with fewer than `most_cases` is marked."""
+    """Return the cell as shown, for None an empty cell; a cell with fewer than `most_cases` cases is marked."""
     text, worst = cell_text(cell), cell.worst if cell else None
     place = f"worst at {worst.where}, {worst.case}" if worst else text
     fewer = FEWER if cell and len(cell.cases) < most_cases else ""
@@ -126,7 +126,7 @@ def shown_cell(matrix: Matrix, cell: Cell | None, most_cases: int) -> ShownCell:
 
 
 def _fewer_cases(matrix: Matrix) -> list[str]:
-    """One line for each case count below the largest of a claim's columns."""
+    """Return a line for each claim that has fewer cases in some columns than in others."""
     fewer = (
         ((len(cell.cases), most, claim), str(column))
         for (claim, column), cell in matrix.cells.items()
@@ -137,12 +137,12 @@ def _fewer_cases(matrix: Matrix) -> list[str]:
 
 
 def cell_text(cell: Cell | None) -> str:
-    """`43 %`, `exact`, `FAILS 3.2×`, `breaks` (as the document prints it), or `·` where nothing was compared."""
+    """Return `43 %`, `exact`, `FAILS 3.2×`, `breaks` for an expected break, or `·` if nothing was compared."""
     kind = _kind(cell)
     if cell is None or kind == "blank":
         return "·"
     if kind == "fails":
-        # neither an exact claim nor one that should have broken has a budget to be a multiple of
+        # An exact claim, or a claim that should have broken, has no budget of which the error could be a multiple.
         worst = None if cell.exact else cell.worst
         return "FAILS" if worst is None or worst.agrees else f"FAILS {times(worst.share)}"
     return percent(cell.worst.share) if cell.worst and kind == "share" else kind
@@ -159,14 +159,14 @@ def _kind(cell: Cell | None) -> Kind:
 
 
 def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
-    """One line for each reason, with its claims and subjects."""
+    """Return one line for each reason, with its claims and subjects."""
     subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
     claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
     return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
 
 
 def worst_first(groups: Sequence[Group]) -> list[Group]:
-    """Disagreements first, then by share."""
+    """Sort disagreements first, then by decreasing share."""
     return sorted(groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)
 
 
@@ -174,13 +174,12 @@ FORMAT_VERSION = 1
 
 
 def write_json(path: str | Path, agreement: Agreement) -> None:
-    """Write `as_json` to a file."""
     text = json.dumps(as_json(agreement), allow_nan=False, ensure_ascii=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def as_json(agreement: Agreement) -> dict[str, Any]:
-    """Strict JSON: the verdict, the cells of each claim, the evidence by claim, subject and case."""
+    """Return JSON values: the verdict, the cells of each claim, and the evidence by claim, subject and case."""
     matrix = agreement.matrix
     return {
         "format_version": FORMAT_VERSION,
@@ -202,7 +201,7 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
 
 
 def _cells(matrix: Matrix, claim: str) -> list[dict[str, Any] | None]:
-    """One cell per column; null where nothing was compared."""
+    """Return one cell for each column; null if nothing was compared."""
     cells = (matrix.cells.get((claim, column)) for column in matrix.columns)
     return [None if cell is None else _cell(cell) for cell in cells]
 
@@ -226,7 +225,7 @@ def _footnote(note: Footnote) -> dict[str, Any]:
 
 
 def _strict(value: Any) -> Any:
-    """Convert `value` to JSON values; anything else becomes its text."""
+    """Convert a value to JSON values; a value without a JSON type becomes text."""
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,1 +1,1 @@
-"""The result of an audit, as data and in lines."""
+"""The result of an audit, as data and as text."""

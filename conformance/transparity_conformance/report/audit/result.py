@@ -13,27 +13,28 @@ from transparity_conformance.report.formatting import count
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "followed", "refused", "not exercised")
-"""Outcomes by priority; the first one among the values of a field is the field's outcome."""
+"""Outcomes, the most important first; a field has the most important outcome of its tried values."""
 
 MOST_NAMED = 8
-"""Names in a line for people; JSON lists all."""
+"""The number of names in a line for people; JSON lists all of them."""
 
 
 @dataclass(frozen=True)
 class AuditedField:
-    """A field of the configuration with another value."""
+    """A field of config.json with one changed value."""
 
     name: str
     value: str
-    """The other value as JSON, `absent`, or the form of the file."""
+    """The changed value as JSON; `absent` if the field was removed; or the form of config.json."""
     outcome: Outcome
-    """`ignored`: the port answers as before the change; `wrong`: it gives a third answer; `refused`: it raises."""
+    """`ignored`: the result does not change; `wrong`: it changes, but not as the reference does; `refused`: the port
+    raises."""
     says: str = ""
-    """The port's behaviour, or its reason to refuse."""
+    """How the port behaves, or why it refuses the value."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The remaining difference from the reference with the same fault; None if unexplained."""
+    """The difference from the reference with the same fault; None if the fault has no known cause."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
@@ -45,13 +46,14 @@ class AuditedTensor:
 
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing`: without it, the port answers without a warning; `not ignored`: no model reads it."""
+    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor changes the
+    result."""
     says: str = ""
-    """The value that the port uses in its place."""
+    """The value that the port uses instead of the tensor."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """As of a field."""
+    """The difference from the reference with the same fault; None if the fault has no known cause."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -64,7 +66,7 @@ CAUSES = {
     "may be missing": "tensor-missing",
     "not ignored": "tensor-stray",
 }
-"""The outcomes that are faults, and the ids of their causes."""
+"""The id of the cause of each outcome that is a fault."""
 
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
@@ -74,48 +76,47 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
 }
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
-"""The outcomes that are faults, in words."""
+"""The outcomes that are faults, as they are shown."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The fields and tensors of a port."""
+    """The audited fields of the configuration and tensors of the weights."""
 
     fields: tuple[AuditedField, ...] = ()
     tensors: tuple[AuditedTensor, ...] = ()
     files: tuple[str, str] = ("config.json", "model.safetensors")
-    """Where the fields and the tensors are: the files of a loader, or `config` and `parameters` of a `build`."""
+    """The names of the two audited files; `config` and `parameters` for a port without files."""
     seconds: float = field(default=0.0, compare=False)
-    """The time that it took, the port's own included."""
+    """The time of the audit, including the time of the port."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return dataclasses.asdict(self)
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """The names of the fields whose worst value has an outcome."""
+        """Return the names of the fields whose outcome this is; of several tried values, the worst one counts."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.outcome), each.outcome, key=WORST_FIRST.index)
         return [name for name, worst in found.items() if worst == outcome]
 
     def _told(self, outcome: Outcome) -> list[str]:
-        """The names of the fields with an outcome; a field that is not obeyed includes the port's behaviour."""
+        """Return the names of the fields with this outcome; for a fault, the port's behavior follows the name."""
         does = {each.name: each.says for each in reversed(self.fields) if each.outcome == outcome and outcome in CAUSES}
         return [f"{name} ({does[name]})" if does.get(name) else name for name in self.fields_with(outcome)]
 
     def tensors_with(self, outcome: str) -> list[str]:
-        """The names of the tensors with an outcome."""
+        """Return the names of the tensors with this outcome."""
         return [each.name for each in self.tensors if each.outcome == outcome]
 
     @property
     def lines(self) -> list[str]:
-        """Lines for people, one on the fields and one on the tensors."""
+        """A line about the fields and a line about the tensors."""
         return [_line(*part) for part in self._parts if part[2]]
 
     @property
     def faults(self) -> str:
-        """The faults, in one clause; empty without a fault."""
+        """The faults in one clause; empty if there are none."""
         wrong = (
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -124,7 +125,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
-        """For fields and tensors: the file, the noun, the count, the names by outcome, and the rest."""
+        """For fields and for tensors: the file, a noun, their number, names by outcome, and a word for the rest."""
         fields = {says: self._told(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})
@@ -135,7 +136,7 @@ class Audit:
 
 
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
-    """`config.json: 1 of 14 fields ignored: rope_theta; 1 refused: hidden_act; 12 obeyed`."""
+    """Return `config.json: 1 of 14 fields ignored: rope_theta; 1 refused: hidden_act; 12 obeyed`."""
     found = {says: names for says, names in named.items() if names}
     texts = [f"{len(names):,} {says}: {_some(names)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []

@@ -1,1 +1,1 @@
-"""A check as sentences, a table for terminals, and an HTML page."""
+"""The result of a check, as sentences, as text for terminals, as Markdown, and as an HTML page."""

@@ -1,4 +1,4 @@
-"""The findings of a report in sentences: faults grouped by line and cause, the spread of an error, and the verdict."""
+"""The findings of a report: divergences grouped by line and cause, sentences about them, and the verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
 
 PRACTICALLY_ALL = 0.99
-"""If a cause explains a smaller share of a disagreement, something else remains to be found."""
+"""A disagreement is fully explained if its causes explain at least this share of it."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -25,7 +25,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The divergences of one line with the same cause, or of one line without a cause."""
+    """The divergences that share a line of the port and a cause; without a cause, those that share a line."""
 
     faults: tuple[Divergence, ...]
 
@@ -43,16 +43,16 @@ class Finding:
 
     @property
     def explained(self) -> float:
-        """The share of the disagreement that all its causes explain together."""
+        """The share of the disagreement that all causes together explain."""
         return min((fault.causes[-1].explained if fault.causes else 0.0) for fault in self.faults)
 
     @property
     def left(self) -> float | None:
         """The difference that remains with all causes in the reference; None if it was not computed.
 
-        It is not computed for a cause that is a fact, such as dropout.
+        It is not computed for a cause that cannot be put into the reference, such as dropout.
         """
-        # each cause is put in on top of those before it
+        # Each residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
         return None if self.explained <= 0 or (left == 0 and self.explained == 1) else left
 
@@ -63,27 +63,27 @@ class Finding:
 
     @property
     def profile(self) -> dict[str, list[float]]:
-        """The worst errors along each axis longer than 1."""
+        """The largest errors along each axis whose length is greater than 1."""
         return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
 
     @property
     def spread(self) -> list[str]:
-        """The same in words."""
+        """Where the errors along each axis exceed the tolerance, in words."""
         return spread(self.profile, self.worst.budget)
 
     @property
     def lines(self) -> tuple[PortLine, ...]:
-        """The lines of the port that compute the first wrong numbers; none if unknown."""
+        """The lines of the port that compute the first wrong values; empty if they are unknown."""
         return lines_of(self.faults)
 
     @property
     def departs_from(self) -> tuple[PortLine, ...]:
-        """The lines of the other implementation, with `--against`."""
+        """The lines of the other implementation with which `--against` compares."""
         return lines_of_reference(self.faults)
 
     @property
     def places(self) -> list[str]:
-        """The taps; several layers are joined: `decoder.layers.0–1.self_attention.scores`."""
+        """The taps, with several layers in one name: `decoder.layers.0–1.self_attention.scores`."""
         layers: dict[str, list[int]] = {}
         for fault in self.faults:
             pattern, layer = layer_pattern(fault.where)
@@ -92,7 +92,7 @@ class Finding:
 
     @property
     def unexplained(self) -> str:
-        """The error of a finding without a cause, as a clause."""
+        """How large the error of a finding without a cause is, and where it is."""
         if not math.isfinite(self.worst.error):
             return immeasurable(self.worst)
         where = "; ".join(self.spread)
@@ -100,10 +100,10 @@ class Finding:
 
 
 def findings(report: Report) -> list[Finding]:
-    """The divergences of a report in the order of the forward pass, grouped by the line of the port and the cause.
+    """Return the divergences in the order of the forward pass, grouped by the line of the port and by cause.
 
-    Without a line, another cause or another kind of tap is a separate finding. Equivalent lines of different layers, as
-    in a graph, are merged.
+    If the line is unknown, divergences are grouped by cause and kind of tap. In a graph, where each layer has its own
+    lines, corresponding lines of different layers are one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
@@ -120,15 +120,15 @@ def findings(report: Report) -> list[Finding]:
 
 
 def sentence(report: Report) -> str:
-    """Return the verdict: the cause and its place, or the share of the tolerance that the worst rounding uses.
+    """Return the verdict: the causes and their places, or how much of the tolerance the worst rounding uses.
 
-    A comparison of one rank with many, or of three implementations, precedes it.
+    It starts with the results of comparing ranks and a third implementation, if there are any.
     """
     return "".join([*beginnings(report), _verdict(report)])
 
 
 def beginnings(report: Report) -> list[str]:
-    """The sentences before the verdict, on ranks and on a third implementation."""
+    """Return the sentences about ranks and a third implementation, which come before the verdict."""
     return [each.sentence for each in (report.ranks, report.third) if each is not None]
 
 
@@ -152,12 +152,12 @@ def _verdict(report: Report) -> str:
 
 
 def unlocated(report: Report) -> str:
-    """The verdict on a port without separately compared segments."""
+    """Return the verdict on a port whose segments were not compared separately."""
     return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared separately."
 
 
 def another_model(report: Report) -> str:
-    """Return the sentence that the port has another configuration; empty if that is unknown."""
+    """Return the sentence that the port's model has another configuration; empty if it has not."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
@@ -166,7 +166,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """`With this fixed, the rest agrees (remaining error 9e-07).`; empty if something else remains to be found."""
+    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if something else is wrong."""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -177,13 +177,13 @@ def remedy(report: Report) -> str:
 
 
 def located(report: Report) -> str:
-    """Where a port differs, before causes are sought: `differs at decoder.layers.0.output, my.py:7`."""
+    """Return where a port differs, before causes are known: `differs at decoder.layers.0.output, my.py:7`."""
     found = findings(report)[0]
     return f"differs at {found.faults[0].where}" + "".join(f", {line.place}" for line in found.lines[:1])
 
 
 def too_little(report: Report) -> str:
-    """The reason why a report is inconclusive."""
+    """Return why a report is inconclusive."""
     if not report.measured:
         return "Nothing was compared."
     reasons = report.coverage.untested or report.not_compared
@@ -203,7 +203,7 @@ def _finding_sentence(finding: Finding) -> str:
 
 
 def partly(finding: Finding) -> str:
-    """The part of an error that its causes explain."""
+    """Return a clause about the share of an error that its causes explain."""
     return f"this explains {finding.explained:.0%} of the error, something else remains"
 
 
@@ -212,12 +212,12 @@ def _with_its_line(cause: Cause) -> str:
 
 
 def immeasurable(fault: Divergence) -> str:
-    """The reason for an infinite error."""
+    """Return why an error is infinite."""
     return "its shape is wrong (see the notes)" if fault.is_misshapen else "has numbers that are not finite"
 
 
 def worst_share(report: Report) -> str:
-    """The largest share of a tolerance that any comparison used, and its place."""
+    """Return a clause about the largest share of a tolerance that any comparison used, and its place."""
     used, where = worst(report)
     if not where:
         return "nothing was compared"
@@ -227,14 +227,14 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """The same as a number; the place is empty if nothing was compared."""
+    """Return the largest share of a tolerance and its place; the place is empty if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(share(each.error, each.budget), f"{each.id}: {each.where}") for each in report.claims]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 
 def spread(profile: Mapping[str, Any], budget: float) -> list[str]:
-    """`["all 8 rows", "positions 1–6 of 7", "head 2 of 3"]`: where an error exceeds rounding."""
+    """Return where an error exceeds the tolerance: `["all 8 rows", "positions 1–6 of 7", "head 2 of 3"]`."""
     return [_spread(axis, profile[axis], budget) for axis in profile if len(profile[axis]) > 1]
 
 
@@ -251,7 +251,7 @@ def _spread(axis: str, errors: Sequence[float], budget: float) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """`2nd`, `3rd`, `4th`."""
+    """Return `2nd` for 2, `3rd` for 3, `4th` for 4."""
     last = 0 if number % 100 in (11, 12, 13) else number % 10
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
@@ -263,13 +263,13 @@ def _spans(numbers: Iterable[int]) -> list[str]:
 
 
 def layer_pattern(tap: str) -> tuple[str, int | None]:
-    """`encoder.layers.{i}.output` and 3, of `encoder.layers.3.output`."""
+    """Return `encoder.layers.{i}.output` and 3 for `encoder.layers.3.output`."""
     layer = _LAYER.search(tap)
     return _LAYER.sub(".layers.{i}", tap), int(layer[1]) if layer else None
 
 
 def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
-    """The worst segment's share in each layer, for every tap pattern that several layers have."""
+    """Return the worst share of a segment in each layer, for every kind of tap that several layers have."""
     patterns: dict[str, dict[int, float]] = {}
     for item in measured:
         pattern, layer = layer_pattern(item.tap)
@@ -280,7 +280,7 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """The other faults that would explain a divergence, and the probe that would tell them apart."""
+    """Return which other faults would explain a divergence as well, and which probe would distinguish them."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 
@@ -288,6 +288,6 @@ def _tie(fault: Divergence) -> str:
     if not fault.indistinguishable:
         return ""
     also = ", ".join(fault.indistinguishable)
-    splits = f"the probe {fault.split_by} would tell them apart" if fault.split_by else "no probe tells them apart"
+    splits = f"the probe {fault.split_by} would distinguish them" if fault.split_by else "no probe distinguishes them"
     named = " with ".join(dict.fromkeys(cause.mistake for cause in fault.causes))
-    return f"{named} is as well explained by {also}; {splits}."
+    return f"{also} would explain this as well as {named}; {splits}."

@@ -1,4 +1,4 @@
-"""Lines of a port that compute wrong numbers, with the part of the line that computes them."""
+"""Lines of a port that compute wrong values, and the part of each line that computes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity.text import safe
 from transparity_conformance.report.report import Cause, Divergence
 
 AROUND = 3
-"""Lines that are shown before and after one."""
+"""The number of lines that are shown before and after a line."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,15 @@ class PortLine:
     line: int
     code: str
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """Start and end of the expression in the line."""
+    """The first and last column of the expression in the line."""
 
     @property
     def place(self) -> str:
-        """`model.py:52`."""
         return f"{PurePath(self.file).name}:{self.line}"
 
     @property
     def around(self) -> list[tuple[int, str]]:
-        """The lines around it with their numbers, itself included; none if the file cannot be read."""
+        """The lines around this line and the line itself, with their numbers; empty if the file cannot be read."""
         lines = linecache.getlines(self.file)
         first = max(self.line - AROUND, 1)
         shown = textwrap.dedent("".join(lines[first - 1 : self.line + AROUND]).expandtabs()).splitlines()
@@ -44,7 +43,7 @@ class PortLine:
 
     @property
     def marked(self) -> tuple[str, str]:
-        """The line without its indent, and carets below the expression; the statement and none if it cannot be read."""
+        """The line without its indent, and carets below the expression; or the statement and no carets."""
         written = linecache.getline(self.file, self.line).rstrip().expandtabs()
         text = written.strip()
         if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):
@@ -55,7 +54,7 @@ class PortLine:
 
 
 def _carets(expression: str) -> str:
-    """`~~~^~~~` below a binary operation, as in Python's tracebacks, else `^^^`."""
+    """Return `~~~^~~~` for a binary operation, as in Python's tracebacks, otherwise `^^^`."""
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse(expression, mode="eval").body
         if isinstance(tree, ast.BinOp) and expression.isascii():
@@ -68,12 +67,12 @@ def _carets(expression: str) -> str:
 
 
 def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
-    """The lines of several divergences or causes, each once, in order."""
+    """Return the lines of several divergences or causes, each once, in order."""
     return _each_once(fault.source for fault in faults)
 
 
 def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
-    """The lines that several divergences depart from, each once, in order."""
+    """Return the lines of the other implementation from which divergences depart, each once, in order."""
     return _each_once(fault.reference_source for fault in faults)
 
 

@@ -1,4 +1,4 @@
-"""A check as Markdown, for a pull request: the answer, and everything needed to repeat it."""
+"""The result of a check as Markdown for a pull request, with everything that is needed to repeat the check."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transparity_conformance.report.check.view import check_view
 from transparity_conformance.report.report import Report, installed
 
 DIGITS = 16
-"""Digits of a hash that are shown."""
+"""The number of digits of a hash that are shown."""
 
 
 def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> str:
-    """The reports, each with its answer and coverage, then the command, the versions and the hashes."""
+    """Return the result and coverage of each report, then the command, the versions, and hashes of the files."""
     return "\n".join([*(line for report in reports for line in _report(report)), *_provenance(reports, weights), ""])
 
 
@@ -26,7 +26,7 @@ def _report(report: Report) -> Iterator[str]:
     view = check_view(report)
     yield from (f"### {MARKS[report.verdict]} {_plain(view.title)} ({_plain(view.system)})", "")
     text = "\n".join(as_text([report], WIDTH).splitlines()[1:]).strip("\n")
-    fence = "`" * 8  # code of the port may have fences of its own
+    fence = "`" * 8  # longer than any fence in the port's code
     yield from (f"{fence}text", text, fence, "")
     if view.coverage:
         yield from (f"Covers {_plain(view.coverage)}.", "")
@@ -38,13 +38,16 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
         ("command", f"`{_plain(shlex.join(['transparity', *sys.argv[1:]]))}`"),
         ("versions", ", ".join(f"{name} {_plain(version)}" for name, version in installed().items())),
         ("port", f"`{_plain(port.name)}` {digest([port])}" if is_file(port) else _plain(str(port))),
-        ("weights", "drawn by the checker" if weights is None else digest(sorted(weights.glob("*.safetensors")))),
+        (
+            "weights",
+            "random, made by the checker" if weights is None else digest(sorted(weights.glob("*.safetensors"))),
+        ),
     ]
     yield from ("| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows))
 
 
 def digest(files: Iterable[Path]) -> str:
-    """The sha256 of the concatenated contents of files."""
+    """Return the SHA-256 hash of the concatenated contents of files."""
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -54,5 +57,5 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text with the markup of Markdown and tables escaped."""
+    """Escape the markup of Markdown and of tables in a text."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -1,4 +1,4 @@
-"""A check as an HTML page: the faults and causes, a heat map of taps × probes, and the spread of errors."""
+"""The result of a check as an HTML page: faults and causes, a heat map of taps and probes, and the spread of errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from transparity_conformance.report.formatting import format_share, height, scie
 from transparity_conformance.report.report import Measured, Report
 
 MOST_BARS = 128
-"""The largest number of bars; of more positions, each bar shows the largest error of a few neighbours."""
+"""The largest number of bars; if there are more positions, each bar shows the largest error of several positions."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
 SINGULAR = {"diverges": "diverges", "inconclusive": "is inconclusive", "agrees": "agrees"}
 PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "agree"}
-"""The verbs of each verdict, the worst first."""
+"""The verb for each verdict, the worst verdict first."""
 
 
 def as_html(reports: Sequence[Report]) -> str:
-    """The page: a section for each report, the wrong ones opened."""
+    """Return the page: a section for each report; sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
     functions["meanings"] = meanings()
     views = [check_view(report) for report in reports]
@@ -32,7 +32,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:
-    """The worst verdict, and the number of reports with it."""
+    """Return the worst verdict, and a sentence with the number of reports that have it."""
     verdicts: list[str] = [report.verdict for report in reports]
     worst = next((verdict for verdict in SINGULAR if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
@@ -50,11 +50,11 @@ def _probes(report: Report) -> list[str]:
 
 
 def _heat_map(report: Report) -> list[dict[str, Any]]:
-    """The rows of the heat map, in the order of the forward pass."""
+    """Return the rows of the heat map, in the order of the forward pass."""
     cells = {(item.tap, item.probe): item for item in report.measured}
     rows, before, is_red = [], "", False
     for tap in dict.fromkeys(item.tap for item in report.measured):
-        # rows of one layer, or of one stack outside its layers, are neighbours
+        # A gap separates the rows of different layers, and the rows of a stack outside its layers.
         part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
         shown = [_cell(cells.get((tap, probe))) for probe in _probes(report)]
         is_first = not is_red and any(cell and cell["segment"]["over"] for cell in shown)
@@ -84,7 +84,7 @@ def _shade(error: float, budget: float) -> dict[str, Any]:
 
 
 def _profiles(report: Report) -> list[dict[str, Any]]:
-    """The bars of each tap pattern: layers by their segments, the other axes end to end."""
+    """Return the bars of each kind of tap: errors of segments by layer, and end-to-end errors along the other axes."""
     layers = shares_by_layer(report.measured)
     worst: dict[str, Measured] = {}
     patterns = dict.fromkeys(layer_pattern(item.tap)[0] for item in report.measured)

@@ -1,4 +1,4 @@
-"""A check in a terminal: the verdict, a block for each wrong line with its cause, and what to do next."""
+"""The result of a check for terminals: the verdict, a block for each wrong line and its cause, and what to do next."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
-"""Columns that an answer is written for."""
+"""The width, in columns, for which results are laid out."""
 
 MOST_FINDINGS = 12
 MOST_PLACES = 4
@@ -47,12 +47,12 @@ MOST_BARS = 48
 
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
-    """The answer to one check.
+    """Return the result of one check.
 
     Args:
-        alike: other systems that have the same answer.
-        verbose: also list every claim, activation, note and omission.
-        ways: end with the options of the command that show more.
+        alike: Names of other configurations that have the same result.
+        verbose: Whether to list every claim, activation, note and omission.
+        ways: Whether to end with options of the command that show more.
     """
     view = check_view(report)
     if alike:
@@ -62,7 +62,7 @@ def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: S
 
 
 def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = False) -> str:
-    """The answers as plain text."""
+    """Return the results as plain text."""
     console = Console(width=width, file=io.StringIO(), color_system=None, markup=False, highlight=False)
     for report in reports:
         console.print(answer(report, verbose=verbose, ways=False), crop=False)
@@ -71,7 +71,7 @@ def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = Fals
 
 
 class Headline:
-    """`✗ my.py:load differs from the reference llama, float32`, without a line break in a long path."""
+    """The first line, `✗ my.py:load differs from the reference llama, float32`; a long path is not wrapped."""
 
     def __init__(self, view: CheckView) -> None:
         self.view = view
@@ -85,7 +85,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the answer to one check, or a summary of several with the distinct answers that do not agree."""
+    """Return the result of one check; for several checks, the distinct results that do not agree, and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -97,14 +97,14 @@ def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> R
 
 
 def _content(report: Report) -> object:
-    """The lines, causes and places of an answer, or its sentence; no errors."""
+    """Return the lines, causes and places of a result, or its sentence, without numbers."""
     found = findings(report)
     told = ((each.lines, tuple((cause.says, cause.at) for cause in each.causes), *each.places) for each in found)
     return tuple(told) or sentence(report)
 
 
 def one_line(report: Report) -> RenderableType:
-    """The verdict on one of several systems, with its causes or the share of the tolerance that is used."""
+    """Return the verdict on one of several configurations, with the causes or the share of the tolerance."""
     view = check_view(report)
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
@@ -115,7 +115,7 @@ def one_line(report: Report) -> RenderableType:
 
 
 def _summary(reports: Sequence[Report], code: int) -> Text:
-    """`6 systems: 4 agree, 2 differ; exit code 1`."""
+    """Return `6 systems: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
     words = {"agrees": "agree", "diverges": "differ", "inconclusive": "are inconclusive"}
     counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)
@@ -145,10 +145,10 @@ def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """A block for each pair of a wrong line and its cause."""
+    """Yield a block for each finding."""
     most = len(view.findings) if verbose else MOST_FINDINGS
     if len(view.findings) > 1:
-        yield Text("Fix the first one first: later ones may follow from it.")
+        yield Text("Fix the first fault first: the later ones may be its consequences.")
     for finding in view.findings[:most]:
         yield Group(*_block(view, finding))
     if view.findings[most:]:
@@ -175,7 +175,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Each line with its place and carets below the wrong part, and its neighbours if there is no cause."""
+    """Yield each line with its place and carets below the wrong part; without a cause, also the lines around it."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -198,7 +198,7 @@ def _code_line(text: str, style: str) -> Text:
 
 
 def _cut(text: str, carets: str, width: int = 74) -> list[tuple[str, str]]:
-    """A line and its carets, without the beginning if the carets are beyond the width."""
+    """Return a line and its carets; the start of the line is cut off if the carets would not fit the width."""
     start = len(carets) - len(carets.lstrip())
     if len(text) > width and len(carets) > width:
         text, carets = f"… {text[start:]}", f"  {carets[start:]}"
@@ -212,7 +212,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """The effect of fixing the finding, and of not fixing it."""
+    """Yield what fixing the finding achieves, and its effect on the logits."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -227,7 +227,7 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
 
 
 def _strength(view: CheckView) -> RenderableType:
-    """The comparisons, the share of the tolerance that they use, and omissions."""
+    """Return what was compared, the share of the tolerance that is used, and what was not compared."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
     if report.verdict == "inconclusive":
@@ -238,7 +238,7 @@ def _strength(view: CheckView) -> RenderableType:
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and texts in two columns; a repeated name is written once."""
+    """Return a table of names and texts; a name that repeats in consecutive rows is written once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
@@ -247,7 +247,7 @@ def named(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _details(view: CheckView) -> Iterator[RenderableType]:
-    """Everything else that is known: coverage, claims, every activation, omissions and notes."""
+    """Yield all other details: coverage, claims, every activation, omissions and notes."""
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])
@@ -267,7 +267,7 @@ def _remarks(view: CheckView) -> list[tuple[str, str]]:
 
 
 def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
-    """Each activation on the probe where it uses most of its tolerance."""
+    """Yield each activation with the probe on which it uses the largest share of its tolerance."""
     for tap in dict.fromkeys(item.tap for item in report.measured):
         worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
         verdict = "agrees" if worst.share <= 1 else "diverges"
@@ -275,7 +275,7 @@ def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def _times(timing: Mapping[str, Timing]) -> Table:
-    """The seconds of each stage that took a tenth of one, and of all."""
+    """Return the seconds of each stage, except stages below a tenth of a second, and their sum."""
     table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("stage")
     for name in ("seconds", "checker's processor", "port's processor"):
@@ -294,7 +294,7 @@ def _times(timing: Mapping[str, Timing]) -> Table:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose rows end with a verdict, which also colours their numbers."""
+    """Return a table of rows that each end with a verdict, which determines the color of the second cell."""
     table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in columns:
         is_number = name in ("share, end to end", "end to end", "this step")
@@ -305,7 +305,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """The spread of an unexplained error as bars, if they are few and some are within the tolerance."""
+    """Yield the spread of an unexplained error as bars, if there are few bars and some are within the tolerance."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:
@@ -313,7 +313,7 @@ def _profile(finding: Finding) -> Iterator[Text]:
 
 
 def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """Next steps: the page of the cause, the verbose report, and the HTML page; in columns if they fit."""
+    """Yield next steps: `explain` for the cause, the verbose report, and the HTML page."""
     causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
     is_wrong = view.report.verdict == "diverges"
     rows = [(f"transparity explain {cause}", "what it is, and how to fix it") for cause in [*causes][: int(is_wrong)]]
@@ -327,7 +327,7 @@ def _next(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def bars(errors: Sequence[float], budget: float) -> str:
-    """`··▃█`: the logarithm of each error, a dot where it is within the budget; empty if there are too many."""
+    """Return `··▃█`: the logarithm of each error, or a dot within the budget; empty if there are too many errors."""
     if len(errors) > MOST_BARS:
         return ""
     largest, tall = max(errors, key=lambda error: share(error, budget)), len(BARS) - 1

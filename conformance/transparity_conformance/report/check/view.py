@@ -1,4 +1,4 @@
-"""The content of a check as plain data, which the terminal, Markdown and the page lay out."""
+"""The content of a check's result as plain data, from which terminal text, Markdown and HTML are made."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ CAPABILITIES = {
     "step": "cached decoding",
     "train": "training",
 }
-"""Capabilities in words, by the beginning of the ids of their claims."""
+"""Names of capabilities, by the first part of the ids of their claims."""
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verbs of an answer, relative to the reference and to another implementation, which may itself be wrong."""
+"""The verb for each verdict: about the reference, and about another implementation, which may itself be wrong."""
 
 
 class ShownClaim(NamedTuple):
-    """One claim: its verdict, and the share of its budget that it uses."""
+    """One claim with its verdict and the share of its budget that is used."""
 
     id: str
     verdict: str
@@ -59,20 +59,20 @@ class CheckView:
     ties: str
     findings: list[Finding]
     layers: dict[str, list[float]]
-    """For each tap pattern, the share of its budget that each layer's segment uses."""
+    """For each kind of tap, the share of its budget that the segment in each layer uses."""
     worst: str
-    """The largest share of a tolerance, as a clause."""
+    """A clause about the largest share of a tolerance."""
     first_divergence: str
-    """The first tap beyond its budget, unless a finding names it."""
+    """The first tap beyond its budget; empty if a finding names that tap."""
     claims: list[ShownClaim]
     not_compared: list[str]
     notes: list[str]
     compared: str
-    """The comparisons: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
+    """The compared values: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
     coverage: str
-    """The range of the verdict in one line; empty if it is not known."""
+    """The sizes and calls for which the verdict holds, in one line; empty if they are not known."""
     audit: list[str]
-    """The audit of a loader in lines; none if there was none."""
+    """Lines about the audit of a loader; empty without an audit."""
 
 
 def check_view(report: Report) -> CheckView:
@@ -104,14 +104,14 @@ def _title(report: Report) -> str:
 
 
 def _system(report: Report) -> str:
-    """The preset or family; empty for a reference that is another implementation, which the title names."""
+    """Return the preset or family; empty with another implementation as the reference, because the title names it."""
     if report.reference:
         return ""
     return "your configuration" if report.preset == "config" else report.preset
 
 
 def _compared(report: Report) -> str:
-    """The compared activations, input sizes and capabilities."""
+    """Return the compared activations, the sizes of inputs, and the compared capabilities."""
     taps = dict.fromkeys(item.tap for item in report.measured)
     forward = "the logits" if list(taps) == ["logits"] else count(len(taps), "activation")
     where = f" at {report.coverage.inputs}" if report.coverage.inputs else ""
@@ -121,7 +121,7 @@ def _compared(report: Report) -> str:
 
 
 def _audit(report: Report) -> list[str]:
-    """The audit; for a wrong forward pass, only unread tensors, which may be the reason."""
+    """Return the lines of the audit; if the forward pass is wrong, only the unread tensors, which may be the reason."""
     if report.audit is None:
         return []
     is_asked = any(claim.id.startswith("loader.") for claim in report.claims)
@@ -141,7 +141,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Return the lines. Lines that differ only in numbers or in the probe are joined, with their count."""
+    """Join lines that differ only in numbers or in the probe, and add how many were joined."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)
@@ -149,7 +149,7 @@ def each_kind_once(lines: Iterable[str]) -> list[str]:
 
 
 def _reaches(claims: Sequence[ClaimResult]) -> list[str]:
-    """Return the reach of each claim that has one."""
+    """Return the coverage of each claim that has its own."""
     return [f"{claim.id}: {claim.reach}" for claim in claims if claim.reach and claim.verdict == "agrees"]
 
 

@@ -1,1 +1,1 @@
-"""Configurations as text and as JSON."""
+"""Descriptions of configurations and causes, as text and as JSON."""

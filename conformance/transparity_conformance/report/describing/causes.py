@@ -1,4 +1,4 @@
-"""The meaning of each cause; the texts are in causes.toml."""
+"""Explanations of causes, whose texts are in causes.toml."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from transparity.text import shown
 
 @dataclass(frozen=True)
 class Meaning:
-    """A cause in words."""
+    """The explanation of a cause."""
 
     title: str
-    """A sentence about the fault, in one of its variants."""
+    """A sentence that states the fault, in one of its variants."""
     right: str
-    """The reference's rule."""
+    """The behavior of the reference."""
     look: str
-    """The place of the fault, and how to fix it."""
+    """The code to check, and how to fix it."""
     hidden: str = ""
-    """Conditions under which it does not show."""
+    """Inputs or models for which the fault does not show."""
     seen: tuple[str, ...] = ()
-    """Threads about it in real ports: owner/name#number."""
+    """Threads about the fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """The sentence in a report about a fault of the forward pass, by its variant, if it is the same for every model."""
+    """A report's sentence for each variant of a fault of the forward pass, unless the sentence depends on the model."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
@@ -38,7 +38,7 @@ class Meaning:
 
 @functools.cache
 def meanings() -> Mapping[str, Meaning]:
-    """Every id that `causes[].mistake` may have."""
+    """Return the explanation of every cause, by its id."""
     text = files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
     return {name: _meaning(**entry) for name, entry in sorted(tomllib.loads(text).items())}
 
@@ -48,10 +48,10 @@ def _meaning(seen: Any = (), **texts: Any) -> Meaning:
 
 
 def meaning(name: str) -> Meaning:
-    """Return the meaning of one cause.
+    """Return the explanation of one cause.
 
     Raises:
-        TransparityError: there is no such cause.
+        TransparityError: The cause does not exist.
     """
     known = meanings()
     if name not in known:

@@ -1,4 +1,4 @@
-"""A configuration for people: its parameters, its taps, and its architecture as a Mermaid diagram."""
+"""A description of a configuration: its parameters, its taps, and its architecture as a Mermaid diagram."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
 LENGTHS = {"source": -2, "target": -3, "tokens": -4, "pixels": -4}
-"""Placeholders of sizes that a configuration leaves open; no real size is negative."""
+"""Placeholders of sizes that a configuration leaves open; they are negative, so that they differ from all real
+sizes."""
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
@@ -28,7 +29,7 @@ NORMS = {
 
 HEADS = {
     "logits": "linear, to {size:,} logits",
-    "hidden": "as it is",
+    "hidden": "no head",
     "pooled": "",
     "classes": "linear, to {size:,} classes",
 }
@@ -42,7 +43,7 @@ POOLED = {
 
 
 def parameters_table(config: TransformerConfig) -> Table:
-    """Every parameter with its shape, equal layers in one line, and the total at the end."""
+    """Return a table of all parameters with their shapes, equal layers in one row, and the total."""
     shapes = parameter_shapes(config)
     total = sum(math.prod(shape) for shape in shapes.values())
     table = _table("parameter", "shape", "numbers")
@@ -54,7 +55,7 @@ def parameters_table(config: TransformerConfig) -> Table:
 
 
 def taps_table(config: TransformerConfig) -> Table:
-    """Every tap in the order of the forward pass, equal layers in one line."""
+    """Return a table of all taps in the order of the forward pass, equal layers in one row."""
     lengths = {name: LENGTHS[name] for name in config.input_names}
     table = _table("tap", "shape")
     for name, shape, _ in _by_layer(tap_shapes(config, BATCH, **lengths)):
@@ -63,7 +64,7 @@ def taps_table(config: TransformerConfig) -> Table:
 
 
 def mermaid(config: TransformerConfig) -> str:
-    """The architecture as a flowchart."""
+    """Return the architecture as a Mermaid flowchart."""
     lines = ["flowchart TD"]
     for read in config.input_names:
         lines += _stack(config, config.input_stack(read), read)
@@ -107,7 +108,7 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
 
 
 def _embedded(config: TransformerConfig, stack: str) -> tuple[str, int]:
-    """Return the noun for a stack's inputs, and the number of their rows or numbers."""
+    """Return a name for a stack's inputs, and the size of the vocabulary, the patches or the frames."""
     if config.reads_pixels:
         return "patch", config.patch_dim
     if config.reads_frames and stack == "encoder":
@@ -116,7 +117,7 @@ def _embedded(config: TransformerConfig, stack: str) -> tuple[str, int]:
 
 
 def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
-    """The nodes and edges of a layer; a residual goes past its sublayer."""
+    """Yield the nodes and edges of a layer; each residual is an edge around its sublayer."""
     width, gated = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}", ", gated" * config.gated
     experts = f"{config.experts_per_token} of {config.num_experts} experts, " if config.num_experts else ""
     kinds = {own.mixer for own in config.layer_kinds.values()}
@@ -167,7 +168,9 @@ def _norm(config: TransformerConfig) -> str:
 def _head(config: TransformerConfig) -> str:
     tied = ", tied to the token embedding" if config.tied_head and config.head == "logits" else ""
     capped = (
-        "" if config.final_softcap is None or config.head != "logits" else f"<br/>held below {config.final_softcap:g}"
+        ""
+        if config.final_softcap is None or config.head != "logits"
+        else f"<br/>softcapped at {config.final_softcap:g}"
     )
     transform = f"linear, {config.activation}, {_norm(config)}, then " if config.head_transform else ""
     pooled = [POOLED[config.pooling]] * config.is_pooled + [f"linear, {config.pooler}"] * config.has_pooler
@@ -177,33 +180,33 @@ def _head(config: TransformerConfig) -> str:
 
 def _attention(config: TransformerConfig, masked: str) -> str:
     heads = f"{config.num_heads} heads of {config.head_dim}"
-    fewer = f", {config.key_value_heads} of keys and values" if config.key_value_heads < config.num_heads else ""
+    fewer = f", {config.key_value_heads} key-value heads" if config.key_value_heads < config.num_heads else ""
     shared = ", one projection for all heads" if config.projection == "shared-per-head" else ""
     divided = "" if config.attention_scale == "none" else f", ÷ √{config.attention_scale}"
     times = "" if config.attention_multiplier == 1 else f", × {config.attention_multiplier:g}"
-    held = "" if config.attention_softcap is None else f", held below {config.attention_softcap:g}"
-    return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{masked} hidden by {config.mask_value:g}"
+    held = "" if config.attention_softcap is None else f", softcapped at {config.attention_softcap:g}"
+    return f"{heads}{fewer}{divided}{times}{shared}{held}<br/>{masked} masked with {config.mask_value:g}"
 
 
 def _recurrence(config: TransformerConfig) -> str:
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
-    states = f"{config.recurrent_heads} states of {keys} by {values}, {config.recurrent_key_heads} heads of keys"
+    states = f"{config.recurrent_heads} states of {keys} by {values}, {config.recurrent_key_heads} key heads"
     name = "gated delta rule" if "gated-delta" in {own.mixer for own in config.layer_kinds.values()} else "state space"
     return f"{name}<br/>{states}, convolutions over {config.convolution_width} positions"
 
 
 def _self_attention_only(config: TransformerConfig) -> str:
-    """Features of only self-attention: positions and a window."""
+    """Return what only self-attention has, such as positions and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
     known += ["relative positions"] if config.relative_bias else []
-    known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
+    known += [f"queries and keys normalized over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
         chunks = " of its own chunk" if config.window_kind == "chunked" else ""
-        known.append(f"{config.sliding_window} positions{chunks} seen")
-    known += ["a gate of the context"] if config.attention_gate else []
+        known.append(f"sees {config.sliding_window} positions{chunks}")
+    known += ["an output gate"] if config.attention_gate else []
     if config.query_temperature:
-        known.append(f"queries sharper by {config.query_temperature:g} from {config.query_temperature_length} on")
+        known.append(f"query temperature {config.query_temperature:g} from position {config.query_temperature_length}")
     for kind, overrides in config.layer_overrides.items():
         known.append(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in overrides.items()))
     return "".join(f"<br/>{name}" for name in known)
@@ -216,7 +219,7 @@ def _mask(config: TransformerConfig, stack: str) -> str:
 
 
 def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
-    """Names with shapes and layer counts; the layers of a stack share one line."""
+    """Yield names, shapes and numbers of layers; the layers of a stack share one name."""
     layers: dict[str, set[int]] = {}
     folded: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():

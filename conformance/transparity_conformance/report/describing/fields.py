@@ -1,4 +1,4 @@
-"""The fields of a configuration, as text and as JSON: values, defaults and meaning."""
+"""Descriptions of the fields of a configuration, as text and as JSON: their values, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transparity_conformance.report.describing.describe import BATCH, LENGTHS, O
 
 @functools.cache
 def meanings() -> dict[str, str]:
-    """The docstring of every field, in one line."""
+    """Return the docstring of every field, in one line."""
     (described,) = ast.parse(inspect.getsource(TransformerConfig)).body
     assert isinstance(described, ast.ClassDef)
     found: dict[str, str] = {}
@@ -31,18 +31,18 @@ def meanings() -> dict[str, str]:
 
 
 def values(name: str) -> list[str] | str:
-    """The values of a field: all words of a choice, or the range of a number."""
+    """Return the allowed values of a field: all words of a choice, or the range of a number."""
     kind, field = FIELD_TYPES[name], TransformerConfig.__dataclass_fields__[name]
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if get_origin(kind) is Mapping:
-        return f"fields by kind, of {', '.join(PER_LAYER)}"
+        return f"for each kind of layer, values of {', '.join(PER_LAYER)}"
     if kind == tuple[str, ...]:
-        return "names of kinds of layers"
+        return "the kind of each layer, as a list of names"
     if kind == tuple[float, ...]:
         return f"numbers, each {field.metadata['range'].text}"
     if get_origin(kind) is tuple:
-        return f"some of {', '.join(get_args(get_args(kind)[0]))}"
+        return f"a list of {', '.join(get_args(get_args(kind)[0]))}"
     if kind is bool:
         return ["true", "false"]
     text: str = field.metadata.get("range", COUNT).text
@@ -51,7 +51,7 @@ def values(name: str) -> list[str] | str:
 
 
 def as_rows() -> list[dict[str, Any]]:
-    """Every field as JSON values."""
+    """Return every field as JSON values."""
     rows = []
     for name, field in TransformerConfig.__dataclass_fields__.items():
         needed = name == "architecture"
@@ -63,7 +63,7 @@ def as_rows() -> list[dict[str, Any]]:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Every field: its values and default in one line, and its meaning."""
+    """Yield, for every field, its values and default in one line, and its meaning."""
     for row in as_rows():
         allowed = row["values"] if isinstance(row["values"], str) else ", ".join(row["values"])
         default = row.get("default", "")
@@ -72,7 +72,7 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """A configuration with its departures, its parameters and its taps, as JSON values; open sizes are words."""
+    """Return a configuration with its departures, parameters and taps as JSON; variable sizes (the batch) are words."""
     lengths = {name: LENGTHS[name] for name in config.input_names}
     taps = tap_shapes(config, BATCH, **lengths)
     return {

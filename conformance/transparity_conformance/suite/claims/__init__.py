@@ -1,7 +1,7 @@
 """Claims about backends, one file per subject.
 
-A claim is a function from a bench to evidence. `claim` registers it under its topic, which is the name of the file, and
-its own name. The pytest suite tests it on every subject, and other programs can do the same.
+A claim is a function that gets a bench and yields evidence. `claim` registers it as `topic.name`: the topic is the name
+of the file, and the name is the name of the function. The pytest suite tests every claim for every subject.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""Maps a bench to evidence; a claim about a range of cases also takes the cases."""
+"""Yields the evidence of a bench; for a claim about several cases, it also gets the cases."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and the subjects that it applies to."""
+    """A claim, with the subjects to which it applies."""
 
     name: str
     says: str
     check: Check
     full: Claim | None = None
-    """The same claim about all of its cases, for the slow suite; None if the quick suite has them all."""
+    """The same claim with all of its cases, for the slow suite; None if the quick suite already has all cases."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
-    """Whether the expected values are independent of the reference, so that the reference can be tested too."""
+    """Whether the expected values are independent of the reference, so that the reference can also be tested."""
     compiled: bool = False
-    """Whether the claim runs whole models, and so is tested in every mode, not only in the first."""
+    """Whether the claim runs whole models, which are tested in every mode, not only in the first."""
     quick: tuple[str, ...] = EVERY
-    """The dtypes in which the quick suite tests it."""
+    """The dtypes in which the quick suite tests the claim."""
     needs: tuple[str, ...] = ()
-    """Packages with the independent implementation that the claim compares with."""
+    """Packages with independent implementations with which the claim compares."""
     harness: bool = False
-    """Whether the claim is about single functions or modules, which a backend offers through its harness."""
+    """Whether the claim is about single functions or modules, for which a backend needs a harness."""
     sharded: bool = False
-    """Whether the claim is about the backend over several ranks, which its harness offers."""
+    """Whether the claim is about the backend on several ranks, for which the backend needs a harness."""
 
     def is_about(self, subject: BackendSubject, first_mode: bool) -> bool:
         return (
@@ -68,13 +68,13 @@ def claim(
     harness: bool = False,
     **about: Any,
 ) -> Callable[[Check], Check]:
-    """Register a check as the claim `topic.name`, after its file and its function.
+    """Register a check as the claim `topic.name`, named after its file and its function.
 
     Args:
-        cases: the cases of the quick suite, if the check takes any.
-        all_cases: the cases of its full range, in the dtypes `all_in`.
-        topic: replaces the name of the file.
-        sharded, harness, about: fields of the `Claim`; a sharded claim needs the harness.
+        cases: The cases of the quick suite, if the check has an argument `cases`.
+        all_cases: All cases, which are tested in the dtypes `all_in`.
+        topic: The topic, if it is not the name of the file.
+        sharded, harness, about: Fields of the `Claim`; a sharded claim needs a harness.
     """
 
     def register(check: Check) -> Check:
@@ -93,9 +93,9 @@ def claim(
 
 
 def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Turn a check of a bench, one preset's `probe` and a record into a check of a bench.
+    """Turn a check of a bench, a probe and a record into a check of a bench, which yields evidence for every preset.
 
-    `cases` are presets, or the name of the bench's attribute that lists them.
+    `cases` are presets, or the name of an attribute of the bench that lists presets; `probe` names the probe.
     """
 
     def decorate(check: Check) -> Check:
@@ -111,13 +111,13 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
 
 
 def _check(name: str, check: Check, bench: Bench, **cases: Any) -> Iterator[ClaimEvidence]:
-    """Yield the evidence of a check, from a bench that knows the claim's name."""
+    """Yield the evidence of a check; the bench knows the name of the claim."""
     yield from check(bench.about(name), **cases)
 
 
 @functools.cache
 def all_claims() -> dict[str, Claim]:
-    """Return every claim by name, in the order of topics, and of the functions in their files."""
+    """Return every claim by its name, sorted by topic."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(CLAIMS.items(), key=lambda item: item[0].partition(".")[0]))

@@ -1,4 +1,4 @@
-"""Attention by itself, and the properties of its weights."""
+"""Claims about attention by itself, and about properties of its weights."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
 
 LONG = 300
-"""More queries than a block of any column has."""
+"""The number of queries, which is larger than the blocks of every column."""
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
-"""Replacements of masked scores: values that mask exactly, partly and not at all."""
+"""The numbers that replace masked scores; they mask exactly, partly, or not at all."""
 
 
 def drawn() -> tuple[Arrays, np.ndarray]:
-    """Return query, key and value, and a mask with a fully visible row, a fully masked one, and mixed ones."""
+    """Return random queries, keys and values, and a mask whose rows are fully visible, fully masked, or mixed."""
     random = np.random.default_rng(0)
     shapes = {"query": (BATCH, HEADS, QUERIES, HEAD_DIM), "key": (BATCH, HEADS, KEYS, HEAD_DIM)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -40,7 +40,7 @@ def drawn() -> tuple[Arrays, np.ndarray]:
 
 @claim(dtypes=("float64", "float32"), harness=True)
 def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Heads are consecutive features, and merging exactly undoes splitting."""
+    """Heads are consecutive features, and merging heads exactly undoes splitting."""
     x = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
     truth = [[[row[2 * head : 2 * head + 2] for row in sequence] for head in range(4)] for sequence in x]
     record = bench.evidence("counted")
@@ -51,11 +51,11 @@ def split_and_merge_heads(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(harness=True)
 def function(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Attention of drawn queries, keys and values agrees for every mask value, on the traced and the fast path."""
+    """Attention of random queries, keys and values agrees for every mask value, on the traced and the fast path."""
     arrays, mask = drawn()
     for hidden in HIDDEN:
         named = {"scale": 0.7, "masked_score": hidden}
-        case, masked = f"hidden scores {hidden:g}", arrays | {"mask": mask}
+        case, masked = f"masked scores {hidden:g}", arrays | {"mask": mask}
         yield bench.same(case, "mixers.attention.attention", masked, "context", **named)
         masked = {"scores": 4 * arrays["query"] @ arrays["key"].swapaxes(-1, -2), "mask": mask}
         yield bench.same(case, "mixers.attention.attention_weights", masked, "weights", masked_score=hidden)
@@ -63,24 +63,25 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Return masks of all kinds over `LONG` queries, with the inputs of attention and the explicit path's result."""
+    """Return masks of all kinds over `LONG` queries by name, each with inputs of attention and their oracle."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
     causal = np.tile(np.tri(LONG, dtype=bool), (2, 1, 1, 1))
     masks = {
-        "the future hidden": causal[:1],
-        "and distant keys": causal & ~np.tri(LONG, k=-20, dtype=bool),
-        "and the first three keys, so that early queries see nothing": causal & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),
-        "some of everything": random.random(causal.shape) < 0.7,
-        "nothing hidden": np.ones((2, 1, 1, LONG), bool),
+        "the future masked": causal[:1],
+        "the future and distant keys masked": causal & ~np.tri(LONG, k=-20, dtype=bool),
+        "the future and the first three keys masked": causal
+        & (np.arange(LONG) >= [[[[3]]], [[[0]]]]),  # early queries see no key
+        "a random mask": random.random(causal.shape) < 0.7,
+        "nothing masked": np.ones((2, 1, 1, LONG), bool),
     }
     bias = {"bias": random.normal(size=(1, 2, LONG, LONG)).astype(np.float32)}
     given = {name: (mask, arrays) for name, mask in masks.items()}
     sinks = {"sinks": random.normal(size=2).astype(np.float32)}
-    given["the future hidden, and a bias"] = masks["the future hidden"], arrays | bias
-    given["the future hidden, and sinks"] = masks["the future hidden"], arrays | sinks
-    given["mixed rows, a bias and sinks"] = masks["some of everything"], arrays | bias | sinks
+    given["the future masked, and a bias"] = masks["the future masked"], arrays | bias
+    given["the future masked, and sinks"] = masks["the future masked"], arrays | sinks
+    given["mixed rows, a bias and sinks"] = masks["a random mask"], arrays | bias | sinks
     return {
         name: (mask, arrays, Oracle(functools.partial(_explicitly, mask), arrays))
         for name, (mask, arrays) in given.items()
@@ -89,7 +90,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
 
 @claim(of_reference=True, harness=True)
 def long_sequences(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Attention of many queries, which fast paths compute in blocks, agrees with the explicit path for every mask."""
+    """Attention over many queries, which fast paths compute in blocks, agrees with the traced path for every mask."""
     for name, (mask, arrays, oracle) in long_cases().items():
         result = _attended(bench.function("mixers.attention.attention"), mask, arrays)
         yield bench.evidence(name).oracle(oracle, "context", result)
@@ -107,7 +108,7 @@ def _attended(attention: Callable[..., Any], mask: np.ndarray, arrays: Arrays, *
 
 @claim(harness=True)
 def mask_before_and_after_scale(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A finite masked score has the weight of its value, replaced before or after the scale."""
+    """A finite `mask_value` has the right effect, whether it replaces scores before or after the scale."""
     probe = probes("translation")["mixed"]
     parameters = scoped_parameters(probe.parameters, "encoder.layers.0.self_attention")
     x = np.random.default_rng(1).normal(size=(BATCH, KEYS, probe.config.embed_dim)).astype(np.float32)
@@ -139,7 +140,7 @@ def _sums(arrays: Arrays, tap: Tap) -> None:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Masked keys have weight exactly 0 in every row with a visible key, unless the mask's value is not exact."""
+    """In every row with a visible key, masked keys have weight exactly 0, unless the mask value is close to zero."""
     breaks = probe.config.mask_value > -1
     note = f"masked scores are replaced by {probe.config.mask_value:g}, which hides nothing" if breaks else ""
     for name, value in bench.traced(probe).items():
@@ -151,7 +152,7 @@ def masked_keys_have_zero_weight(bench: Bench, probe: Probe, record: ClaimRecord
 
 
 def _mask(probe: Probe, name: str) -> np.ndarray:
-    """Return the mask of the attention called `name`, computed independently."""
+    """Return the mask of the attention `name`, computed independently of the backends."""
     stack = name.split(".")[0]
     causal = stack == "decoder" and "self_attention" in name
     keys = probe.inputs.get("source" if "cross" in name or stack == "encoder" else "target", probe.inputs.get("tokens"))

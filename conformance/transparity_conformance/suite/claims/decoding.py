@@ -1,4 +1,4 @@
-"""Decoding with a cache: for any chunks, the logits equal the full forward pass."""
+"""Claims about decoding with a cache: however a sequence is cut into chunks, the logits equal the full forward pass."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad
 """A model without a padding token."""
 
 Chunks = list[tuple[int, ...]]
-"""Numbers of tokens by which each row continues, per step."""
+"""For each step, the number of tokens by which each row continues."""
 
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return a preset or another case with few layers: its configuration, parameters, a batch, and the full pass's
-    oracle."""
+    """Return a case with few layers: its configuration, parameters, a batch, and the oracle of a forward pass."""
     config = (CASES | UNPADDED).get(case) or preset(case).resized()
     config = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=2)
     parameters, inputs = probe_parameters(config), mixed_inputs(config, 0, LENGTH, LENGTH)
@@ -43,8 +42,7 @@ def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
 
 
 def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks: Chunks) -> np.ndarray:
-    """Return the logits (batch, length, vocab) of a batch decoded in chunks; a finished row continues with filler
-    tokens."""
+    """Return the logits (batch, length, vocab) of a batch decoded in chunks; finished rows get filler tokens."""
     tokens = config.input_names[-1]
     batch, length = inputs[tokens].shape
     of_tokens = {tokens} if config.has_encoder else {tokens, *config.further_inputs}
@@ -69,7 +67,7 @@ def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks:
 
 
 def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield every way to cut a sequence into chunks."""
+    """Yield every way to cut a sequence into chunks, with a name."""
     for cuts in itertools.product((False, True), repeat=length - 1):
         bounds = [0, *(i for i, cut in enumerate(cuts, 1) if cut), length]
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
@@ -77,7 +75,7 @@ def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield chunks of different lengths per row: different first ones followed by single tokens, and a mixture."""
+    """Yield chunks whose lengths differ between rows: once followed by single tokens, and once by other lengths."""
     firsts = tuple(1 + row % 3 for row in range(rows))
     yield "1, 2, 3, then 1 by 1", [firsts, *[(1,) * rows] * (length - 1)]
     other = tuple(3 - row % 3 for row in range(rows))
@@ -85,8 +83,7 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Compare the logits of each way to decode a case with the full pass; `name` selects another model than the
-    case's."""
+    """Compare the logits of each way to decode a case with a forward pass; `name` selects another model."""
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)
@@ -104,8 +101,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
         if dtype in WIDE and bench.subject.backend != REFERENCE:
             error = float(np.abs(whole - expected).max())
             beyond = np.abs(logits - expected).max() - error
-            # Products with another number of rows sum differently: their errors have the same size, not
-            # the same value.
+            # Products with another number of rows sum in another order, so errors differ but have the same size.
             allowed = error + oracle.noise(dtype)["logits"]
             yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
 
@@ -124,7 +120,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""The cases of families if every model is compiled."""
+"""The families that are tested if every model is compiled."""
 
 
 @claim(
@@ -136,7 +132,7 @@ FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
     all_in=("float32",),
 )
 def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Decoded token by token or in uneven chunks, the logits equal the full forward pass."""
+    """If a sequence is decoded token by token or in uneven chunks, the logits equal the full forward pass."""
     left_out = set(FAMILIES) - set(FEW) if bench.backend.modes[0] != "eager" else ()
     for case in (case for case in cases if case not in left_out):
         yield from cached(bench, case, SOME)
@@ -144,7 +140,7 @@ def chunks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True, quick=("float32",))
 def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A row decoded by itself has the logits of the full forward pass."""
+    """If a row is decoded by itself, its logits equal the full forward pass."""
     config, parameters, inputs, oracle = model("translation")
     alone = {name: values[:1] for name, values in inputs.items()}
     where = sees_something(config, alone)
@@ -155,14 +151,14 @@ def single_row(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, quick=("float32",))
 def ragged_rows(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Rows decoded by different numbers of tokens have the logits of the full forward pass."""
+    """If the rows of a batch advance by different numbers of tokens, the logits equal the full forward pass."""
     for case in ("notes-lm", "qwen3-next", "mamba2"):
         yield from cached(bench, case, list(ragged(LENGTH, ROWS)))
 
 
 @claim(dtypes=("float32",), of_reference=True, quick=())
 def every_chunking(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every preset, cut into chunks in every way and row by row, has the logits of the full forward pass."""
+    """For every preset and every way to cut a sequence into chunks, the logits equal the full forward pass."""
     ways = [*splits(LENGTH, ROWS), *ragged(LENGTH, ROWS)]
     for case in (*PRESETS, *UNPADDED):
         yield from cached(bench, case, ways)

@@ -1,4 +1,4 @@
-"""The numbers that the five documents print, exactly, and their shapes at full size."""
+"""Claims about the five documents: the printed numbers agree exactly, and full-size models have the printed shapes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from transparity_conformance.suite.claims import claim
 A, B = np.arange(1, 17).reshape(4, 4), np.arange(100, 116).reshape(4, 4)
 
 PRINTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""The documents' printed output.
+"""The output that the documents print.
 
-Document 000 prints the einsum examples, `outer` (each element of A times all of B) one line per row, and the example
-batch. Document 003 prints `split_heads` (a sequence of four tokens, and two heads' parts of it), padded sequences with
-their mask, and future_mask(5). Documents 002 and 004 print the example batch.
+Document 000 prints the einsum examples and an example batch; `outer` holds each element of A times all of B, one line
+for each row. Document 003 prints `split_heads` (four tokens, and their parts for two heads), padded sequences with a
+mask, and future_mask(5). Documents 002 and 004 print an example batch.
 """
 
 PRODUCT, ROW_BY_ROW, OUTER = (PRINTED[name] for name in ("product", "row_by_row", "outer"))
@@ -40,12 +40,12 @@ PRINTED_SHAPES = {
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def einsum(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 000's einsum examples agree exactly; its first printed line is a mistake of the document."""
+    """The einsum examples of document 000 agree exactly, except for the first printed line, which is wrong."""
     record = bench.evidence("document 000")
     run = bench.harness.einsum
     for subscripts in ("ij,jk", "ij,jk->ik"):
         yield record.exactly(subscripts, run(subscripts, A, B), PRODUCT)
-    note = "the document prints A·B under 'ij,kj->ik', which is A·Bᵀ"
+    note = "the document prints A·B as the result of 'ij,kj->ik', which is A·Bᵀ"
     yield record.exactly("ij,kj->ik as printed", run("ij,kj->ik", A, B), PRODUCT, "breaks", note)
     yield record.exactly("ij,kj->ik of A and Bᵀ", run("ij,kj->ik", A, B.T), PRODUCT)
     yield record.exactly("ij,kj->ikj", run("ij,kj->ikj", A, B), ROW_BY_ROW)
@@ -55,7 +55,7 @@ def einsum(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def split_heads(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's `split_heads` example agrees exactly."""
+    """The `split_heads` example of document 003 agrees exactly."""
     result = bench.function("mixers.attention.split_heads")(np.array([TOKENS], np.float32), 2)
     yield bench.evidence("document 003").exactly("heads", result, [HEADS])
 
@@ -71,7 +71,7 @@ def masks(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64", "float32"), of_reference=True, harness=True)
 def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's example gives the two masked keys weights of exactly zero."""
+    """In document 003's example, the two masked keys have weights of exactly zero."""
     random = np.random.default_rng(0)
     query, key = (random.random((2, 1, 10, 5)).astype(np.float32) for _ in range(2))
     mask = np.ones((2, 1, 1, 10), bool)
@@ -85,10 +85,9 @@ def masked_columns(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
-    """Return a preset's newly initialized weights at its document's size, the document's example batch, and the
-    oracle."""
+    """Return initial weights at the size of a preset's document, the document's example batch, and the oracle."""
     config = preset(case)
-    # All the documents use the target without its last token.
+    # All documents pass the target to the model without its last token.
     inputs = {name: np.array(tokens) for name, tokens in PRINTED_SHAPES[case][0].items()}
     inputs["target"] = inputs["target"][:, :-1]
     parameters = initialize_parameters(config, 9)
@@ -97,7 +96,7 @@ def full_size_oracle(case: str) -> tuple[Arrays, Arrays, Oracle]:
 
 @claim(dtypes=("float32",))
 def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The documents' example batches at full size have the printed shapes, and their logits agree."""
+    """For the documents' example batches, models at full size have the printed shapes, and their logits agree."""
     for case, (_, shape) in PRINTED_SHAPES.items():
         parameters, inputs, oracle = full_size_oracle(case)
         result = as_numbers(bench.forward(preset(case), parameters).logits(**inputs))
@@ -108,7 +107,7 @@ def printed_shapes(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float32",), quick=())
 def full_size_passage(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The language models of document 001 at full size agree at every tap of a whole passage."""
+    """The language models of document 001 at full size agree at every tap, for a whole passage of text."""
     for case in ("notes-lm", "notes-attention"):
         config = preset(case)
         parameters = probe_parameters(config, 12)

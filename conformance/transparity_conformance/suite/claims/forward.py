@@ -1,4 +1,4 @@
-"""The whole forward pass, compared with the oracle: presets, models of every family, and low precision."""
+"""Claims about the whole forward pass: presets, models of every family, and low precision agree with the oracle."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from transparity_conformance.suite.bench import Bench, ClaimRecord
 from transparity_conformance.suite.claims import claim, each
 
 ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
-"""Probes that share a configuration and a shape, so that they share a compiled program."""
+"""Probes with the same configuration and shape, which can share a compiled program."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision, in which scores of some thousands have no fractional digits."""
+"""Probes for half precision; the hot probe is left out because its scores, in the thousands, have no fractional
+digits."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""Presets for which float64 is tested on other shapes if every operation is compiled per shape.
+"""Presets for which float64 is tested with other shapes, if the backend compiles every shape.
 
-Float32 is tested on other shapes for all presets.
+In float32, all presets are tested with other shapes.
 """
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
-    """Yield the probes of a subject; uncompiled float64 and float32 include every shape."""
+    """Yield the probes of a subject; uncompiled float64 and float32 include all shapes."""
     chosen = OF_HALF if bench.subject.dtype in ("bfloat16", "float16") else ONE_SHAPE
     if bench.subject.mode == "eager":
         chosen = EAGER.get(bench.subject.dtype, chosen)
@@ -46,7 +47,7 @@ def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
 
 
 def _about(name: str, pattern: str, says: str) -> None:
-    """Register the claim that every tap of every probe whose name matches `pattern` agrees."""
+    """Register the claim that every tap whose name matches `pattern` agrees on every probe."""
 
     def check(bench: Bench) -> Iterator[ClaimEvidence]:
         for probe in probes_for(bench, bench.traced_cases):
@@ -64,21 +65,25 @@ for _name, _pattern, _says in (
     ("query_key_value", r".*attention\.(query|key|value)", "Queries, keys and values of every head agree."),
     ("scores", r".*\.scores", "Scaled scores before the mask agree."),
     ("weights", r".*\.weights", "Attention weights agree."),
-    ("context", r".*\.context", "The context of all heads, merged, agrees."),
+    ("context", r".*\.context", "The merged context of all heads agrees."),
     ("attention_output", r".*attention\.output", "Attention's output agrees."),
     ("norms", r".*_norm", "The output of every norm agrees."),
-    ("feed_forward", r".*feed_forward\.(hidden|output)", "The feed-forward's hidden features and output agree."),
+    (
+        "feed_forward",
+        r".*feed_forward\.(hidden|output)",
+        "The hidden features and the output of the feed-forward network agree.",
+    ),
     ("encoder_layers", r"encoder\.layers\.\d+\.output", "The output of every encoder layer agrees."),
     ("decoder_layers", r"decoder\.layers\.\d+\.output", "The output of every decoder layer agrees."),
     ("stacks", r"\w+\.output", "The output of each stack agrees."),
-    ("logits", r"logits", "The logits by the traced path agree."),
+    ("logits", r"logits", "The logits of the traced path agree."),
 ):
     _about(_name, _pattern, _says)
 
 
 @claim(of_reference=True, compiled=True)
 def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The logits by the fast path (fused attention, without taps) agree."""
+    """The logits of the fast path, which has fused attention and no taps, agree."""
     for probe in probes_for(bench, bench.fast_cases):
         yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 
@@ -86,7 +91,7 @@ def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(of_reference=True, compiled=True)
 @each("traced_cases")
 def taps_are_complete(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """The taps are exactly the contract's, in order, with their shapes and in the requested dtype."""
+    """The taps are exactly the taps of the contract, in order, with the right shapes and in the requested dtype."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(probe.inputs[probe.config.input_names[0]]), **lengths)
     taps = bench.traced(probe)
@@ -103,20 +108,20 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""Families tested if every model is compiled: together they have all features that no preset has."""
+"""Families that are tested if every model is compiled; together they have all features that no preset has."""
 
 
 @functools.cache
 def mixed(case: str) -> Probe:
-    """Return the probe of a case that has every kind of row."""
+    """Return the probe of a case whose rows are of every kind."""
     return probes_of(MODELS[case], case)["mixed"]
 
 
 @claim(topic="families", quick=("float32",))
 def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every tap and the fast logits of a model of each family agree.
+    """Every tap and the logits of the fast path agree for a model of each family.
 
-    In half precision, models with experts are left out, because rounding changes the choice of experts.
+    In half precision, models with experts are left out, because rounding changes which experts are chosen.
     """
     for case in MODELS if bench.backend.modes[0] == "eager" else FEW:
         if bench.subject.dtype in HALF and most_experts(MODELS[case]):
@@ -124,7 +129,7 @@ def taps_and_logits(bench: Bench) -> Iterator[ClaimEvidence]:
         probe, record = mixed(case), bench.evidence(case)
         forward = bench.forward(probe.config, probe.parameters)
         yield from record.forward(probe.oracle, forward, probe.inputs)
-    # With as many keys as heads, the two axes could be confused.
+    # If there are as many keys as heads, code that swaps the two axes raises no error.
     probe, record = mixed("llama"), bench.evidence("llama")
     inputs = {name: tokens[:, : probe.config.num_heads] for name, tokens in probe.inputs.items()}
     oracle = forward_oracle(probe.config, probe.parameters, inputs)
@@ -146,11 +151,11 @@ RECURRENT = tuple(case for case, config in CASES.items() if config.is_recurrent)
     all_in=("float32",),
 )
 def low_precision_weights_and_activations(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """With weights, activations or both in half precision, every tap is within the rounding error of that precision."""
+    """With weights, activations or both in half precision, every tap is within that precision's rounding error."""
     for case in cases:
         probe = mixed(case) if case in CASES else probes(case)["mixed"]
         for weights, activations in HELD:
-            # Rounded weights are other weights: only rounding during the computation may differ.
+            # The oracle uses the rounded weights, so only rounding of activations may cause a difference.
             parameters = {name: rounded(value, weights or "float32") for name, value in probe.parameters.items()}
             oracle = forward_oracle(probe.config, parameters, probe.inputs, neighbours=probe.neighbours)
             forward = bench.forward(probe.config, probe.parameters, weights=weights, activations=activations)
@@ -170,7 +175,7 @@ def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=("float32",), of_reference=True)
 def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Activations in half precision do not change if they are rounded to it again."""
+    """If activations are in half precision, rounding them to it again does not change them."""
     probe = probes("notes-lm")["mixed"]
     for half in HALF:
         if half in bench.backend.dtypes:
@@ -183,8 +188,7 @@ def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=HALF, of_reference=True, quick=())
 def decays_are_not_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """In half precision, the logarithm of a recurrence's decay is in float32, because its errors grow with the
-    length."""
+    """In half precision, the logarithm of a decay is in float32, because its errors grow with the length."""
     probe, half = mixed("qwen3-next"), bench.subject.dtype
     record, taps = bench.evidence("qwen3-next"), bench.traced(probe)
     for name in (name for name in probe.oracle.expected if name.endswith(".log_decay")):

@@ -1,5 +1,4 @@
-"""Generation: greedy to the end token, sampled with shared draws, and by beams, with the context cropped to
-`max_length`."""
+"""Claims about generation: greedy decoding, sampling with shared random numbers, and beam search."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from transparity_conformance.suite.claims.forward import mixed
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
-"""Added to the logit of the end token: some continuations end early, or all at once."""
+"""Numbers that are added to the logit of the end token, so that continuations end early, or immediately."""
 
 RECURRENT = ("qwen3-next", "mamba2")
-"""Cases whose cache is a state."""
+"""Cases whose cache holds a recurrent state."""
 
 WAYS = ("translation", "notes-lm", "walkthrough")
-"""Presets that differ in having a cache, a source and an end token, on which beam search and filling depend."""
+"""Presets that differ in whether they have a cache, a source and an end token, on which generation depends."""
 
 EVERY_WAY = (*WAYS, *RECURRENT)
 
@@ -42,7 +41,7 @@ Prompted = tuple[TransformerConfig, Arrays, np.ndarray, np.ndarray | None]
 
 
 def prompted(case: str, heads: int | None = None) -> Prompted:
-    """Return a small model, a prompt, and a source if it reads one; more tokens are generated than `max_length`."""
+    """Return a small model, a prompt and, for encoder-decoders, a source; `max_length` will be exceeded."""
     probe = mixed(case) if case in CASES else probes(case)["mixed"]
     config = probe.config
     config = config.with_sizes(max_length=LONGEST, num_heads=heads or config.num_heads)
@@ -53,7 +52,7 @@ def prompted(case: str, heads: int | None = None) -> Prompted:
 
 
 def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidence]:
-    """Compare the logit of each token that a model generates with the largest logit."""
+    """Compare the logit of each token that a model generates with the largest logit at this position."""
     config, parameters, prompt, source = model
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source)
     request = Request(case, config, parameters, prompt, NEW, source)
@@ -66,7 +65,7 @@ def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidenc
 
 
 def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> ClaimEvidence:
-    """Compare the tokens that a model generates with the reference's."""
+    """Compare the tokens that a model generates with the tokens that the reference generates."""
     config, parameters, prompt, source = model
     truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, **how)
@@ -75,19 +74,19 @@ def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens",
 
 @claim(quick=("float64",), cases=("translation",), all_cases=(*PRESETS, *RECURRENT), all_in=("float32",))
 def greedy(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """No other token's float64 logit is larger than the chosen one's by more than rounding (document 004)."""
+    """The chosen token has the largest float64 logit, up to rounding (document 004)."""
     for case in cases:
         yield from likeliest(bench, case, prompted(case))
 
 
 @claim(dtypes=("float64",), cases=("translation",), all_cases=PRESETS, all_in=("float64",))
 def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """A row ends with `<eos>` and is padded from there; generation ends with its last row (document 004)."""
+    """A row ends with `<eos>`, followed by padding, and generation stops when all rows have ended (document 004)."""
     for case in cases:
         if PRESETS[case].config.eos_id is not None:
             config, parameters, prompt, source = prompted(case)
             bias = parameters["head.bias"].copy()
-            for push in (0.6, 1.2, 30.0):  # some rows end, all rows end, every row ends at once
+            for push in (0.6, 1.2, 30.0):  # some rows end, all rows end, all rows end immediately
                 bias[config.eos_id] = push
                 changed = parameters | {"head.bias": bias.copy()}
                 yield same_tokens(bench, case, (config, changed, prompt, source), f"tokens with {push:g} on <eos>")
@@ -95,7 +94,7 @@ def stops_at_end_token(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvid
 
 @claim(dtypes=("float64",))
 def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A prompt longer than `max_length` continues like its last `max_length` tokens (document 001)."""
+    """A prompt that is longer than `max_length` continues like its last `max_length` tokens (document 001)."""
     config, parameters, _, _ = prompted("notes-lm")
     prompt = np.random.default_rng(3).integers(1, config.vocab_size, (ROWS, config.max_length + 4))
     generate = bench.forward(config, parameters).generate
@@ -107,10 +106,10 @@ def crops_context(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The same logits and draws pick the same tokens: the first whose cumulative probability exceeds the draw."""
+    """A sampled token is the first one whose cumulative probability exceeds the uniform random number."""
     random = np.random.default_rng(4)
     logits, uniforms = (2 * random.normal(size=(500, 13))).astype(np.float32), random.random(500)
-    logits[:50, :3] = -np.inf  # no draw, not even 0, picks a token without probability
+    logits[:50, :3] = -np.inf  # a token with probability 0 is never sampled, not even by the number 0
     uniforms[:60] = 0.0
     probabilities = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True).astype(np.float64))
     cumulative = np.cumsum(probabilities / probabilities.sum(-1, keepdims=True), -1)
@@ -120,16 +119,16 @@ def sampled_tokens(bench: Bench) -> Iterator[ClaimEvidence]:
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, uniforms)
     record = bench.evidence("drawn logits")
     yield record.exactly("tokens", tokens, truth)
-    highest = np.full(len(logits), np.nextafter(1, 0))  # float32 rounds it to 1
+    highest = np.full(len(logits), np.nextafter(1, 0))  # float32 rounds this number to 1
     tokens = bench.function("decoding.generation.sampled_tokens")(logits, highest)
-    yield record.exactly("tokens of the highest draw", tokens, np.full(len(logits), logits.shape[1] - 1))
+    yield record.exactly("tokens for the highest number", tokens, np.full(len(logits), logits.shape[1] - 1))
     ties = np.array([[0, 5, 5, 1], [2, 2, 2, 2]], np.float32)
     yield record.exactly("the first of equals", bench.function("decoding.generation.greedy_tokens")(ties), [1, 0])
 
 
 @claim(dtypes=("float64",), cases=("notes-lm",), all_cases=PRESETS, all_in=("float64",))
 def sampling(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """A text sampled with shared draws is the same, token for token (document 001)."""
+    """Sampling with shared random numbers gives the same text, token for token (document 001)."""
     for case in cases:
         uniforms = np.random.default_rng(5).random((ROWS, NEW))
         yield same_tokens(bench, case, prompted(case), uniforms=uniforms)
@@ -146,8 +145,7 @@ SAMPLINGS = {
 
 
 def _drawable(row: list[float], sampling: Sampling) -> list[float]:
-    """Return a row with only the logits that can be drawn: the `top_k` likeliest, then the fewest that reach
-    `top_p`."""
+    """Return a row of logits after temperature, top-k and top-p, with −∞ for tokens that are filtered out."""
     row = [(x - max(row)) / sampling.temperature for x in row]
     ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))[: sampling.top_k]
     weights = [math.exp(row[token] - max(row)) for token in ranked]
@@ -161,11 +159,11 @@ def _drawable(row: list[float], sampling: Sampling) -> list[float]:
 
 @claim(dtypes=WIDE, of_reference=True, harness=True)
 def drawable(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Temperature, top-k and top-p filter the logits in this order; of equal logits, the lower token remains."""
+    """Temperature, top-k and top-p filter the logits in this order; of equal logits, the lower token id stays."""
     logits = (2 * np.random.default_rng(6).normal(size=(60, 40))).astype(np.float32)
     logits[:9] = np.round(logits[:9])  # ties
     logits[9] = -np.inf
-    logits[9, [2, 5]] = 0  # two tokens are equally likely: the first by itself reaches a `top_p` of a half
+    logits[9, [2, 5]] = 0  # two tokens are equally likely, so the first reaches `top_p=0.5`
     for name, sampling in SAMPLINGS.items():
         expected = np.array([_drawable(row, sampling) for row in logits.astype(float).tolist()])
         result = as_numbers(bench.function("decoding.generation.filter_logits")(logits, sampling))
@@ -204,7 +202,7 @@ def ragged_prompts(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence
 
 @claim(dtypes=("float64",), quick=())
 def sampling_options(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A text sampled with shared draws is the same under every temperature, top-k and top-p."""
+    """With every temperature, top-k and top-p, sampling with shared random numbers gives the same text."""
     model, uniforms = prompted("translation"), np.random.default_rng(5).random((ROWS, NEW))
     for name, sampling in SAMPLINGS.items():
         yield same_tokens(bench, name, model, uniforms=uniforms, sampling=sampling)
@@ -240,11 +238,10 @@ def beam_search(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), of_reference=True, quick=())
 def ties_between_beams(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Beam search continues with the first of equally likely tokens."""
+    """If tokens are equally likely, beam search continues with the first of them."""
     config, _, prompt, _ = prompted("notes-lm")
-    config = config.resized(
-        target_vocab_size=200
-    )  # insertion sort, which would keep their order, is not used for this many
+    # NumPy sorts few numbers by a stable method, which would hide a wrong order of ties.
+    config = config.resized(target_vocab_size=200)
     parameters = probe_parameters(config, 7)
     parameters["head.weight"][:] = 0
     parameters["head.bias"][:] = -(np.arange(config.vocab_size) % 2)

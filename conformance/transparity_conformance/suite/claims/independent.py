@@ -1,6 +1,6 @@
-"""The reference compared with independent implementations, wherever they define the same function.
+"""Claims that the reference agrees with independent implementations that define the same functions.
 
-Each comparison is in float64 with the oracle's budget: two right float64 programs agree to rounding.
+Each comparison is in float64, where two right programs differ only by rounding, with the oracle's budget.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from transparity_numpy.harness import module as reference_module
 
 CONFIG = dataclasses.replace(preset("translation").resized(), attention_scale="head_dim", mask_value=-1e9)
 
-FLOAT32_SOFTMAX = "theirs computes its softmax in float32, whatever its input"
+FLOAT32_SOFTMAX = "this implementation always computes its softmax in float32"
 
 
 def part(config: TransformerConfig, scope: str) -> Arrays:
-    """Return the drawn parameters below `scope`."""
+    """Return random parameters of the part `scope` of a model."""
     return scoped_parameters(probe_parameters(config, 10), scope)
 
 
@@ -39,7 +39,7 @@ def activations(length: int, seed: int) -> np.ndarray:
 
 
 def padding(length: int) -> np.ndarray:
-    """Return a mask (batch, 1, 1, length) that hides the second row's last two positions."""
+    """Return a mask (batch, 1, 1, length) that masks the last two positions of the second row."""
     mask = np.ones((BATCH, 1, 1, length), bool)
     mask[1, ..., -2:] = False
     return mask
@@ -52,7 +52,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
-    """Return an attention's parameters as `torch.nn.MultiheadAttention` names and packs them."""
+    """Return the parameters of an attention, named and packed as in `torch.nn.MultiheadAttention`."""
     packed = {}
     for kind in ("weight", "bias"):
         packed[f"in_proj_{kind}"] = _tensor(
@@ -63,7 +63,7 @@ def _packed(parameters: Arrays, scope: str) -> dict[str, Any]:
 
 
 def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> Any:
-    """Return `torch.nn.TransformerEncoderLayer` or `…DecoderLayer` with the reference's parameters."""
+    """Return a `torch.nn.TransformerEncoderLayer` or `TransformerDecoderLayer` with the reference's parameters."""
     import torch
 
     layer = getattr(torch.nn, kind)(
@@ -92,14 +92,14 @@ def _torch_layer(kind: str, config: TransformerConfig, parameters: Arrays) -> An
 def _agrees(
     bench: Bench, case: str, oracle: Oracle, theirs: Any, dtype: str = "float64", note: str = ""
 ) -> ClaimEvidence:
-    """Record whether the reference's float64 result agrees with theirs, within the budget of their `dtype`."""
+    """Record whether the reference's float64 result agrees with `theirs`, within the budget of `dtype`."""
     record = bench.evidence(case)
     budget = oracle.budget("result", dtype)
     return record.within("result", oracle.expected["result"], as_numbers(theirs), budget, note=note)
 
 
 of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
-"""Registers a claim about only the reference, which needs another framework."""
+"""Register a claim about the reference that needs another framework."""
 
 
 @of_reference(needs=("torch",))
@@ -125,7 +125,7 @@ def torch_multihead_attention(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_layers(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` agree, with norms before and after."""
+    """`torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` agree, with pre-norm and post-norm."""
     for position in ("post", "pre"):
         config = dataclasses.replace(CONFIG, norm_position=position)
         x, memory, mask = activations(QUERIES, 3), activations(KEYS, 4), padding(QUERIES)
@@ -159,8 +159,7 @@ def torch_layer_norm(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @of_reference(needs=("torch",))
 def torch_batch_norm(bench: Bench) -> Iterator[ClaimEvidence]:
-    """`torch.nn.BatchNorm1d` agrees in training and evaluation, except for its running variance, which is over n −
-    1."""
+    """`torch.nn.BatchNorm1d` agrees in training and evaluation, except that its running variance is over n − 1."""
     import torch
 
     config = dataclasses.replace(CONFIG, norm="batch")

@@ -1,4 +1,4 @@
-"""Parts of a layer by themselves, on drawn activations: layers, feed-forward, norms and recurrences."""
+"""Claims about parts of a layer, on random activations: whole layers, feed-forward networks, norms and recurrences."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from transparity_numpy.harness import module as reference_module
 from transparity_numpy.mixers.gated_delta import gated_delta_rule
 from transparity_numpy.mixers.state_space import state_space_rule
 
-# The shapes of the mixed probe, which frameworks that compile every new shape have compiled already.
+# These are the shapes of the mixed probe, for which frameworks have already compiled their operations.
 BATCH, QUERIES, KEYS = 8, 7, 9
 
 
 def module_oracle(
     name: str, config: TransformerConfig, parameters: Arrays, x: np.ndarray, **context: np.ndarray
 ) -> Oracle:
-    """Return the oracle of a reference module, given `context` (masks, a memory): its taps, and its `result`."""
+    """Return the oracle of a reference module, called with `context` (masks, a memory): its taps and its `result`."""
 
     def run(values: Arrays, tap: Tap) -> None:
         state, taps = {key: values[key] for key in parameters}, dict[str, Any]()
@@ -44,9 +44,9 @@ def module_oracle(
 
 
 def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the part `scope` of the case's first layer, in its result and every tap.
+    """Compare the result and every tap of the part `scope` of a case's first layer.
 
-    Its inputs are drawn activations and `context` (masks, a memory).
+    The inputs are random activations and `context` (masks, a memory).
     """
     probe = probes(case)["mixed"]
     stack = probe.config.input_stack(probe.config.input_names[-1]) if "Encoder" not in module else "encoder"
@@ -65,8 +65,7 @@ def part_agrees(bench: Bench, case: str, module: str, scope: str, context: Array
 
 
 def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a self-attention mask of the future and some padding, and a mask of `keys` with one row of only
-    padding."""
+    """Return a causal mask with some padding, and a mask of `keys` in which one row has only padding."""
     visible = np.ones((BATCH, 1, 1, queries), bool)
     visible[1, ..., -2:] = False
     memory = np.ones((BATCH, 1, 1, keys), bool)
@@ -76,7 +75,7 @@ def _masks(queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
 
 @claim(harness=True)
 def encoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """One encoder layer agrees."""
+    """A single encoder layer agrees."""
     for case, entry in PRESETS.items():
         if entry.config.has_encoder:
             _, padding = _masks(KEYS, KEYS)
@@ -85,7 +84,7 @@ def encoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(harness=True)
 def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """One decoder layer agrees, with and without a memory."""
+    """A single decoder layer agrees, with and without a memory."""
     for case, entry in PRESETS.items():
         length = QUERIES if entry.config.has_encoder else KEYS
         causal, memory_mask = _masks(length, KEYS)
@@ -99,7 +98,7 @@ def decoder_layer(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="feed_forward", harness=True)
 def module(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The feed-forward module agrees on drawn activations."""
+    """The feed-forward module agrees on random activations."""
     for case in PRESETS:
         yield from part_agrees(bench, case, "feed_forward.FeedForward", "feed_forward", {})
 
@@ -107,13 +106,13 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""More positions than two chunks have, and the start of the second call, in the middle of a chunk."""
+"""The number of positions, which is more than two chunks, and the start of the second call, inside a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
 
 def _drawn() -> Arrays:
-    """Return two rows of three heads: unit keys and queries, and decays that keep most or little of the state."""
+    """Return random inputs for two rows and three heads: unit keys and queries, and strong and weak decays."""
     random = np.random.default_rng(3)
     query, key = (random.normal(size=(2, 3, LENGTH, 5)) for _ in range(2))
     unit = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in (("query", query), ("key", key))}
@@ -132,7 +131,7 @@ def _run(arrays: Arrays, tap: Tap) -> None:
 
 @claim(topic="recurrence", dtypes=("float32", "float64"), harness=True)
 def steps(bench: Bench) -> Iterator[ClaimEvidence]:
-    """State updates over more positions than a chunk agree with single steps, also across two calls."""
+    """State updates of many positions, which span several chunks, agree with single steps, also across two calls."""
     arrays = _drawn()
     oracle, record = Oracle(_run, arrays), bench.evidence(f"{LENGTH} positions")
     *given, begun = (arrays[name] for name in NAMES)
@@ -153,7 +152,7 @@ EPS = 1e-5
 
 
 def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
-    """Return a batch (3, 5, 12) with a nonzero mean, with gains and biases."""
+    """Return a batch (3, 5, 12) with a nonzero mean, gains and biases."""
     random = np.random.default_rng(seed)
     x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
     weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
@@ -161,20 +160,20 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on activations for which eps is negligible, comparable and dominant."""
+    """Compare `function` on activations that are large, comparable and small relative to eps."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """LayerNorm divides by the variance over n, with eps inside the root."""
+    """LayerNorm divides by √(variance + eps), where the variance is over n."""
     yield from at_every_spread(bench, "norms.layer.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's norm divides by the deviation over n − 1, with eps outside the root."""
+    """Document 003's norm divides by the standard deviation over n − 1, plus eps."""
     yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
 
 
@@ -189,7 +188,7 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Batch statistics are the mean and the variance over n of each feature, over batch and positions."""
+    """Batch statistics are the mean and the variance over n of each feature, over all rows and positions."""
     arrays = {"x": norm_inputs(2)["x"]}
     oracle = function_oracle("norms.batch.batch_statistics", arrays)
     for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):
@@ -198,7 +197,7 @@ def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
-    """BatchNorm in training normalizes by the batch and updates its running statistics."""
+    """BatchNorm in training normalizes by the statistics of the batch, and updates its running statistics."""
     config = preset("translation").resized(embed_dim=EMBED_DIM)
     config = type(config)(**(config.as_dict() | {"norm": "batch"}))
     parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
@@ -228,7 +227,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", dtypes=WIDE, harness=True)
 def model_in_training(bench: Bench) -> Iterator[ClaimEvidence]:
-    """A whole model in training agrees at every tap, and in the running statistics after two batches."""
+    """A whole model in training agrees at every tap, and its running statistics agree after two batches."""
     for norm_position in ("pre", "post"):
         config = preset("translation").resized()
         changes = {"norm": "batch", "norm_position": norm_position, "final_norm": True, "memory_norm": True}
@@ -247,7 +246,7 @@ def _train(config: TransformerConfig, batches: list[Arrays], parameters: Arrays,
 
 
 def _trained(model: Module, batches: list[Arrays]) -> Iterator[tuple[str, Any]]:
-    """Yield the taps of each batch in training, and the running statistics after each."""
+    """Yield the taps of each batch in training, and the running statistics after the batch."""
     model.use_batch_statistics()
     for index, batch in enumerate(batches):
         taps: Arrays = {}

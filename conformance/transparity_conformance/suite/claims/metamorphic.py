@@ -18,26 +18,26 @@ from transparity_conformance.suite.claims import claim, each
 
 
 def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None = None) -> np.ndarray:
-    """Return the logits of the probe's model on other `inputs`, by the fast path."""
+    """Return the logits of the probe's model for other `inputs`, from the fast path."""
     return as_numbers(bench.forward(probe.config, parameters or probe.parameters).logits(**inputs))
 
 
 def budget(bench: Bench, probe: Probe) -> float:
-    """Return the budget for rounding between two computations of the same logits."""
+    """Return the largest difference that rounding explains between two computations of the same logits."""
     return 2 * probe.oracle.budget("logits", bench.subject.dtype)
 
 
 def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
-    """Return the expected outcome: claims about masks must break for a mask that hides nothing."""
+    """Return `breaks` with a note if the configuration's masks do not mask, and otherwise `holds`."""
     if config.mask_value > -1:
-        return "breaks", f"the mask's {config.mask_value:g} hides nothing"
+        return "breaks", f"a mask value of {config.mask_value:g} hides nothing"
     return "holds", ""
 
 
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Changing a token at any position changes its own output and nothing before it."""
+    """A changed token changes the logits at its own position, and none before it."""
     config, name = probe.config, probe.config.input_names[-1]
     inputs = {key: np.repeat(tokens[:1], len(tokens), axis=0) for key, tokens in probe.inputs.items()}
     rows, length = inputs[name].shape
@@ -57,9 +57,9 @@ def future_tokens_have_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Another embedding of the padding token changes nothing at other tokens."""
+    """Another embedding of the padding token changes no logits at other tokens."""
     config, inputs, name = probe.config, dict(probe.inputs), probe.config.input_names[-1]
-    # Only the causal mask hides padding in the decoder's input, so it is at the end here.
+    # In the decoder's input, only the causal mask hides padding, so all padding is at the end.
     inputs[name] = np.where(inputs[name] == config.pad_id, 1, inputs[name])
     inputs[name][1, -2:] = config.pad_id
     parameters = dict(probe.parameters)
@@ -76,7 +76,7 @@ def padding_content_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecor
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS, "text")
 def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Padding added on the right changes nothing at other tokens."""
+    """Padding that is added on the right changes no logits at other tokens."""
     config, longest = probe.config, probe.config.max_length
     padded = {
         name: np.pad(tokens, ((0, 0), (0, longest - tokens.shape[1])), constant_values=config.pad_id or 0)
@@ -90,7 +90,7 @@ def padding_length_has_no_effect(bench: Bench, probe: Probe, record: ClaimRecord
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS)
 def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """A single row has the same output as in its batch."""
+    """A row has the same logits by itself as in its batch."""
     whole = logits(bench, probe, probe.inputs)
     for row in (0, 1, 5):
         alone = logits(bench, probe, {name: tokens[row : row + 1] for name, tokens in probe.inputs.items()})
@@ -100,7 +100,7 @@ def rows_are_independent(bench: Bench, probe: Probe, record: ClaimRecord) -> Ite
 @claim(dtypes=WIDE, of_reference=True, compiled=True)
 @each("fast_cases")
 def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Permuting the rows of a batch permutes the output."""
+    """If the rows of a batch are permuted, the output is permuted in the same way."""
     base = logits(bench, probe, probe.inputs)
     order = np.random.default_rng(8).permutation(len(base))
     other = logits(bench, probe, {name: tokens[order] for name, tokens in probe.inputs.items()})
@@ -110,7 +110,7 @@ def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord)
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("fast_cases")
 def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Two runs are bitwise equal, also with other runs between them."""
+    """Two runs are bitwise equal, also if the model runs on other inputs between them."""
     first = logits(bench, probe, probe.inputs)
     other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
     logits(bench, probe, probes(probe.case)["text"].inputs, other)
@@ -120,7 +120,7 @@ def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> I
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("traced_cases")
 def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Rows whose keys are all masked stay finite: attention weights all keys equally."""
+    """Rows whose keys are all masked stay finite, because attention gives all keys the same weight."""
     if not probe.config.has_encoder:
         return
     (row,) = np.flatnonzero((probe.inputs["source"] == probe.config.pad_id).all(1))
@@ -135,7 +135,7 @@ def fully_padded_source_is_finite(bench: Bench, probe: Probe, record: ClaimRecor
 @claim(dtypes=("float64",), of_reference=True)
 @each(PRESETS, "text")
 def no_padding_without_pad_id(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Without a `pad_id`, token 0 is a token like any other."""
+    """Without a `pad_id`, token 0 is treated like any other token."""
     config, parameters = dataclasses.replace(probe.config, pad_id=None), dict(probe.parameters)
     swapped = {name: np.where(t == 0, 3, np.where(t == 3, 0, t)) for name, t in probe.inputs.items()}
     base = as_numbers(bench.forward(config, parameters).logits(**probe.inputs))

@@ -1,4 +1,4 @@
-"""Positions inside attention and before it, compared with the papers' formulas in whole numbers; and masks, exactly."""
+"""Claims about positions, which are compared with the formulas of the papers, and about masks, which agree exactly."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 FEW_ULPS = RULES["float64"].floor * epsilon("float64")
-"""The error of float64 for a power of at most 1."""
+"""The rounding error of a power of at most 1 in float64."""
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every distance is in the bucket of T5's definition, also if a bucket starts at a whole number."""
+    """Every distance is in the bucket of T5's definition, also if the limit of a bucket is a whole number."""
     bucket_of = bench.function("positions.relative.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
     for buckets, farthest in pairs:
@@ -34,8 +34,7 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
-    """Return exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, by powers of whole
-    numbers."""
+    """Return exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions."""
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)
@@ -49,7 +48,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The slopes of 1 to 33 heads equal the ALiBi authors' slopes, computed in float64 for every dtype."""
+    """The slopes for 1 to 33 heads equal the slopes of ALiBi's authors, in float64 for every dtype."""
     slopes = bench.function("positions.alibi.alibi_slopes")
     for heads in range(1, 34):
         yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
@@ -65,7 +64,7 @@ def _slopes(heads: int) -> list[float]:
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def rotary_frequencies(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The rotary frequencies follow the formula, scaled or not, computed in float64 for every dtype."""
+    """Rotary frequencies, scaled or not, follow their formulas, in float64 for every dtype."""
     frequencies = bench.function("rotary.tables.rotary_frequencies")
     for name, config in CASES.items():
         if config.positions == "rotary":
@@ -81,8 +80,7 @@ def rotary_frequencies(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _frequencies(config: TransformerConfig) -> list[float]:
-    """Compute Llama 3.1's frequencies: waves that fit often into the original length are unchanged, others are
-    slowed."""
+    """Return the frequencies of a configuration, computed from the formulas of the scaling methods."""
     size = config.rotated_dim
     plain = [config.rope_theta ** (-2 * pair / size) for pair in range(size // 2)]
     if config.rotary_scaling == "none":
@@ -109,7 +107,7 @@ def _frequencies(config: TransformerConfig) -> list[float]:
 
 
 def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
-    """Compute YaRN's frequencies: a linear ramp from pairs with many turns in the original length to pairs with few."""
+    """Return YaRN's frequencies: a linear ramp from pairs with many turns in the original length to few turns."""
     size, original = config.rotated_dim, config.rotary_original_length
 
     def pair(turns: float) -> float:
@@ -125,12 +123,12 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
 
 @claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The table of sines and cosines follows the formula, interleaved or halved, in float64 for every dtype."""
+    """The table of sines and cosines, interleaved or in halves, follows the formula in float64 for every dtype."""
     table = bench.function("positions.sinusoidal.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]
-        # An angle is rounded before its sine, so float64 guarantees at best an ulp of the largest angle.
+        # Angles are rounded before the sine is computed, so the error may be an ulp of the largest angle.
         budget = RULES["float64"].floor * epsilon("float64") * length
         record = bench.evidence(f"{length}×{size}")
         yield record.within("positions", table(length, size), truth, budget)
@@ -143,7 +141,7 @@ TOKENS = np.array([[5, 0, 7, 0], [0, 3, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]])
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def causal(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Position t sees positions 0 to t and none after it."""
+    """Position t sees positions 0 to t, and no later positions."""
     causal_mask = bench.function("masks.causal_mask")
     for length in (1, 2, 7):
         truth = [[key <= query for key in range(length)] for query in range(length)]
@@ -153,7 +151,7 @@ def causal(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="masks", dtypes=("float32",), of_reference=True, harness=True)
 def padding(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The mask hides exactly the padding, wherever it is; without a padding token, it hides nothing."""
+    """The mask masks exactly the padding, wherever it is; without a padding token, it masks nothing."""
     padding_mask, visible_keys = (bench.function(f"masks.{name}") for name in ("padding_mask", "visible_keys"))
     for pad_id in (0, 3, None):
         truth = [[[[token != pad_id for token in row]]] for row in TOKENS.tolist()]

@@ -1,7 +1,7 @@
-"""Sharding: over ranks of data and tensor parallelism, a column computes the same model as in one process.
+"""Claims about sharding: with data and tensor parallelism, a column computes the same model as in one process.
 
-Each rank has its shards of the parameters and its rows, whose number the data ranks do not divide. All claims of a
-session share the processes of one launch.
+Each rank has its shards of the parameters, and its rows of the batch. The number of rows is not divisible by the number
+of data ranks. All claims of a session use the processes of one launch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from transparity_conformance.suite.claims import claim, decoding, generation, tr
 from transparity_conformance.suite.ranks.remote import RemoteBackend
 
 ROWS = 5
-"""The rows of a batch: two data ranks have 3 and 2; with four ranks, one has none."""
+"""The number of rows in a batch: two data ranks have 3 and 2 rows, and one of four ranks has none."""
 
 MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
-"""Data × tensor ranks."""
+"""The meshes that are tested, as numbers of data and tensor ranks."""
 
 HEADS = 4
-"""Heads that every number of ranks divides."""
+"""The number of heads, which is divisible by every number of ranks."""
 
 OTHER_HEADS = {"bloom", "bart"}
-"""Cases that keep their six and three heads: four ranks do not divide them, and their attention is replicated."""
+"""Cases that keep their six or three heads, which are not divisible by four, so that attention is replicated."""
 
 
 def _divisible(config: TransformerConfig) -> TransformerConfig:
-    """Return `config` with numbers of heads, including a recurrence's, that every number of ranks divides."""
+    """Return `config` with numbers of heads, including a recurrence's, that are divisible by every number of ranks."""
     heads = {} if config.attends_never else {"num_heads": HEADS}
     recurrent = {"recurrent_heads": 2 * HEADS, "recurrent_key_heads": HEADS} if config.is_recurrent else {}
     return config.with_sizes(**heads, **recurrent)
@@ -54,11 +54,11 @@ ALL = {
 
 
 TIMES = 2
-"""Meshes for each case."""
+"""The number of meshes for each case."""
 
 
 def _over(*cases: str) -> tuple[str, ...]:
-    """Return each case on `TIMES` meshes, distributed evenly over the meshes: `llama on 1 × 2`."""
+    """Return each case on `TIMES` meshes, such as `llama on 1 × 2`; all meshes are used equally often."""
     meshes = itertools.cycle(MESHES)
     return tuple(f"{case} on {data} × {tensor}" for case in cases for data, tensor in itertools.islice(meshes, TIMES))
 
@@ -67,7 +67,7 @@ DECODED = (
     *("llama on 1 × 2", "gemma on 1 × 4", "bloom on 2 × 2", "qwen on 2 × 1"),
     *("qwen3-next on 2 × 2", "mamba2 on 1 × 2", "mamba2 on 1 × 4"),
 )
-"""Caches with sharded heads, and others: gemma's keys have one head, a recurrence's two."""
+"""Cases with sharded caches, and two others: Gemma has one key-value head, and the recurrences have two key heads."""
 
 TRAINED = (
     "adamw, clipped and warmed up on 1 × 2",
@@ -81,9 +81,9 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 
 
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
-    """Yield each case, the name of its model, and the bench over its mesh.
+    """Yield each case, the name of its model, and the bench for its mesh.
 
-    With `few`, for modes that compile every model, each model has one mesh.
+    With `few`, each model is tested on one mesh only, if the backend compiles every model.
     """
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
@@ -96,7 +96,7 @@ def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterat
 
 @functools.cache
 def model(case: str) -> tuple[TransformerConfig, Arrays, Arrays, Oracle]:
-    """Return a preset or another case: its configuration, parameters, rows and results."""
+    """Return a preset or another case: its configuration, parameters, rows and oracle."""
     config = ALL[case]
     parameters = probe_parameters(config)
     inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}
@@ -117,7 +117,7 @@ def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and parameters of a case with one layer per stack."""
+    """Return the derivatives and parameters of a case with one layer for each stack."""
     config = dataclasses.replace((ALL | training.HARD_TO_REACH)[case], num_encoder_layers=1)
     config = dataclasses.replace(config, num_decoder_layers=min(config.num_decoder_layers, 1))
     parameters = probe_parameters(config, 6)
@@ -134,7 +134,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     all_in=("float64",),
 )
 def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The loss is the mean over all ranks' tokens, and its gradients agree, also for uneven numbers of tokens."""
+    """The loss is the mean over the tokens of all ranks, and gradients agree, also for uneven numbers of tokens."""
     for case, name, over in _benches(bench, cases):
         ours, parameters = derivatives(name)
         yield from training.gradients_agree(over, case, ours, parameters)
@@ -142,9 +142,9 @@ def gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=TRAINED)
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Ten steps of an optimizer, in which each rank has only its shards, end where the reference's steps end.
+    """Ten steps of an optimizer on sharded parameters lead to the same parameters as the reference's ten steps.
 
-    A forward pass may precede the steps, and the model itself does not change.
+    A forward pass before the steps has no effect on them, and the steps do not change the model itself.
     """
     for case, name, over in _benches(bench, cases):
         (config, how), oracle = training.TRAINED[name], training.oracle_of(name)
@@ -160,14 +160,14 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=DECODED)
 def decoding_with_a_cache(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Decoding in chunks, with a cache sharded like the heads, has the logits of the full forward pass."""
+    """If a sequence is decoded in chunks with a sharded cache, the logits equal the full forward pass."""
     for case, name, over in _benches(bench, cases):
         yield from decoding.cached(over, case, decoding.SOME, name)
 
 
 @claim(dtypes=("float64",), quick=(), sharded=True, cases=GENERATED)
 def greedy_generation(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Generation over ranks takes the most likely token, with a cache and beyond it."""
+    """Generation on several ranks takes the most likely token, also when the text is longer than the cache."""
     for case, name, over in _benches(bench, cases):
         yield from generation.likeliest(over, case, generation.prompted(name, HEADS))
 

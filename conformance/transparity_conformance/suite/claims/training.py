@@ -1,4 +1,4 @@
-"""The loss, its gradients and the steps of optimizers."""
+"""Claims about the loss, its gradients, and the steps of optimizers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loss_agrees(
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss is the mean of −log softmax at the targets that are not padding, as written out."""
+    """The loss is the mean of −log softmax at all targets that are not padding, computed with scalars."""
     random = np.random.default_rng(0)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -49,7 +49,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
         ]
         expected = sum(surprises) / len(surprises)
         yield loss_agrees(bench, f"pad_id {pad_id}", logits, targets, expected, pad_id=pad_id)
-    # Frameworks mark ignored targets by a number such as -100 or 100; no token may be confused with it.
+    # Frameworks mark ignored targets with a number such as -100 or 100, which must not be confused with a token.
     logits, targets = np.zeros((1, 2, 128), np.float32), np.array([[100, 127]])
     logits[0, 0, 100] = 3
     expected = math.log(127 + math.exp(3)) / 2 - 3 / 2 + math.log(128) / 2
@@ -58,7 +58,7 @@ def cross_entropy(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="loss", dtypes=EVERY, of_reference=True, harness=True)
 def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The loss with label smoothing is the sum over the vocabulary, as written out, with padding ignored."""
+    """The loss with label smoothing is a sum over the vocabulary, computed with scalars; padding is ignored."""
     random = np.random.default_rng(1)
     logits = (3 * random.normal(size=(3, 4, 7))).astype(np.float32)
     targets = np.array([[1, 2, 0, 0], [3, 4, 5, 6], [0, 1, 0, 2]])
@@ -75,11 +75,11 @@ def label_smoothing(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(topic="loss", compiled=True)
 @each("fast_cases")
 def model_loss(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """The loss of a model on padded targets agrees."""
+    """The loss of a model agrees, with padded targets."""
     targets = np.roll(probe.inputs[probe.config.input_names[-1]], -1, axis=1)
     loss = reference_function("training.loss.cross_entropy")
     expected = loss(probe.oracle.expected["logits"], targets, probe.config.pad_id)
-    # A mean of differences of logits errs at most as much as two logits.
+    # The error of a mean of differences of logits is at most twice the error of a logit.
     budget = 2 * probe.oracle.budget("logits", bench.subject.dtype)
     result = bench.forward(probe.config, probe.parameters).loss(targets, **probe.inputs)
     yield record.within("loss", result, expected, budget)
@@ -92,7 +92,7 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models in training that normalize by the batch, and one whose encoder no layer reads: its gradients are zero."""
+"""Models that normalize by the batch in training, and a model whose encoder is unused, so its gradients are zero."""
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def derivatives(case: str) -> tuple[Derivatives, Arrays]:
 
 
 def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare every gradient of the backend's model with derivatives along drawn directions."""
+    """Compare the gradient of each parameter of the backend's model with derivatives along random directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
     actual, record = ours.along(gradients), bench.evidence(case)
@@ -118,7 +118,7 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""The cases of families if every model is compiled."""
+"""The families that are tested if every model is compiled."""
 
 
 @claim(
@@ -130,7 +130,7 @@ FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
     all_in=("float64",),
 )
 def model_gradients(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """The gradient of the loss by every parameter of a model equals its derivative by the complex step."""
+    """The gradient of the loss with respect to every parameter equals its complex-step derivative."""
     left_out = set(OF_FAMILIES) - set(FEW_FAMILIES) if bench.backend.modes[0] != "eager" else ()
     for case in cases:
         if case not in left_out:
@@ -142,7 +142,7 @@ RATE = 0.3
 
 @functools.cache
 def dropped(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives, with dropout masks, and the parameters of a preset with few layers."""
+    """Return the derivatives of a preset with few layers and dropout masks, and its parameters."""
     config = dataclasses.replace(preset(case).resized(num_encoder_layers=1, num_decoder_layers=1), dropout=RATE)
     parameters, inputs = probe_parameters(config, 8), mixed_inputs(config)
     lengths = lengths_of(config, inputs)
@@ -153,14 +153,14 @@ def dropped(case: str) -> tuple[Derivatives, Arrays]:
 
 @claim(topic="dropout", dtypes=("float32",), cases=("pre-norm",), all_cases=PRESETS, all_in=("float64",))
 def gradients_with_shared_masks(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """With shared dropout masks, the gradients of the loss equal its derivatives by the complex step."""
+    """With shared dropout masks, the gradients of the loss equal its complex-step derivatives."""
     for case in cases:
         yield from gradients_agree(bench, case, *dropped(case))
 
 
 STEPS = 10
 
-# Some gradients are longer than `max_norm` and some are not; `eps` is large enough to matter.
+# The norms of some gradients exceed `max_norm`, and others do not; `eps` is large enough to have an effect.
 TRAININGS = {
     "sgd": Training("sgd", learning_rate=0.1),
     "sgd with momentum": Training("sgd", learning_rate=0.05, momentum=0.9),
@@ -172,7 +172,7 @@ TRAININGS = {
     ),
 }
 
-# The reference differentiates by a forward pass for each parameter entry, so the model has few.
+# The reference needs a forward pass for the derivative of each number, so the model is tiny.
 CONFIG = preset("notes-lm").resized(
     embed_dim=4, num_heads=2, feed_forward_dim=2, num_decoder_layers=1, target_vocab_size=6, max_length=4
 )
@@ -215,7 +215,7 @@ def oracle_of(case: str) -> Oracle:
     all_in=WIDE,
 )
 def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
-    """Ten steps of an optimizer have the losses, and end at the parameters, of the reference's steps."""
+    """Ten steps of an optimizer have the same losses, and lead to the same parameters, as the reference's ten steps."""
     for case in cases:
         (config, training), oracle = TRAINED[case], oracle_of(case)
         record = bench.evidence(case)

@@ -1,1 +1,1 @@
-"""A backend over several ranks, in separate processes, called like one in this process."""
+"""A backend on several ranks, in separate processes, with the interface of a backend in this process."""

@@ -1,4 +1,4 @@
-"""The processes of ranks: launched once with a launcher's variables, then given one task after another."""
+"""The processes of ranks: started once, with the environment variables of a launcher, then used for many tasks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 PATIENCE = 120.0
-"""Seconds for every rank to answer; a stopped rank leaves the others waiting for its part of a sum."""
+"""The seconds within which every rank must reply; a stopped rank makes the others wait in collective operations."""
 
 AFTER_A_FAILURE = 2.0
-"""Seconds for the others to answer once a rank has failed."""
+"""The seconds within which the other ranks must reply after a rank has failed."""
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-"""Variables that hide GPUs, because there is rarely one for each rank."""
+"""Variables that hide GPUs, because there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function of a module: it maps the state of a rank and further arguments to a result that can be pickled."""
+"""A function at module level: from the state of a rank and other arguments, it computes a result that can be
+pickled."""
 
 
 @dataclass
@@ -32,29 +33,29 @@ class State:
     """The state that a rank keeps between tasks."""
 
     module: str
-    """The module of the backend over ranks."""
+    """The module of the backend for ranks."""
     rank: int
     objects: dict[Any, Any] = field(default_factory=dict)
 
 
 class RanksError(RuntimeError):
-    """Ranks have exited, do not answer, or disagree with each other."""
+    """Ranks have exited, do not reply, or return different results."""
 
 
 class Ranks:
-    """The processes of one launch, on the CPU; each runs every task.
+    """The processes of one launch, on the CPU; every process runs every task.
 
     Args:
-        module: The module of the backend over ranks.
+        module: The module of the backend for ranks.
         count: The number of processes.
-        devices: The number of devices that XLA simulates on a CPU, visible to each process.
+        devices: The number of devices that XLA simulates on the CPU for each process.
     """
 
     def __init__(self, module: str, count: int, devices: int) -> None:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if count > 1 and "forkserver" in methods:
-            multiprocessing.set_forkserver_preload([module])  # imported once, for all ranks
+            multiprocessing.set_forkserver_preload([module])  # the module is imported once for all ranks
         variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         self.connections: list[Connection] = []
@@ -74,9 +75,9 @@ class Ranks:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
 
     def do(self, task: Task, *given: Any) -> list[Any]:
-        """Return the results of all ranks; raise the error of the first failed one.
+        """Return the results of all ranks, or raise the first error of a rank.
 
-        Raise `RanksError` if a rank dies or does not answer. The launch ends if some ranks are still waiting.
+        Raise `RanksError` if a rank exits or does not reply; all ranks are then stopped.
         """
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
@@ -97,9 +98,8 @@ class Ranks:
         return [answers[rank][1] for rank in sorted(answers)]
 
     def stop(self) -> None:
-        """End the processes."""
         for process in self.processes:
-            if process.is_alive():  # another process may reuse the id of one that has ended
+            if process.is_alive():  # the id of an ended process may belong to another one
                 process.terminate()
             process.join()
         for connection in self.connections:
@@ -107,7 +107,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the answers that arrive in time; once a rank has failed, others may wait for it."""
+        """Return the replies that arrive in time; after a rank has failed, the others get only a short time."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
@@ -127,7 +127,6 @@ def _free_port() -> int:
 
 
 def _serve(connection: Connection, state: State, variables: dict[str, str]) -> None:
-    """Run tasks until the connection is closed."""
     os.environ.update(variables)
     while True:
         try:
@@ -136,15 +135,15 @@ def _serve(connection: Connection, state: State, variables: dict[str, str]) -> N
             return
         try:
             answer = True, task(state, *given)
-        except Exception as error:  # noqa: BLE001 - it is raised where the task was given
+        except Exception as error:  # noqa: BLE001 - `do` raises it
             answer = False, _sendable(error)
         connection.send(answer)
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return a picklable error; it keeps its class if the receiver knows it."""
+    """Return an error that can be pickled, of the same class if possible."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - for any error of a framework
+    except Exception:  # noqa: BLE001 - any error of a framework
         return RanksError(f"{type(error).__name__}: {error}")
     return error

@@ -1,4 +1,4 @@
-"""`transparity.protocol.Backend` over ranks: every rank is called, and all must return the same answer."""
+"""A `transparity.protocol.Backend` on several ranks: every rank is called, and all must return the same result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.suite.ranks.processes import Ranks, RanksError, State
 
 MOST_RANKS = 4
-"""Ranks of a launch; a smaller mesh uses the first ones, so one launch serves all meshes."""
+"""The number of ranks that are launched; a smaller mesh uses the first ranks, so all meshes share one launch."""
 
 HANDLES = itertools.count()
 LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a column; launch them if none are running."""
+    """Return the ranks of a column, and launch them if they are not running."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
@@ -33,7 +33,7 @@ def launched(parts: ShardedHarness) -> Ranks:
 
 
 class RemoteBackend:
-    """A backend over a mesh of data × tensor ranks, given the backend in this process and its harness."""
+    """A backend on a mesh of data × tensor ranks, made from the backend in this process and its harness."""
 
     def __init__(self, local: Backend, parts: ShardedHarness, data: int, tensor: int) -> None:
         self.name, self.dtypes, self.modes, self.devices = local.name, local.dtypes, local.modes, local.devices
@@ -44,7 +44,7 @@ class RemoteBackend:
         return self._made("__call__", config, dict(parameters), **how)
 
     def from_file(self, config: TransformerConfig, path: str, dtype: str) -> RemoteForward:
-        """Build a model from a safetensors file; `{rank}` in its name is the number of a process."""
+        """Build a model from a safetensors file; `{rank}` in its path is replaced by the number of each rank."""
         return self._made("from_file", config, path, dtype)
 
     def _made(self, method: str, *given: Any, **how: Any) -> RemoteForward:
@@ -54,7 +54,7 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """`transparity.protocol.Forward` on ranks. A cache stays on its ranks, and is a number here."""
+    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks; here, a number stands for each."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle
@@ -72,7 +72,7 @@ class RemoteForward:
 
 
 def _agreed(method: str, answers: list[Any]) -> Any:
-    """Return the answer of the first rank; raise `RanksError` if another has a different one."""
+    """Return the result of the first rank; raise `RanksError` if another rank has a different result."""
     results = [answer for answer in answers if answer is not None]
     if len({digest for digest, _ in results}) > 1:
         raise RanksError(f"{method}: ranks return different results")
@@ -82,7 +82,7 @@ def _agreed(method: str, answers: list[Any]) -> Any:
 def _make(
     state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
 ) -> None:
-    """Build a model with the backend over a mesh, or with a method of it that may read each rank's own file."""
+    """Build a model on this rank, with the backend or a method of it, which may read the rank's own file."""
     backend = _backend(state, mesh)
     if backend.takes_part:
         own = (each.format(rank=state.rank) if isinstance(each, str) else each for each in given)
@@ -90,7 +90,7 @@ def _make(
 
 
 def _backend(state: State, mesh: tuple[int, int]) -> Any:
-    """Return the backend over a mesh; all ranks build it, also ranks outside the mesh."""
+    """Return the backend on a mesh; all ranks must build it, including ranks outside the mesh."""
     if mesh not in state.objects:
         state.objects[mesh] = importlib.import_module(state.module).ShardedBackend(*mesh)
     return state.objects[mesh]
@@ -99,9 +99,9 @@ def _backend(state: State, mesh: tuple[int, int]) -> Any:
 def _call(
     state: State, handle: int, kept: int, method: str, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[str, Any] | None:
-    """Return the digest of a result and, from the first rank, the result; None for ranks outside the mesh.
+    """Return the hash of a result and, from the first rank, the result; None for ranks outside the mesh.
 
-    Store a cache among the results under the number `kept`.
+    A cache in the result is stored on the rank and replaced by the number `kept`.
     """
     if handle not in state.objects:
         return None
@@ -116,7 +116,7 @@ def _call(
 
 
 def _numbers(value: Any) -> Any:
-    """Return a result with every array as a NumPy array."""
+    """Return a result in which every array is a NumPy array."""
     if isinstance(value, dict):
         return {name: _numbers(held) for name, held in value.items()}
     if isinstance(value, list | tuple):

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/faults.md"
 CAUSES = ROOT / "docs/causes"
 META = ROOT / "conformance/meta"
+AROUND = META / "planting/around.toml"
 
 RANKS = 2
 """Faults of sharding are listed as two ranks make them."""
@@ -167,7 +168,7 @@ def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
                 case["cause"],
                 ("a PyTorch port on several ranks", edit(text, *sharded[case["port"].partition("__")[2]])),
             )
-    for row in _rows_of(META / "planting/around.toml"):
+    for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["line"]:
         text = (ROOT / row["file"]).read_text(encoding="utf-8")
         yield row["cause"], (row["where"], edit(text, row["old"], row["new"].removeprefix("\n")))
 
@@ -184,8 +185,16 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
         yield from (shared | row for row in rows if isinstance(row, dict))
 
 
-def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> Iterator[str]:
-    """Yield the wrong line and the right one, a block for each column, and one of published code."""
+def without_lines() -> dict[str, str]:
+    """Return why a cause has no single wrong line, by its id."""
+    return {row["cause"]: row["because"] for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["no-line"]}
+
+
+def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, because: str | None) -> Iterator[str]:
+    """Yield the wrong line and the right one, a block for each column, and one of published code; or why there is
+    none."""
+    if because:
+        yield f"**No single line is wrong:** {because}"
     if planted:
         yield "**The wrong line (−) and the right one (+)** in the three columns:"
         shown = [title for title, _ in COLUMNS.values() if title in planted]
@@ -217,11 +226,12 @@ def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str
 def cause_pages() -> dict[str, str]:
     """Return the page of every cause, by its id."""
     says, taps, planted, published = sentences(), places(), planted_lines(), published_lines()
+    without = without_lines()
     return {
         name: cause_page(
             name,
             each,
-            shown_lines(planted.get(name, {}), published.get(name)),
+            shown_lines(planted.get(name, {}), published.get(name), without.get(name)),
             says.get(name, []),
             taps.get(name, set()),
         )

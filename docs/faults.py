@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/faults.md"
 CAUSES = ROOT / "docs/causes"
 META = ROOT / "conformance/meta"
+AROUND = META / "planting/around.toml"
 
 RANKS = 2
 """The number of ranks for which faults of sharding are listed."""
@@ -174,7 +175,7 @@ def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
                 case["cause"],
                 ("a PyTorch port on several ranks", edit(text, *sharded[case["port"].partition("__")[2]])),
             )
-    for row in _rows_of(META / "planting/around.toml"):
+    for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["line"]:
         text = (ROOT / row["file"]).read_text(encoding="utf-8")
         yield row["cause"], (row["where"], edit(text, row["old"], row["new"].removeprefix("\n")))
 
@@ -191,8 +192,15 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
         yield from (shared | row for row in rows if isinstance(row, dict))
 
 
-def shown_lines(planted: dict[str, str], published: tuple[str, str] | None) -> Iterator[str]:
-    """Yield a diff for each column, and a diff of published code, as Markdown."""
+def without_lines() -> dict[str, str]:
+    """Return the reason why a cause has no single wrong line, by the id of the cause."""
+    return {row["cause"]: row["because"] for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["no-line"]}
+
+
+def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, because: str | None) -> Iterator[str]:
+    """Yield a diff for each column, and a diff of published code, as Markdown, or the reason why there is no diff."""
+    if because:
+        yield f"**No single line is wrong:** {because}"
     if planted:
         yield "**The wrong line (−) and the right one (+)** in the three columns:"
         shown = [title for title, _ in COLUMNS.values() if title in planted]
@@ -223,11 +231,12 @@ def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str
 def cause_pages() -> dict[str, str]:
     """Return the page of every cause, by its id."""
     says, taps, planted, published = sentences(), places(), planted_lines(), published_lines()
+    without = without_lines()
     return {
         name: cause_page(
             name,
             each,
-            shown_lines(planted.get(name, {}), published.get(name)),
+            shown_lines(planted.get(name, {}), published.get(name), without.get(name)),
             says.get(name, []),
             taps.get(name, set()),
         )

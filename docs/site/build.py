@@ -28,6 +28,7 @@ from docs.site.pages import (
     site_text,
     written_pages,
 )
+from docs.site.reference import model
 from docs.site.reference import pages as reference
 from docs.site.side_by_side import home
 from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
@@ -70,6 +71,7 @@ def generated_pages() -> dict[str, str]:
         _gallery,
         _columns,
         _normal,
+        _configuration,
         notebooks.notebooks,
     ]
     parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
@@ -83,7 +85,7 @@ def generated_pages() -> dict[str, str]:
 def _home() -> dict[str, str]:
     """Return the home page, with a comparison of two implementations, and with the three columns as text."""
     text = home.PICTURE.sub(lambda picture: home.textbook(), site_text("README.md", written_pages()))
-    text = home.BADGE.sub("", text)
+    text = home.INDEX.sub("", home.BADGE.sub("", text))
     return {"index.md": text.replace(home.BEFORE, f"{home.answer()}\n{home.BEFORE}\n\n{WATCH}", 1)}
 
 
@@ -105,6 +107,10 @@ def _gallery() -> dict[str, str]:
 
 def _normal() -> dict[str, str]:
     return {"normal.md": _filled("normal.md", noise.PLACE, kept("normal", _own("noise"), noise.tables))}
+
+
+def _configuration() -> dict[str, str]:
+    return {"configuration.md": _filled("configuration.md", model.PLACE, model.fields())}
 
 
 def _document(name: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -37,11 +38,13 @@ class Cell:
 def cells(script: str) -> Iterator[Cell]:
     """Yield the cells of a script: its docstring, its imports, each definition, and its main program.
 
-    The last line of the main program, which exits, is left out.
+    Comments above a definition are a cell of text. The last line of the main program, which exits, is left out.
     """
     tree = ast.parse(script)
     yield Cell("markdown", ast.get_docstring(tree) or "")
     for nodes in _grouped(tree.body[1:]):
+        if text := _comments_above(script, nodes[0]):
+            yield Cell("markdown", text)
         parts = nodes[0].body if isinstance(nodes[0], ast.If) else nodes
         texts = [_text(script, part) for part in parts]
         yield Cell("code", "\n".join(text for text in texts if not text.startswith("sys.exit(")))
@@ -61,10 +64,21 @@ def _grouped(nodes: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
     yield group
 
 
+def _comments_above(script: str, node: ast.stmt) -> str:
+    """Return the text of the comments directly above a statement."""
+    above = script.splitlines()[: _begin(node) - 1][::-1]
+    found = [*itertools.takewhile(lambda line: line.startswith("# "), above)]
+    return "\n".join(line.removeprefix("# ") for line in found[::-1])
+
+
+def _begin(node: ast.stmt) -> int:
+    """Return the first line of a statement with its decorators."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+
+
 def _text(script: str, node: ast.stmt) -> str:
     """Return the source of a statement with its decorators."""
-    begin = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-    lines = script.splitlines()[begin - 1 : node.end_lineno]
+    lines = script.splitlines()[_begin(node) - 1 : node.end_lineno]
     return "\n".join(line[node.col_offset :] for line in lines)
 
 
@@ -131,6 +145,7 @@ def _page(path: Path, notebook: dict[str, Any]) -> str:
     links = f"[As a notebook]({path.stem.replace('_', '-')}.ipynb) · [as a script]({SOURCES}/{path.relative_to(ROOT)})"
     parts = [f"# {title.rstrip('.')}", told, links]
     for cell in rest:
-        parts.append("```python\n" + "".join(cell["source"]) + "\n```")
-        parts += ["```text\n" + "".join(output["text"]).rstrip() + "\n```" for output in cell["outputs"]]
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        parts += ["```text\n" + "".join(each["text"]).rstrip() + "\n```" for each in cell.get("outputs", [])]
     return "\n\n".join(part for part in parts if part) + "\n"

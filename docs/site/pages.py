@@ -19,11 +19,13 @@ PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"
 
 ELSEWHERE = {
     "README.md": "index.md",
-    "docs/README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
 """Pages whose path in the site differs from their path in docs/."""
+
+INDEX = "docs/README.md"
+"""The list of pages for readers of the repository; the site has its navigation."""
 
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")
@@ -54,7 +56,7 @@ SUBJECTS = subjects()
 def written_pages() -> dict[str, str]:
     """Return the path in the site for every Markdown file that the site shows, by its path in the repository."""
     found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-    return ELSEWHERE | {path: path.removeprefix("docs/") for path in found if path not in ELSEWHERE}
+    return ELSEWHERE | {path: path.removeprefix("docs/") for path in found if path not in (*ELSEWHERE, INDEX)}
 
 
 def linked_files(path: str) -> set[str]:

@@ -1,3 +1,20 @@
+// On a phone, a table that is too wide shows each row as a list; the cells get the names of their columns.
+function stackTables() {
+  if (!matchMedia("(max-width: 44em)").matches) return
+  for (const table of document.querySelectorAll(".md-typeset table:not([class])")) {
+    if (table.offsetWidth <= table.closest(".md-content__inner").clientWidth) continue
+    const heads = [...table.querySelectorAll("thead th, thead td")].map(each => each.textContent)
+    for (const row of table.tBodies[0].rows)
+      [...row.cells].forEach((cell, index) => {
+        cell.dataset.head = heads[index]
+        const content = document.createElement("div")
+        content.append(...cell.childNodes)
+        if (!["", "·"].includes(content.textContent)) cell.append(content)
+      })
+    table.classList.add("stacked")
+  }
+}
+
 // What scrolls sideways is reached, and scrolled, with the keyboard, too: code, wide tables, pictures, cells of the columns.
 function makeReachable() {
   for (const part of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, .cell, p:has(> img)"))
@@ -11,7 +28,7 @@ function nameLandmarks() {
 }
 
 addEventListener("load", () => setTimeout(nameLandmarks, 100))
-addEventListener("load", makeReachable)
+addEventListener("load", () => setTimeout(() => { stackTables(); makeReachable() }, 50))
 addEventListener("resize", makeReachable)
 addEventListener("toggle", makeReachable, true) // what was closed had no width
 

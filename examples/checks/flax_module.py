@@ -17,6 +17,7 @@ from transparity_conformance import check
 from transparity_conformance.report.check.findings import sentence
 
 
+# The module uses JAX's own attention. It is unchanged for the check.
 class Block(nnx.Module):
     """A layer: attention and a feed-forward, each after a norm."""
 
@@ -41,6 +42,7 @@ class Block(nnx.Module):
         return x + self.down(jax.nn.relu(self.up(self.feed_forward_norm(x))))
 
 
+# The model adds learned positions to the embeddings of the tokens.
 class GPT(nnx.Module):
     """A GPT, which maps tokens to logits."""
 
@@ -60,6 +62,8 @@ class GPT(nnx.Module):
         return self.head(self.final_norm(x))
 
 
+# `build` is what the checker calls. It gets a configuration and the parameters of the reference, and returns a function
+# from tokens to logits.
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Array]:
     """Return the port: the module with the parameters of the reference."""
     model = GPT(config, nnx.Rngs(0))
@@ -73,6 +77,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Ca
     return lambda tokens: forward(model, jnp.asarray(tokens))
 
 
+# Flax stores a matrix as (in, out) and calls it `kernel`; the reference stores (out, in).
 def place(module: nnx.Module, name: str, value: np.ndarray) -> None:
     """Put a parameter of the reference into a Flax layer; Flax's matrices are transposed."""
     if isinstance(module, nnx.Linear) and name == "weight":
@@ -83,6 +88,8 @@ def place(module: nnx.Module, name: str, value: np.ndarray) -> None:
         setattr(module, "scale" if name == "weight" else name, nnx.Param(jnp.asarray(value)))
 
 
+# Run the check on the preset of document 001. The checker draws weights, calls `build`, and compares the logits with a
+# float64 reference. The answer is a `Report`; `sentence` is its summary.
 if __name__ == "__main__":
     report = check(build, preset="notes-lm")
     print(sentence(report))

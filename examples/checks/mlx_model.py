@@ -15,6 +15,7 @@ from transparity_conformance import check
 from transparity_conformance.report.check.findings import sentence
 
 
+# The block uses MLX's fast attention. It is unchanged for the check.
 class Block(nn.Module):
     """A layer: attention and a feed-forward, each after a norm."""
 
@@ -35,6 +36,7 @@ class Block(nn.Module):
         return x + self.down(nn.relu(self.up(self.feed_forward_norm(x))))
 
 
+# The model adds learned positions to the embeddings of the tokens.
 class GPT(nn.Module):
     """A GPT, which maps tokens to logits."""
 
@@ -54,6 +56,7 @@ class GPT(nn.Module):
         return self.head(self.final_norm(x))
 
 
+# `build` is what the checker calls. MLX stores matrices as (out, in), as the reference does, so only names differ.
 def build(config, parameters):
     """Return the port: the module with the parameters of the reference, whose matrices are (out, in) as in MLX."""
     names = {name: name for name in parameters}
@@ -64,6 +67,8 @@ def build(config, parameters):
     return lambda tokens: model(mx.array(tokens))
 
 
+# Run the check on the preset of document 001. The checker draws weights, calls `build`, and compares the logits with a
+# float64 reference. The answer is a `Report`; `sentence` is its summary.
 if __name__ == "__main__":
     report = check(build, preset="notes-lm")
     print(sentence(report))

@@ -16,6 +16,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.report.check.findings import sentence
 
+# The module names its tensors in its own way. The table translates parts of these names to the names of the reference.
 NAMES = {
     "wte.weight": "decoder.token_embedding.weight",
     "wpe.weight": "decoder.position_embedding.weight",
@@ -31,6 +32,7 @@ NAMES = {
 """The module's parameter names, with the reference's."""
 
 
+# The module is unchanged for the check. One matrix computes queries, keys and values.
 class Block(nn.Module):
     """A layer: attention and a feed-forward, each after a norm."""
 
@@ -55,6 +57,7 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+# The model adds learned positions to the embeddings of the tokens.
 class GPT(nn.Module):
     """A GPT, which maps tokens to logits."""
 
@@ -74,6 +77,8 @@ class GPT(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
+# `build` is what the checker calls. It gets a configuration and the parameters of the reference, and returns a function
+# from tokens to logits.
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Callable[..., Tensor]:
     """Return the port: the module with the parameters of the reference."""
     model = GPT(config).eval()
@@ -81,6 +86,7 @@ def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray]) -> Ca
     return lambda tokens: model(torch.tensor(tokens))
 
 
+# The reference has three matrices where this module has one, so `taken` concatenates them.
 def taken(name: str, parameters: Mapping[str, np.ndarray]) -> Tensor:
     """Return the value of the module's tensor `name`; query, key and value are one tensor in the module."""
     for ours, theirs in NAMES.items():
@@ -91,6 +97,8 @@ def taken(name: str, parameters: Mapping[str, np.ndarray]) -> Tensor:
     return torch.from_numpy(parameters[name].copy())
 
 
+# Run the check on the preset of document 001. The checker draws weights, calls `build`, and compares the logits with a
+# float64 reference. The answer is a `Report`; `sentence` is its summary.
 if __name__ == "__main__":
     report = check(build, preset="notes-lm")
     print(sentence(report))

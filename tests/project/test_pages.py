@@ -166,6 +166,8 @@ def test_every_cause_has_a_page() -> None:
     assert set(meanings()) == apart | script("faults").sentences().keys(), "add the cause to causes.toml"
     written = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/causes").glob("*.md")}
     assert written == script("faults").cause_pages(), "run python docs/faults.py"
+    shown = {name: ("```diff" in text) + ("**No single line is wrong:**" in text) for name, text in written.items()}
+    assert [name for name, count in shown.items() if count != 1] == []
 
 
 def test_the_page_of_families_is_that_of_their_tables_and_tests() -> None:
@@ -182,5 +184,5 @@ def test_every_preset_and_every_family_is_on_its_page() -> None:
 
 
 def test_every_capability_is_on_its_page() -> None:
-    listed = re.findall(r"(?m)^\| `(\w+)\(", read("docs/capabilities.md"))
+    listed = re.findall(r"(?m)^\| `(\w+)\(", read("docs/checking.md"))
     assert sorted(listed) == sorted(ATTRIBUTES)

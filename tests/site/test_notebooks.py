@@ -19,8 +19,11 @@ NUMBER = 3
 """What it is."""
 
 
+# A function.
+# It has two lines of text.
 @staticmethod
 def half(x):
+    # not text
     return x / 2
 
 
@@ -36,7 +39,8 @@ def test_a_script_becomes_cells_that_print() -> None:
         Cell("markdown", "A title.\n\nMore."),
         Cell("code", "import sys\nfrom math import pi"),
         Cell("code", 'NUMBER = 3\n"""What it is."""'),
-        Cell("code", "@staticmethod\ndef half(x):\n    return x / 2"),
+        Cell("markdown", "A function.\nIt has two lines of text."),
+        Cell("code", "@staticmethod\ndef half(x):\n    # not text\n    return x / 2"),
         Cell("code", "print(half(NUMBER))", "1.5\n"),
     ]
     last = as_notebook(done)["cells"][-1]

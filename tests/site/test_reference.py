@@ -44,7 +44,7 @@ def test_every_field_of_a_report_is_listed() -> None:
 
 def test_every_field_parameter_and_tap_is_listed() -> None:
     pages = model.pages()
-    listed = re.findall(r"(?m)^\| `(\w+)` \|", pages["reference/fields.md"])
+    listed = re.findall(r"(?m)^\| `(\w+)` \|", model.fields())
     assert listed == list(TransformerConfig.__dataclass_fields__)
     for page, names in (("parameters", transparity.parameter_shapes), ("taps", model._tap_shapes)):
         shown = set(re.findall(r"(?m)^\| `([\w.{}]+)` \|", pages[f"reference/{page}.md"]))

@@ -14,16 +14,22 @@ from meta.pool.judge import Judged, judged
 FILE = DOCS / "exam.json"
 
 TOLD = ("story", "source", "group", "file", "hidden", "control")
-"""The fields of a bug that are copied to its row."""
+"""The fields of a row that come from the bug's table; they are not stored."""
 
-JUDGED = ("detected", "placed", "named", "falsely", "line", "says")
+JUDGED = ("detected", "placed", "named", "falsely", "line")
 
 Row = Mapping[str, Any]
 
 
 def read(file: Path = FILE) -> dict[str, Row]:
+    """Return the published results by id, without those of removed bugs."""
     found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
+    return {name: told(name) | dict(row) for name, row in found.items() if name in exam()}
+
+
+def told(name: str) -> dict[str, Any]:
+    """Return the fields of a row that come from the bug's table."""
+    return {key: getattr(exam()[name], key) for key in TOLD}
 
 
 def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
@@ -45,11 +51,16 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
     """Return the row of a bug with a new judgement."""
-    bug = exam()[name]
-    judgement = {key: value for key, value in vars(now).items() if key in JUDGED}
-    told = {key: getattr(bug, key) for key in TOLD}
+    judgement = {key: getattr(now, key) for key in JUDGED}
     first = judgement if before is None else before["first"]
-    return {**told, "rules": list(now.rules), "seconds": now.seconds, **judgement, "first": first}
+    return {
+        **told(name),
+        "rules": list(now.rules),
+        "seconds": now.seconds,
+        **judgement,
+        "says": now.says,
+        "first": first,
+    }
 
 
 def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
@@ -59,8 +70,9 @@ def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 
 
 def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
-    """Write the rows, one per line."""
-    lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in rows.items())
+    """Write what was measured, a row per line."""
+    measured = {name: {key: row[key] for key in row if key not in TOLD} for name, row in rows.items()}
+    lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in measured.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
@@ -70,5 +82,6 @@ def judgements(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
     for name, row in rows.items():
         shown = row["first"] if first else row
         named = {key: shown[key] for key in JUDGED} | {"falsely": tuple(shown["falsely"])}
-        found.append(Judged(name, row["control"], rules=tuple(row["rules"]), seconds=row["seconds"], **named))
+        kept = {key: row[key] for key in ("control", "seconds", "says")}
+        found.append(Judged(name, rules=tuple(row["rules"]), **kept, **named))
     return found

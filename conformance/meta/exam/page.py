@@ -18,6 +18,7 @@ from meta.exam.kept import Row, judgements
 from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import table, with_part
 from meta.trial import Share
+from transparity_conformance.report.describing.causes import meanings
 
 PAGE, PLOT = kept.FILE.with_suffix(".md"), kept.FILE.with_suffix(".png")
 
@@ -85,12 +86,18 @@ def missed(rows: Rows) -> str:
     order += _kinds({**dict.fromkeys(kept.JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
     found.sort(key=lambda each: order.index(each[0]))
-    lines = [[title, f"`{name}`", row["says"]] for title, name, row in found]
+    lines = [[title, f"`{name}`", answer(row["says"])] for title, name, row in found]
     counted = "; ".join(f"{title.lower()}: {sum(title == each[0] for each in found)}" for title in order)
     parts = [f"{counted[:1].upper()}{counted[1:]}.", table(["result", "bug", "the answer"], lines)]
     if waiting := [f"`{name}`" for name in exam() if name not in rows]:
         parts.append(f"**Without an answer yet: {len(waiting)}**, which no figure counts: {', '.join(waiting)}.")
     return "\n\n".join(parts)
+
+
+def answer(says: str) -> str:
+    """Return an answer with the title of its cause, which links to the page of the cause."""
+    place, _, cause = says.rpartition(": ")
+    return f"{place}: [{meanings()[cause].title}](causes/{cause}.md)" if cause in meanings() else says
 
 
 MARKS = {True: "yes", False: "no", None: "–"}

@@ -17,6 +17,7 @@ from meta.exam.bug import exam, twins_by_bug
 from meta.exam.rules import RULES, failed, scores
 from meta.pool.bug import Bug
 from meta.pool.judge import judged
+from transparity_conformance.report.describing.causes import meanings
 
 RIGHT = np.random.default_rng(0).normal(size=(5, 11))
 
@@ -144,9 +145,18 @@ def test_a_page_without_a_place_for_a_part_is_refused() -> None:
 
 
 def test_the_published_results_are_those_of_bugs_that_there_are() -> None:
-    rows = kept.read()
-    assert rows.keys() <= exam().keys()
-    assert {name: row["story"] for name, row in rows.items()} == {name: exam()[name].story for name in rows}
+    stored = json.loads(kept.FILE.read_text(encoding="utf-8"))
+    assert stored.keys() <= exam().keys()
+    assert {key for row in stored.values() for key in row if key in kept.TOLD} == set()
+
+
+def test_a_named_cause_has_its_title_and_another_answer_is_unchanged() -> None:
+    shown = page.answer("logits, model.py:3: norm-eps")
+    assert shown == f"logits, model.py:3: [{meanings()['norm-eps'].title}](causes/norm-eps.md)"
+    assert page.answer("logits, model.py:3: unexplained") == "logits, model.py:3: unexplained"
+    assert page.answer("agrees") == "agrees"
+    causes = {row["says"].rpartition(": ")[2] for row in kept.read().values() if ", " in row["says"].partition(": ")[0]}
+    assert {cause for cause in causes if " " not in cause} - {"unexplained"} <= meanings().keys()
 
 
 def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
         _is_named(bug, faults) if is_forward else bool(way),
         tuple(dict.fromkeys(name for fault in faults for name in _false_causes([bug], fault))),
         is_line(bug, first) if is_forward and not bug.control and (bug.uses or not bug.is_in_loader) else None,
-        says(answer),
+        says(answer, "mistake"),
         tuple(answer["rules"]),
         answer["seconds"],
     )
@@ -174,8 +174,8 @@ def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
     return source["line"] in bug.right_lines(others)
 
 
-def says(answer: Answer) -> str:
-    """Return a summary: the verdict, or the first place with its line and cause."""
+def says(answer: Answer, cause: Literal["says", "mistake"] = "says") -> str:
+    """Return a summary: the verdict, or the first place with its line and the sentence or id of its cause."""
     if answer["error"]:
         return f"error: {answer['error']}"
     if not answer["faults"]:
@@ -183,8 +183,8 @@ def says(answer: Answer) -> str:
         return f"{answer['verdict']}{f' (audit: {audit})' if audit else ''}"
     fault = answer["faults"][0]
     line = f", {fault['source']['file'].rpartition('/')[2]}:{fault['source']['line']}" if fault["source"] else ""
-    cause = fault["causes"][0]["says"] if fault["causes"] else "unexplained"
-    return f"{place_of(fault)}{line}: {cause}"
+    named = fault["causes"][0][cause] if fault["causes"] else "unexplained"
+    return f"{place_of(fault)}{line}: {named}"
 
 
 Bugs = Sequence[Bug]

@@ -1,4 +1,4 @@
-"""The pages about the fields of a configuration, the parameters of models, and their taps."""
+"""The table of the fields of a configuration, and the pages of parameters and activations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from transparity.taps import tap_shapes
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 from transparity_conformance.report.describing.fields import as_rows
 
-FIELDS = """# Fields of a configuration
-
-Every difference between two models is one field of [`TransformerConfig`](../configuration.md).
-`transparity describe --fields` prints the same.
-"""
+PLACE = "<!-- fields: docs/site/reference/model.py, in the site -->"
+"""The line of docs/configuration.md that the table of fields replaces."""
 
 PARAMETERS = """# Parameters
 
@@ -41,9 +38,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def pages() -> dict[str, str]:
-    """Return the three pages by name."""
+    """Return both pages by name."""
     return {
-        "reference/fields.md": f"{FIELDS}\n{_fields()}\n",
         "reference/parameters.md": f"{PARAMETERS}\n{_names('parameter', parameter_shapes)}\n",
         "reference/taps.md": f"{TAPS}\n{_names('tap', _tap_shapes)}\n",
     }
@@ -55,7 +51,8 @@ def systems() -> dict[str, TransformerConfig]:
     return presets | {name: example_config(name) for name in EXAMPLES}
 
 
-def _fields() -> str:
+def fields() -> str:
+    """Return the table of all fields of a configuration."""
     rows = [(f"`{row['name']}`", _values(row["values"]), _default(row), cell(row["meaning"])) for row in as_rows()]
     return table(("field", "values", "default", "meaning"), rows)
 

@@ -28,6 +28,9 @@ PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")
 BADGE = re.compile(r"(?m)^\[!\[.*\n")
 """A pattern for pictures from other hosts, which the site does not load."""
 
+INDEX = re.compile(r"\[Documentation\]\([^)]*\) · ")
+"""The link to the list of pages, which the site has as its navigation."""
+
 AROUND = 3
 """The number of lines that are shown before and after a line."""
 

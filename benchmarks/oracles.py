@@ -192,7 +192,7 @@ def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
     The reference differentiates by one forward pass for each parameter, which would take days; the conformance suite
     compares the two on small models. AdamW divides a small gradient by itself, so rounding may move a loss by much or
-    by little. The error is therefore measured at neighbouring points too, as in the suite's oracle.
+    by little. The error is therefore measured at neighboring points too, as in the suite's oracle.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:

@@ -191,8 +191,10 @@ def without_lines() -> dict[str, str]:
 
 
 def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, because: str | None) -> Iterator[str]:
-    """Yield the wrong line and the right one, a block for each column, and one of published code; or why there is
-    none."""
+    """Yield the wrong line and the right one: a block for each column, and one of published code.
+
+    A cause without such a line has the reason.
+    """
     if because:
         yield f"**No single line is wrong:** {because}"
     if planted:

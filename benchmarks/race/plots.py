@@ -23,7 +23,7 @@ COLOURS = {
 }
 GREY, FAINT, INK = "#8d99ae", "#e5e8ee", "#22262e"
 PALER = 0.45
-"""The opacity of a peer's colour; the columns are opaque."""
+"""The opacity of a peer's color; the columns are opaque."""
 
 MARKS = "osD^vP*X"
 

@@ -15,6 +15,7 @@ from docs.site.pages import ROOT, SOURCES
 
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.check.page import as_html
 from transparity_conformance.report.report import Report
@@ -40,6 +41,9 @@ class Diagnosis:
     cause: str
     fields: dict[str, Any] = field(default_factory=dict)
     """Fields in which the configuration differs from the family's small model."""
+
+    budget: float = BUDGET
+    """Seconds of the search for causes."""
 
     @property
     def file(self) -> Path:
@@ -69,6 +73,7 @@ def checked(diagnosis: Diagnosis) -> Report:
         family=diagnosis.family,
         config=config,
         name=diagnosis.file.name,
+        budget=diagnosis.budget,
         audit=False,  # the page shows none
     )
     found = [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
@@ -128,7 +133,7 @@ def _section(diagnosis: Diagnosis, found: dict[str, Any]) -> str:
 
 
 def _lines(diagnosis: Diagnosis, line: int | None) -> str:
-    """Return the line at fault with its neighbours; nothing if it is not known."""
+    """Return the line at fault with its neighbors; nothing if it is not known."""
     if line is None:
         return ""
     lines = diagnosis.file.read_text(encoding="utf-8").splitlines()

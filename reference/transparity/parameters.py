@@ -1,6 +1,6 @@
 """The parameters: flat names, PyTorch's orientation `(out, in)`, safetensors files.
 
-`parameter_shapes` is the one source of truth for initialising, checking, loading and saving.
+`parameter_shapes` is the one source of truth for initializing, checking, loading and saving.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
 
 
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """Initialise parameters in float32: matrices uniformly within Glorot's bound (document 003).
+    """Initialize parameters in float32: matrices uniformly within Glorot's bound (document 003).
 
     Gains, skips and variances are 1. Others, such as gains that are added to 1, are 0.
 

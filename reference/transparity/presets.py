@@ -161,7 +161,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         lambda c: c.head_dim * c.num_heads != c.embed_dim,
         "heads have {c.head_dim} features, not embed_dim / num_heads (§3.2.2)",
     ),
-    (lambda c: c.query_key_norm, "queries and keys are normalised, over each {c.query_key_norm_over}"),
+    (lambda c: c.query_key_norm, "queries and keys are normalized, over each {c.query_key_norm_over}"),
     (lambda c: c.attention_scale == "none", "scores are not divided by √head_dim (§3.2.1)"),
     (lambda c: c.attention_multiplier != 1, "scores are multiplied by {c.attention_multiplier:g}, too (§3.2.1)"),
     (lambda c: c.attention_softcap is not None, "scores are bounded by a softcap of {c.attention_softcap:g}"),
@@ -197,7 +197,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "not every layer has a norm before its attention",
     ),
     (lambda c: c.final_norm, "one more norm ends each stack"),
-    (lambda c: c.memory_norm, "each decoder layer normalises the encoder's output once more"),
+    (lambda c: c.memory_norm, "each decoder layer normalizes the encoder's output once more"),
     (
         lambda c: "sinusoidal" in (c.positions, c.encoder_positions) and c.sinusoidal_timescales == "inclusive",
         "the longest timescale of positions is {c.rope_theta:g} itself (paper: below it, §3.5)",
@@ -217,7 +217,7 @@ _DEPARTURES: tuple[tuple[Callable[[TransformerConfig], bool], str], ...] = (
         "token embeddings are multiplied by {c.embedding_multiplier:g}, too (§3.4)",
     ),
     (lambda c: c.num_token_types > 0, "tokens have {c.num_token_types} types, each with an embedding"),
-    (lambda c: c.embedding_norm, "embeddings are normalised"),
+    (lambda c: c.embedding_norm, "embeddings are normalized"),
     (lambda c: c.architecture != "encoder-decoder", "the model is a lone {c.architecture}"),
     (
         lambda c: c.has_decoder and c.has_encoder and c.target_mask == "causal",

@@ -50,7 +50,7 @@ class Forward(Protocol):
 
         Args:
             targets: (batch, length), the expected tokens.
-            training: whether a batch norm normalises by the batch; its running statistics do not change.
+            training: whether a batch norm normalizes by the batch; its running statistics do not change.
             masks: dropout masks by tap (`transparity.training.dropout_masks`); None: nothing is dropped.
             tokens: the inputs by name.
 
@@ -217,7 +217,7 @@ class Module(Protocol):
         """
 
     def use_batch_statistics(self) -> None:
-        """Normalise by the batch from now on, and update running statistics."""
+        """Normalize by the batch from now on, and update running statistics."""
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Return the current parameters, including running statistics."""

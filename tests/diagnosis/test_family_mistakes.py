@@ -89,7 +89,7 @@ def test_a_right_port_agrees(case: str) -> None:
 
 
 def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
-    """Queries and keys whose features that turn together are neighbours, not half of all apart."""
+    """Queries and keys whose features that turn together are neighbors, not half of all apart."""
     order = np.arange(config.head_dim).reshape(2, -1).T.ravel()
     turned = {name: value for name, value in parameters.items() if ".query" in name or ".key" in name}
     by_head = {name: value.reshape(-1, config.head_dim, *value.shape[1:])[:, order] for name, value in turned.items()}
@@ -116,7 +116,7 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
 def test_another_form_of_the_same_is_right(
     case: str, fields: dict[str, Any], change: Callable[..., Arrays] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Features that turn together are neighbours; ALiBi is slopes times the key's position, as BLOOM has it."""
+    """Features that turn together are neighbors; ALiBi is slopes times the key's position, as BLOOM has it."""
     probes = probes_called(case)
     config = dataclasses.replace(MODELS[case], **fields)
     with monkeypatch.context() as patched:

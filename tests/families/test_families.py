@@ -43,7 +43,7 @@ Refusal = Callable[..., AbstractContextManager[None]]
 
 
 def new(case: Case) -> Any:
-    """The model of transformers, as it is initialised."""
+    """The model of transformers, as it is initialized."""
     model_class = getattr(transformers, case.model)
     model = model_class(model_class.config_class(**case.fields, attn_implementation="eager")).eval()
     if case.expected.get("tied_head") is False:  # T5's class ties what its files have twice
@@ -312,7 +312,7 @@ def test_ignored_fields_and_tensors_are_reported(saved: Callable[[str], Path], t
     tensors = {"score.weight": zeros, "model.layers.7.mlp.up_proj.weight": zeros}
     checkpoint = import_checkpoint(edited(saved("llama"), tmp_path, more, tensors))
     remarks = dict(remark.split(": ", 1) for remark in checkpoint.remarks)
-    assert remarks["fields that are not honoured"] == "fancy_attention (3), pad_token_id (-1), eos_token_id ([2, 5])"
+    assert remarks["fields that are not honored"] == "fancy_attention (3), pad_token_id (-1), eos_token_id ([2, 5])"
     assert remarks["fields that are missing, taken as transformers does"] == "rms_norm_eps 1e-06"
     assert remarks["tensors that are not used"] == "model.layers.7.mlp.up_proj.weight, score.weight"
     assert "use_cache" in remarks["fields that no forward pass depends on"].split(", ")

@@ -133,7 +133,7 @@ class ReluWhisper(Whisper):
 
 
 class NormedViT(PlainViT):
-    """Patches are normalised before positions are added."""
+    """Patches are normalized before positions are added."""
 
     def __init__(self):
         super().__init__()

@@ -143,7 +143,7 @@ def test_the_result_is_the_same_to_the_bit_and_the_functions_are_put_back(port: 
     forward = port.Model().forward if name == "Model" else getattr(port, name)
     codes = port.Model.forward.__code__, port.lookups.__code__, port.odd.__code__
     expected = forward(IDS)
-    for _ in range(20):  # Python specialises the code of functions that are called often
+    for _ in range(20):  # Python specializes the code of functions that are called often
         forward(IDS)
     result, _ = listen(lambda: forward(IDS))
     assert same(result, expected)

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """A Llama in the manner of Meta's code and its teaching copies (hkproj, llama2.c).
 
-Complex neighbours are rotated, with weights permuted for it. The cache is written in place, one token at a time.
+Complex neighbors are rotated, with weights permuted for it. The cache is written in place, one token at a time.
 
 """
 
@@ -76,7 +76,7 @@ def load(folder):
     config = json.loads(Path(folder, "config.json").read_text())
     weights = load_file(f"{folder}/model.safetensors")
     for name, value in weights.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):  # from halves to neighbours
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # from halves to neighbors
             halves = value.view(-1, 2, config["hidden_size"] // config["num_attention_heads"] // 2, value.shape[1])
             weights[name] = halves.transpose(1, 2).reshape(value.shape)
     model = Llama(config, weights)

@@ -1,4 +1,4 @@
-"""Checkpoints that artefacts are made of, and a check of an artefact on the command line."""
+"""Checkpoints that artifacts are made of, and a check of an artifact on the command line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Damaged artefacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
+"""Damaged artifacts: `python -m tests.runtimes.damage [--inputs N] [--seed N] [--only KIND]`.
 
 A file is damaged, and checked, in a process that may die. If it agrees, it is compared with the original: logits, or
-the numbers of a quantised file, may differ by rounding, for each token.
+the numbers of a quantized file, may differ by rounding, for each token.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ ROUNDING = 1e-5
 """The share of the largest logit up to which a difference is one of rounding."""
 
 STEPS = 2.0
-"""The steps of a grid by which another choice of scale may change a number of a quantised file."""
+"""The steps of a grid by which another choice of scale may change a number of a quantized file."""
 
 KINDS = ("onnx", "gguf", "folder")
 
 
 @functools.cache
 def right(kind: str, root: Path) -> tuple[Path, Path]:
-    """The right artefact, and the checkpoint that it was made of."""
+    """The right artifact, and the checkpoint that it was made of."""
     sizes = {"embed_dim": 256, "feed_forward_dim": 256, "num_decoder_layers": 1} if kind == "gguf" else {}
     config = dataclasses.replace(example_config("llama"), **sizes)
     folder = root / f"{kind}-checkpoint"
@@ -69,7 +69,7 @@ def right(kind: str, root: Path) -> tuple[Path, Path]:
 
 
 def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
-    """A damaged copy of an artefact."""
+    """A damaged copy of an artifact."""
     if kind == "folder":
         shutil.copytree(source, target)
         path = target / random.choice(("model.safetensors", "model.safetensors", "config.json"))
@@ -120,7 +120,7 @@ def verdict_on(path: Path, folder: Path) -> str:
 
 
 def difference(path: Path, original: Path, folder: Path) -> float:
-    """How far an artefact is from the right one, for every token, as a share of the largest number."""
+    """How far an artifact is from the right one, for every token, as a share of the largest number."""
     if path.suffix == ".gguf":
         return _of_files(path, original, folder)
     config = import_checkpoint(folder).config
@@ -157,7 +157,7 @@ def _of_files(path: Path, original: Path, folder: Path) -> float:
 
 
 def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """The outcome for one artefact."""
+    """The outcome for one artifact."""
     try:
         verdict = verdict_on(path, folder)
     except TransparityError as error:
@@ -187,7 +187,7 @@ def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str], int]:
-    """Check damaged artefacts of a kind, and print those that agree, or do what none should.
+    """Check damaged artifacts of a kind, and print those that agree, or do what none should.
 
     Returns: what became of them, and how many agree that compute something else.
     """
@@ -206,7 +206,7 @@ def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str
 
 
 def main() -> None:
-    """Print the counts; exit with 1 if an artefact agrees that computes something else."""
+    """Print the counts; exit with 1 if an artifact agrees that computes something else."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

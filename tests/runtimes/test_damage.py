@@ -1,4 +1,4 @@
-"""No damaged artefact agrees that computes something else; `python -m tests.runtimes.damage` runs many more."""
+"""No damaged artifact agrees that computes something else; `python -m tests.runtimes.damage` runs many more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files are compared with their checkpoint: a mistake of the conversion is named, quantisation is not."""
+"""GGUF files are compared with their checkpoint: a mistake of the conversion is named, quantization is not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Hub:
-    """The folder of a family's model in sizes that can be quantised."""
+    """The folder of a family's model in sizes that can be quantized."""
     root = tmp_path_factory.mktemp("wide")
     for family, sizes in WIDE.items():
         config = dataclasses.replace(example_config(family), **sizes)
@@ -106,7 +106,7 @@ def test_quantisation_is_told_from_the_mistakes_of_a_conversion(wide: Hub, check
     )
     (alone,) = right.report["notes"]
     again, mistakes = wrong.report["notes"]
-    assert alone.startswith("only quantisation changes the logits by up to ")
+    assert alone.startswith("only quantization changes the logits by up to ")
     assert again == alone
     assert mistakes.startswith("what is wrong changes the logits by up to ")
 

@@ -104,7 +104,7 @@ def test_a_quantised_graph_is_refused(hub: Hub, check: Check, tmp_path: Path) ->
         quantize_dynamic(graph, small)
     checked = check(small, "--checkpoint", hub("gpt2"))
     assert checked.exit_code == 2
-    assert checked.last_line.startswith(f"{small} has quantised weights, and there is no budget that")
+    assert checked.last_line.startswith(f"{small} has quantized weights, and there is no budget that")
 
 
 @pytest.mark.parametrize(

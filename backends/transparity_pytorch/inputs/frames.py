@@ -16,7 +16,7 @@ from transparity_pytorch.shapes import Frames, Hidden
 
 
 def frame_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
-    """The kernels, (features, channels, 3), as linear maps of three neighbours."""
+    """The kernels, (features, channels, 3), as linear maps of three neighbors."""
     return {
         "first_convolution": nn.Linear(3 * (config.mel_bins or 0), config.embed_dim),
         "second_convolution": nn.Linear(3 * config.embed_dim, config.embed_dim),
@@ -28,7 +28,7 @@ def convolved(
 ) -> Float[Tensor, "batch length features_out"]:
     """gelu(convolution over time of width 3), with a frame of zeros at each end.
 
-    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
+    It is a linear map of three neighbors in the order of the kernel (features_out, features_in, 3)."""
     padded = F.pad(x, (0, 0, 1, 1))
     neighbours = torch.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], dim=-1)
     return ACTIVATIONS["gelu"](projection(neighbours.reshape(*neighbours.shape[:2], -1)))

@@ -203,7 +203,7 @@ def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None
 
 
 def _exchanged(family: Family) -> Iterator[Edit]:
-    """Swap two neighbouring assignments of one line each."""
+    """Swap two neighboring assignments of one line each."""
     lines = family.text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(family.text)):
         body = getattr(node, "body", None)

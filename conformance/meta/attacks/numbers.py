@@ -167,7 +167,7 @@ class Budgets(Attacks):
         return logits
 
     def one_logit_of_many(self, head, x):
-        """The last token of the vocabulary has the logit of its neighbour."""
+        """The last token of the vocabulary has the logit of its neighbor."""
         logits = head(x).clone()
         logits[..., -1] = logits[..., -2]
         return logits

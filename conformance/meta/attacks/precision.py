@@ -84,7 +84,7 @@ class Precision(Attacks):
 
     @on("llama", max_length=600)
     def positions_in_bfloat16(self, rotated, x, where):
-        """Positions are bfloat16, as everything is: above 256 neighbours coincide."""
+        """Positions are bfloat16, as everything is: above 256 neighbors coincide."""
         return rotated(x, where.bfloat16().long())
 
     @on("llama", dtype="bfloat16", max_length=600)

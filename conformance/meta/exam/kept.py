@@ -1,4 +1,4 @@
-"""The published results, docs/exam.json: the judgement of every bug by its id, the first and the current one."""
+"""The published results, docs/exam.json: the judgment of every bug by its id, the first and the current one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told(name: str) -> dict[str, Any]:
 
 
 def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """Merge the results in a folder into the rows; a known bug keeps its first judgement.
+    """Merge the results in a folder into the rows; a known bug keeps its first judgment.
 
     Rows of removed bugs are left out, and bugs without a new result keep their row.
     """
@@ -50,7 +50,7 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 
 
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
-    """Return the row of a bug with a new judgement."""
+    """Return the row of a bug with a new judgment."""
     judgement = {key: getattr(now, key) for key in JUDGED}
     first = judgement if before is None else before["first"]
     return {
@@ -64,7 +64,7 @@ def row_of(name: str, now: Judged, before: Row | None) -> Row:
 
 
 def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """Return the rows with the judgements of a folder as the first ones."""
+    """Return the rows with the judgments of a folder as the first ones."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 
@@ -77,7 +77,7 @@ def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
 
 
 def judgements(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
-    """Return the first or the current judgements of the rows."""
+    """Return the first or the current judgments of the rows."""
     found = []
     for name, row in rows.items():
         shown = row["first"] if first else row

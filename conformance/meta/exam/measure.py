@@ -133,7 +133,7 @@ def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[Exam
 
 
 def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
-    """Return the judgement of a bug, compared with the answer to its twin, if there is one."""
+    """Return the judgment of a bug, compared with the answer to its twin, if there is one."""
     return judged(bug, by_id[bug.id], by_id.get(twins_by_bug(list(exam().values()))[bug.id]))
 
 

@@ -1,4 +1,4 @@
-"""The common rules on invented logits, and the judgement of answers; `nox -s exam` runs the exam."""
+"""The common rules on invented logits, and the judgment of answers; `nox -s exam` runs the exam."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sinusoids(c: Any, length: int) -> Tensor:
-    """Return the table (length, embed_dim) in float64; neighbours or halves share an angle."""
+    """Return the table (length, embed_dim) in float64; neighbors or halves share an angle."""
     last = c.embed_dim if c.sinusoidal_timescales == "exclusive" else c.embed_dim - 2
     exponent = torch.arange(0, c.embed_dim, 2, dtype=torch.float64) / last
     angles = torch.arange(length, dtype=torch.float64)[:, None] * c.rope_theta**-exponent

@@ -18,7 +18,7 @@ def shares(
 ) -> dict[int, float]:
     """Measure the rounding of each value of a program, relative to its largest number.
 
-    The program runs at neighbouring points in float64 and in `dtype`. Constants computed when the model was built, such
+    The program runs at neighboring points in float64 and in `dtype`. Constants computed when the model was built, such
     as rotation frequencies, differ by the rounding of a power: |ln x| ulps.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
@@ -33,7 +33,7 @@ def shares(
 def neighbours(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> Iterator[tuple[Values, Values]]:
-    """Yield the values of a program at neighbouring points, in float64 and in `dtype`."""
+    """Yield the values of a program at neighboring points, in float64 and in `dtype`."""
     import torch
 
     precision, ulp = getattr(torch, dtype), epsilon(dtype)

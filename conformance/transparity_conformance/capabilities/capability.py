@@ -181,7 +181,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Capability:
-    """One row of the table: its requests, the form of an answer, and the judgement."""
+    """One row of the table: its requests, the form of an answer, and the judgment."""
 
     name: str
     """The section of a bundle, and the option of the command line."""

@@ -131,7 +131,7 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def _exchanged_halves(x: Value) -> Value:
-    """Return features that meet the weights of their neighbours."""
+    """Return features that meet the weights of their neighbors."""
     return _in_blocks(x, 2)[..., ::-1].reshape(x.shape)
 
 

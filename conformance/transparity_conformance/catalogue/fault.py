@@ -46,7 +46,7 @@ class Fault:
     variant: str
     """One of the ways to make it."""
     description: str
-    """The wrong behaviour of the port, in words."""
+    """The wrong behavior of the port, in words."""
     fields: Mapping[str, Any] | None = None
     """Changed fields of the configuration."""
     alter: Alter | None = None

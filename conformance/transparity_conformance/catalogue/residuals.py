@@ -115,7 +115,7 @@ def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # both branches share the residual
     if config.norm_position in ("pre", "sandwich") and is_normed(config, site):
-        description = "the residual adds the normalised tensor instead of the one before the norm"
+        description = "the residual adds the normalized tensor instead of the one before the norm"
         yield _residual("normalised", description, sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
     yield fault("residual-source", "twice", downstream=_residual_twice)

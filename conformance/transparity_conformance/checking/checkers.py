@@ -42,7 +42,7 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of a system by a function, an artefact or a program, each in a separate process."""
+    """Return the check of a system by a function, an artifact or a program, each in a separate process."""
     timeout = checked_timeout(options.timeout)
     shared = {name: getattr(options, name) for name in ("dtype", "logits_only", "budget", "located")}
     if options.command is not None:
@@ -105,7 +105,7 @@ class PortCheck:
         return {} if started is None else {"start": now.since(started)}
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the systems for a port with a checkpoint; an artefact limits the calls."""
+        """Yield the systems for a port with a checkpoint; an artifact limits the calls."""
         if not self.is_artefact:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return

@@ -85,7 +85,7 @@ class OptionRule:
 
 OF_BY_LAYER = """--by-layer and --layers write each layer of a checkpoint as a model for the port's loader; \
 give --checkpoint FOLDER and a PORT that is load(folder)."""
-OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artefact has its own weights, all at once."
+OF_WHOLE = "--by-layer is for a PORT that is load(folder); an artifact has its own weights, all at once."
 OF_OWN = "{port} has its own weights; give the folder of its original checkpoint by --checkpoint FOLDER."
 OF_LENGTH = """--length needs a longer max_length than a small model's: give --checkpoint FOLDER, --config FILE, \
 or --family NAME --set FIELD=N with its name for max_length."""
@@ -97,7 +97,7 @@ EITHER = "check takes either a PORT or --command; give one of the two."
 OF_AUDIT = "--audit builds a PORT many times, and a --command runs once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
 OF_SECTIONS = "{flags} asks for more in a bundle, for --command; a PORT is compared in all that it offers."
-OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artefact{}."
+OF_MODELS = "{} is for a PORT that makes a model{}; {{port}} is an artifact{}."
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),

@@ -1,6 +1,6 @@
 """The systems that a port is checked on: presets, a configuration in a file, or a checkpoint.
 
-Limits of an artefact become part of the reference's configuration, so that no call exceeds them. Each limit is listed
+Limits of an artifact become part of the reference's configuration, so that no call exceeds them. Each limit is listed
 as not compared.
 """
 
@@ -41,9 +41,9 @@ class System:
     model_type: str | None = None
     """The family of a loader's folders; None if the port is a `build`."""
     dtype: str | None = None
-    """The precision of an artefact; None: the requested one."""
+    """The precision of an artifact; None: the requested one."""
     not_compared: tuple[str, ...] = ()
-    """The limits of an artefact, each with its reason."""
+    """The limits of an artifact, each with its reason."""
 
     @property
     def is_asked(self) -> bool:
@@ -180,11 +180,11 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def check_quantised(port: str, limits: Limits) -> None:
-    """Raise `UsageError` for an artefact with quantised weights."""
+    """Raise `UsageError` for an artifact with quantized weights."""
     if limits.dtype == "int8":
         raise UsageError(
-            f"{port} has quantised weights, and there is no budget that separates quantisation from mistakes; "
-            "check the graph before quantisation, or a GGUF file."
+            f"{port} has quantized weights, and there is no budget that separates quantization from mistakes; "
+            "check the graph before quantization, or a GGUF file."
         )
 
 
@@ -204,7 +204,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Mark padding by the artefact's mask, or use no padding; counted positions depend on tokens."""
+    """Mark padding by the artifact's mask, or use no padding; counted positions depend on tokens."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
@@ -232,7 +232,7 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Limit sequences to the length that the artefact fixes."""
+    """Limit sequences to the length that the artifact fixes."""
     length = limits.length
     if length is None:
         return config, parameters, ""

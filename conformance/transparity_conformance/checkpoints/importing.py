@@ -225,7 +225,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Return the fields without a supported quantisation with scales, and that quantisation."""
+    """Return the fields without a supported quantization with scales, and that quantization."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -393,7 +393,7 @@ def _remarks(
     buffers = [name for name in where if is_any_of(name, family.no_parameters, family.prefixes)]
     known = {*used, *buffers, *(name for name in where if without_prefix(name, family.prefixes) in family.computed)}
     lines: dict[str, list[str]] = {
-        "fields that are not honoured": [f"{name} ({as_json(given[name])})" for name in ignored],
+        "fields that are not honored": [f"{name} ({as_json(given[name])})" for name in ignored],
         "fields that no forward pass depends on": [name for name in given if name in unneeded],
         "fields that are missing, taken as transformers does": [
             f"{name} {as_json(defaults[name])}" for name in defaults

@@ -79,7 +79,7 @@ def _check_has_pieces(opened: Opened) -> None:
         raise CheckpointError(f"{opened.folder} has one bias of distances for all layers: check it as a whole.")
     if config.embedding_norm and config.norm_position == "pre":
         raise CheckpointError(
-            f"{opened.folder} normalises its embeddings but not its layers' outputs, so no embedding table can "
+            f"{opened.folder} normalizes its embeddings but not its layers' outputs, so no embedding table can "
             "produce a layer's input: check it as a whole."
         )
     if config.is_pooled and config.pooling in ("eos", "largest"):
@@ -214,7 +214,7 @@ def _behind(piece: Piece, front: _Front) -> _Front:
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:
         return dataclasses.replace(front, x=x)
-    # After post-norm, the stream is a norm's result: that norm recomputes it from its normalised input.
+    # After post-norm, the stream is a norm's result: that norm recomputes it from its normalized input.
     scope = f"{stack}.layers.0.feed_forward_norm."
     norm = {name.removeprefix(scope): value for name, value in piece.parameters.items() if name.startswith(scope)}
     return dataclasses.replace(front, x=(x - norm["bias"]) / norm["weight"], norm=norm)

@@ -168,7 +168,7 @@ def _shape(found: Any, name: str, path: Path) -> list[int]:
     if (dtype := found.get_dtype()) not in (*DTYPES, *FLOAT8):
         raise CheckpointError(
             f"{shown(name)} of {path} has the dtype {dtype}; expected one of {', '.join((*DTYPES, *FLOAT8))}: save the "
-            "model unquantised."
+            "model unquantized."
         )
     return list(found.get_shape())
 

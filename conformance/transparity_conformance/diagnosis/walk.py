@@ -84,7 +84,7 @@ def walk(
     Args:
         until: The last tap to compute.
         dtype: The precision of the computation.
-        index: A neighbouring point at which rounding is measured (0: the point itself).
+        index: A neighboring point at which rounding is measured (0: the point itself).
         base: A walk on the same activations, whose common part is reused.
         taps: Receives the values with which the walk continues after each tap.
         choices: The same walk in float64, from which the routers' choices are taken.
@@ -257,7 +257,7 @@ def segment_budgets(
     """Measure the reference's own rounding error in `dtype` in each segment.
 
     Args:
-        neighbours: The number of points at which the error is measured.
+        neighbors: The number of points at which the error is measured.
         truth: The same walk in float64, if it is known.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)

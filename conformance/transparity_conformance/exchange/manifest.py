@@ -1,7 +1,7 @@
 """The manifest of a bundle, `manifest.json`, which describes all other files.
 
 A bundle contains its weights in `parameters.safetensors`, or refers to the tensors of a checkpoint by sha256. A
-manifest with `bundles` lists several bundles in neighbouring folders.
+manifest with `bundles` lists several bundles in neighboring folders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rewrite Python code so that its expressions report their operands and values, without changing its behaviour."""
+"""Rewrite Python code so that its expressions report their operands and values, without changing its behavior."""
 
 from __future__ import annotations
 

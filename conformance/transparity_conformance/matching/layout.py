@@ -68,7 +68,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether merging neighbouring axes of `permuted` gives `theirs`; axes of size 1 are ignored."""
+    """Return whether merging neighboring axes of `permuted` gives `theirs`; axes of size 1 are ignored."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1

@@ -31,7 +31,7 @@ Room = Callable[[], MutableMapping[str, np.ndarray]]
 class Oracle:
     """The results of a computation in float64, and the budget of each in any precision.
 
-    The error in a precision is the largest at a few neighbouring points: the arrays are changed by up to 2⁻¹⁰. Each
+    The error in a precision is the largest at a few neighboring points: the arrays are changed by up to 2⁻¹⁰. Each
     point is compared with its own float64 result, with position tables built as ports build them (`tables`). float32 is
     computed in float32. Half precisions are float32 rounded at every tap, because hardware sums them in float32. The
     error of float64 follows from float32 by the ratio of their epsilons. `watch` is called with the name of every
@@ -86,7 +86,7 @@ class Oracle:
         return digest(json.dumps([config.as_dict(), *settings]), self.arrays, inputs)
 
     def rounding(self, name: str, dtype: str, index: int) -> np.ndarray:
-        """Return the reference's elementwise error in `dtype` at the `index`-th neighbouring point."""
+        """Return the reference's elementwise error in `dtype` at the `index`-th neighboring point."""
         measured = "float32" if dtype == "float64" else dtype
         arrays = neighbour(self.arrays, index)
         truth = self._evaluate(arrays, "float64") if index else self.expected
@@ -176,7 +176,7 @@ def forward_oracle(
 
 
 def neighbour(arrays: Arrays, index: int) -> Arrays:
-    """Return the arrays (index 0) or the `index`-th neighbouring point, in float32 numbers."""
+    """Return the arrays (index 0) or the `index`-th neighboring point, in float32 numbers."""
     if index == 0:
         return arrays
     random = np.random.default_rng(index)

@@ -253,7 +253,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
 
 
 def pixel_inputs(config: TransformerConfig, batch: int, seed: int) -> np.ndarray:
-    """Draw random images; the second is the first with rows and columns swapped, and the third has one colour."""
+    """Draw random images; the second is the first with rows and columns swapped, and the third has one color."""
     shape = batch, config.image_channels, config.image_size, config.image_size
     pixels = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     pixels[1:2] = pixels[:1].swapaxes(-1, -2)

@@ -1,11 +1,11 @@
-"""The variants of right programs at which rounding is measured, by the index of the neighbouring point.
+"""The variants of right programs at which rounding is measured, by the index of the neighboring point.
 
 | index | tables of positions | sums over the keys | recurrences | Adam's correction |
 |---|---|---|---|---|
 | even | in float32, by formulas in turn (`FORMULAS`) | in sequence if they are many | in chunks | in float32 |
 | odd | the same | as the reference sums: pairwise, in blocks | step by step | in Python's numbers |
 
-Point 0 sums in sequence, because equal weights round alike there; at a neighbouring point, moved numbers differ and
+Point 0 sums in sequence, because equal weights round alike there; at a neighboring point, moved numbers differ and
 their rounding cancels. Each variant is right and errs in its own way; its error is part of the noise.
 
 Tables: the reference computes angles in float64, so that the oracle is exact. Most programs use float32, where an angle

@@ -1,4 +1,4 @@
-"""Numbers as text: shares of a budget, counts, and the heights and colours of bars and cells; templates of pages."""
+"""Numbers as text: shares of a budget, counts, and the heights and colors of bars and cells; templates of pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DECADES = 6
 """The decades below the largest error in which a bar has a height."""
 
 PALEST = 1e-3
-"""The share below which all cells look the same; from here to 1 the colour follows the logarithm."""
+"""The share below which all cells look the same; from here to 1 the color follows the logarithm."""
 
 
 def percent(share: float) -> str:

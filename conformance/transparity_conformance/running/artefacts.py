@@ -1,4 +1,4 @@
-"""The kinds of artefacts, and the runtime for each."""
+"""The kinds of artifacts, and the runtime for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transparity.limits.files import is_file, is_folder
 
 @dataclass(frozen=True)
 class Runtime:
-    """One kind of artefact, and the runtime for it."""
+    """One kind of artifact, and the runtime for it."""
 
     module: str
     """The module in `running` whose `load(path)` returns a `build` with `limits`.
@@ -36,7 +36,7 @@ ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"
 
 
 def runtime_of(port: str | None) -> Runtime | None:
-    """Return the runtime of the artefact that `port` names; None for a function, `file.py:build`, or nothing."""
+    """Return the runtime of the artifact that `port` names; None for a function, `file.py:build`, or nothing."""
     if port is None:
         return None
     path = Path(port)

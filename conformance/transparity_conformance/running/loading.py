@@ -1,6 +1,6 @@
-"""Ports by name: `path/to/file.py:build` or `package.module:build`, or an artefact, which its usual runtime runs.
+"""Ports by name: `path/to/file.py:build` or `package.module:build`, or an artifact, which its usual runtime runs.
 
-An artefact is opened in the process of the port. It is a `build(config, parameters)` like any port, but it has its own
+An artifact is opened in the process of the port. It is a `build(config, parameters)` like any port, but it has its own
 weights and reports which properties of a call it fixes.
 """
 
@@ -109,7 +109,7 @@ def _describe(error: PortCallError) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """The calls that an artefact takes."""
+    """The calls that an artifact takes."""
 
     has_mask: bool = True
     """Whether an attention mask is among its inputs."""
@@ -131,12 +131,12 @@ class Listened:
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an artefact; raise `LoadError` if its runtime is not installed or cannot read it."""
+    """Open an artifact; raise `LoadError` if its runtime is not installed or cannot read it."""
     require(port, runtime)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 
 
 def require(port: str, runtime: Runtime) -> None:
-    """Raise `LoadError` if the package that runs an artefact is not installed."""
+    """Raise `LoadError` if the package that runs an artifact is not installed."""
     if importlib.util.find_spec(runtime.package) is None:
         raise LoadError(f"{port} needs {runtime.package}, which is not installed: {install(runtime.extra)}.")

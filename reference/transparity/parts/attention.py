@@ -59,5 +59,5 @@ def _why_whole(config: TransformerConfig, role: str) -> str | None:
     if config.projection == "shared-per-head" and role != "output":
         return "one map serves all heads"
     if config.query_key_norm and config.query_key_norm_over == "projection":
-        return "queries and keys are normalised over all heads"
+        return "queries and keys are normalized over all heads"
     return None

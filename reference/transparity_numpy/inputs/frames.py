@@ -21,7 +21,7 @@ def convolved(
 ) -> Inexact[Array, "batch length features_out"]:
     """gelu(convolution over time of width 3), with a frame of zeros at each end.
 
-    It is a linear map of three neighbours in the order of the kernel (features_out, features_in, 3)."""
+    It is a linear map of three neighbors in the order of the kernel (features_out, features_in, 3)."""
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)
     return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))

@@ -1,4 +1,4 @@
-"""An edit: one step of a program, or a few neighbouring ones, computed in another way."""
+"""An edit: one step of a program, or a few neighboring ones, computed in another way."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 def as_shaped(value: Any, meant: Any) -> Any:
     """Return a value in the shape of another if this is unambiguous.
 
-    This is so if neighbouring axes are merged or split, or if only one order of axes has that shape.
+    This is so if neighboring axes are merged or split, or if only one order of axes has that shape.
     """
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value

@@ -106,7 +106,7 @@ def _replaced(args: Any, path: Path, value: Any) -> Any:
 
 
 def _sizes(at: At) -> Iterator[Edit]:
-    """Yield edits that swap two neighbouring sizes."""
+    """Yield edits that swap two neighboring sizes."""
     for place, sizes in enumerate(at.step.args):
         if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
             for first in range(len(sizes) - 1):

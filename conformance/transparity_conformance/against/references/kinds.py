@@ -70,7 +70,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the same as `answer`, because neighbouring points are cheap."""
+        """Return the same as `answer`, because neighboring points are cheap."""
         return self.answer(inputs)
 
     def _check(self, inputs: Inputs, answer: np.ndarray, budget: float) -> None:

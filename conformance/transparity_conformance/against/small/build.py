@@ -160,7 +160,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are equal and finite, or all are uninitialised."""
+    """Return whether all numbers are equal and finite, or all are uninitialized."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())

@@ -107,7 +107,7 @@ class Expected:
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return the same with errors at neighbouring points, because the error at one point may be small by chance."""
+        """Return the same with errors at neighboring points, because the error at one point may be small by chance."""
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:

@@ -54,7 +54,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Return the judgement of the first wrong token, or of the token with the largest share of its budget.
+    """Return the judgment of the first wrong token, or of the token with the largest share of its budget.
 
     The error is infinite if the prompt, the padding or the length is wrong.
     """

@@ -1,6 +1,6 @@
 """Faults in the capabilities of a model, the likeliest first: edits of the reference's source, as TOML rows.
 
-A row has an `id`, a sentence `says` about the port's apparent behaviour, and `edits`. Each edit has text that occurs
+A row has an `id`, a sentence `says` about the port's apparent behavior, and `edits`. Each edit has text that occurs
 exactly once in the reference, and its replacement. `also` names edits that rows share. A port with the fault gives the
 answers of the edited reference.
 """
@@ -39,7 +39,7 @@ class SimulatedFault:
     id: str
     """Its name in the catalogue, shared by variants of one fault."""
     says: str
-    """A sentence about the port's apparent behaviour."""
+    """A sentence about the port's apparent behavior."""
     simulate: Run
     """The reference's function with this fault."""
 

@@ -58,7 +58,7 @@ class AuditProbe(Probe):
     def is_off(self, logits: np.ndarray, dtype: str) -> bool:
         """Return whether logits differ from the reference's by more than rounding.
 
-        A difference slightly over the budget is compared again: with sequential sums, then with more neighbours.
+        A difference slightly over the budget is compared again: with sequential sums, then with more neighbors.
         """
         if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
             self.oracle.measure_again(dtype)

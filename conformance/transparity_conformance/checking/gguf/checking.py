@@ -89,7 +89,7 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Return the report with the effects of quantisation and of mistakes on the logits.
+        """Return the report with the effects of quantization and of mistakes on the logits.
 
         For a wrong tensor without a known mistake, the causes are searched.
         """

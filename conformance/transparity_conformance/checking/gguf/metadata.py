@@ -167,7 +167,7 @@ class GgufTensor:
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Return its numbers in float32; raise `LoadError` for a type that cannot be dequantised."""
+        """Return its numbers in float32; raise `LoadError` for a type that cannot be dequantized."""
         try:
             found = call_port(gguf.dequantize, self.data, self.kind)
         except PortCallError as error:

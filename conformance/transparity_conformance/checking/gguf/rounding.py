@@ -38,10 +38,10 @@ OF_16 = dict.fromkeys((KINDS.Q2_K, KINDS.Q3_K, KINDS.Q6_K), 16)
 def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
     """Return one step of the type's grid at every number of `right`; None for a type without its own grid.
 
-    The grid has 2ᵇ points over the numbers that share a scale. Quantisers choose the scale with the least error, so a
+    The grid has 2ᵇ points over the numbers that share a scale. Quantizers choose the scale with the least error, so a
     number at the end may be a step away. The root-mean-square error of a block stays below a step.
 
-    The quantisers of llama.cpp leave at most 0.71 of a step in a row of random ±1, and otherwise 0.36. Another row's
+    The quantizers of llama.cpp leave at most 0.71 of a step in a row of random ±1, and otherwise 0.36. Another row's
     numbers differ by at least 1.1 steps in 2 bits.
     """
     if kind in FLOATS:
@@ -59,7 +59,7 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
     """Return the root-mean-square error of the worst block, and its root-mean-square step.
 
-    A block is quantised at once; for floats, it is a single number. Errors in one block would vanish in a longer part.
+    A block is quantized at once; for floats, it is a single number. Errors in one block would vanish in a longer part.
     """
     size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
     errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
@@ -80,7 +80,7 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
     """Return how far numbers that share a scale are in another order than in `right`.
 
-    Quantisation keeps the order, because it rounds all of them to one grid; the result is then 0. Equal numbers of
+    Quantization keeps the order, because it rounds all of them to one grid; the result is then 0. Equal numbers of
     `right` may be in any order.
     """
     if kind not in BITS:

@@ -38,7 +38,7 @@ class Compared:
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """As llama.cpp reads them."""
     as_converted_rightly: dict[str, np.ndarray] = field(default_factory=dict)
-    """The tensor with every mistake undone, at the same quantisation."""
+    """The tensor with every mistake undone, at the same quantization."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     """The worst block of each tensor, relative to a step of its type."""
@@ -177,7 +177,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout for rotations of neighbours: rows of the two halves of each head are interleaved."""
+    """Return the layout for rotations of neighbors: rows of the two halves of each head are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -186,7 +186,7 @@ def permuted(heads: int) -> StoredLayout:
         return value.reshape(heads, -1, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
     return StoredLayout(
-        to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbours"
+        to_file, to_hub, f"the rows of each of {heads} heads are interleaved, for rotations of neighbors"
     )
 
 

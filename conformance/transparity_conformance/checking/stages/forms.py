@@ -1,4 +1,4 @@
-"""Answers in another form than logits: recognised by value, named, and converted to logits if possible.
+"""Answers in another form than logits: recognized by value, named, and converted to logits if possible.
 
 A form combines a kind of value (`VALUES`) with an arrangement (`PARTS`).
 """
@@ -179,7 +179,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
     """Return the form of a port's answers if they do not have the shape of logits; None if no form fits.
 
     Forms whose numbers agree come first, then logits, then the nearest. If the numbers are wrong, only logits or the
-    usual arrangement are recognised.
+    usual arrangement are recognized.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))

@@ -2,7 +2,7 @@
 
 The budget bounds the largest error. A smaller error along the effect of a known fault (the reference with the fault
 minus the reference) accumulates over all logits, whereas rounding cancels. The logits' error is regressed on each
-effect. The coefficient, in units of its own rounding, is compared with the reference's rounding at neighbouring points.
+effect. The coefficient, in units of its own rounding, is compared with the reference's rounding at neighboring points.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transparity_conformance.report.comparison import less
 from transparity_conformance.report.report import Cause
 
 POINTS = 5
-"""The number of neighbouring points at which the reference's rounding is measured."""
+"""The number of neighboring points at which the reference's rounding is measured."""
 
 PROBES = ("mixed", "text", "tiny")
 """The probes that are tested, if the model is not large; most faults show on them."""
@@ -98,7 +98,7 @@ def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _own(probe: Probe, dtype: str, index: int) -> np.ndarray:
-    """Return the reference's own rounding of the logits at a neighbouring point."""
+    """Return the reference's own rounding of the logits at a neighboring point."""
     return probe.oracle.rounding("logits", dtype, index).ravel()
 
 

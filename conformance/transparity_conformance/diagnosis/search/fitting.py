@@ -22,7 +22,7 @@ Fittable = tuple[NumericFault, tuple[str, ...]]
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
-    """Return the fault with the number that minimises `left`; None if all numbers are equally good."""
+    """Return the fault with the number that minimizes `left`; None if all numbers are equally good."""
     numeric, sites = fittable
     number = _minimize(lambda number: left(Hypothesis(numeric.make(number), sites)), numeric.grid)
     return None if number is None else Hypothesis(numeric.make(number), sites)
@@ -64,7 +64,7 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float], steps: int = 40) -> float | None:
-    """Find the positive number that minimises `function`: the best of the grid, then a golden section around it.
+    """Find the positive number that minimizes `function`: the best of the grid, then a golden section around it.
 
     The axis is logarithmic. Returns None if the whole grid gives the same value, or the section does not improve on it.
     """

@@ -16,10 +16,10 @@ from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
-"""The steps that regroup rows rotated in neighbouring pairs (Meta's order), and rows rotated in halves."""
+"""The steps that regroup rows rotated in neighboring pairs (Meta's order), and rows rotated in halves."""
 
-ORDERS = {"H/2, 2, -1)": "neighbours (as Meta's)", "2, H/2, -1)": "halves"}
-GIVEN = {"halves": "halves", "interleaved": "neighbours (as Meta's)"}
+ORDERS = {"H/2, 2, -1)": "neighbors (as Meta's)", "2, H/2, -1)": "halves"}
+GIVEN = {"halves": "halves", "interleaved": "neighbors (as Meta's)"}
 """The row order that the port receives, by `rope_layout`."""
 
 

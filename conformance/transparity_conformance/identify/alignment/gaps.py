@@ -1,6 +1,6 @@
 """Find taps between two faults, which no value identifies, by the flow of data or by the code of another layer.
 
-A tap that is wrong, and whose next tap is computed wrongly too, equals nothing in the reference. But its neighbours are
+A tap that is wrong, and whose next tap is computed wrongly too, equals nothing in the reference. But its neighbors are
 known: it is the last value of its size that depends on the one and leads to the other.
 """
 

@@ -29,7 +29,7 @@ DTYPE = "float32"
 """A call exercises a field if its change exceeds rounding in this precision, whatever the port computes in."""
 
 SHOWS = 1e-5
-"""The smallest relative change of a small model's logits that counts as another behaviour; float32 hides less."""
+"""The smallest relative change of a small model's logits that counts as another behavior; float32 hides less."""
 
 Change = tuple[str, str]
 """A field and its change.

@@ -46,7 +46,7 @@ WITHOUT_LIMIT = 12
 
 
 ITSELF = "the model itself"
-PURPOSE = "behaviour that depends on sizes"
+PURPOSE = "behavior that depends on sizes"
 
 
 class LogitsOracle(Oracle):
@@ -83,7 +83,7 @@ class LogitsOracle(Oracle):
         return {"logits": max(errors)}
 
     def measure_again(self, dtype: str, points: int = 1) -> float:
-        """Return the reference's largest error with sequential sums over the keys, and at `points` - 1 neighbours."""
+        """Return the reference's largest error with sequential sums over the keys, and at `points` - 1 neighbors."""
         measured = "float32" if dtype == "float64" else dtype
         for index in range(IN_SEQUENCE, points):
             if (dtype, index) not in self._again:

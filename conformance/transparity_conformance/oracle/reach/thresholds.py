@@ -1,6 +1,6 @@
-"""Thresholds: numbers at which a model, or a typical port of it, may change its behaviour.
+"""Thresholds: numbers at which a model, or a typical port of it, may change its behavior.
 
-The lengths are 1 to 17, powers of two and their neighbours, and the neighbours of every threshold of a configuration.
+The lengths are 1 to 17, powers of two and their neighbors, and the neighbors of every threshold of a configuration.
 The tokens are the first, the last, the special ones, and those around the limits of each kind of integer.
 """
 
@@ -14,7 +14,7 @@ LONGEST = 1025
 """The longest sequence, unless a threshold is beyond it."""
 
 LARGEST_POWER = 9
-"""Powers of two up to this one are tried with both neighbours; near 2¹⁰, only the longest length is tried."""
+"""Powers of two up to this one are tried with both neighbors; near 2¹⁰, only the longest length is tried."""
 
 LONGEST_THRESHOLD = 4097
 """A sequence up to this length is tried if a threshold needs it; its scores take 0.13 GB per head."""
@@ -54,7 +54,7 @@ def longest_length(config: TransformerConfig) -> int:
 
 
 def lengths_up_to(longest: int, crossed: Iterable[int]) -> list[int]:
-    """Return the lengths to try, in order, with the neighbours of the thresholds that are `crossed`."""
+    """Return the lengths to try, in order, with the neighbors of the thresholds that are `crossed`."""
     around = [2**power for power in range(5, LARGEST_POWER + 1)]
     near = {number + step for number in (*around, *crossed) for step in (-1, 0, 1)}
     return sorted({length for length in (*range(1, SHORT + 1), *near, longest) if 1 <= length <= longest})

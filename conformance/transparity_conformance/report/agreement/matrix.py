@@ -32,7 +32,7 @@ class Column:
 
     @property
     def family(self) -> str:
-        """The backend and its device, which neighbouring columns share."""
+        """The backend and its device, which neighboring columns share."""
         return self.backend if self.device == "cpu" else f"{self.backend} on {self.device}"
 
     def __str__(self) -> str:

@@ -70,7 +70,7 @@ class Agreement:
 
     @property
     def families(self) -> dict[str, list[Column]]:
-        """Neighbouring columns of one backend on one device."""
+        """Neighboring columns of one backend on one device."""
         groups = groupby(self.matrix.columns, lambda column: column.family)
         return {family: list(columns) for family, columns in groups}
 
@@ -93,7 +93,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class ShownCell:
-    """The text of a cell, the marks of its footnotes, and what decides its colour."""
+    """The text of a cell, the marks of its footnotes, and what decides its color."""
 
     text: str
     mark: str

@@ -29,7 +29,7 @@ class AuditedField:
     outcome: Outcome
     """`ignored`: the port answers as before the change; `wrong`: it gives a third answer; `refused`: it raises."""
     says: str = ""
-    """The port's behaviour, or its reason to refuse."""
+    """The port's behavior, or its reason to refuse."""
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
@@ -100,7 +100,7 @@ class Audit:
         return [name for name, worst in found.items() if worst == outcome]
 
     def _told(self, outcome: Outcome) -> list[str]:
-        """The names of the fields with an outcome; a field that is not obeyed includes the port's behaviour."""
+        """The names of the fields with an outcome; a field that is not obeyed includes the port's behavior."""
         does = {each.name: each.says for each in reversed(self.fields) if each.outcome == outcome and outcome in CAUSES}
         return [f"{name} ({does[name]})" if does.get(name) else name for name in self.fields_with(outcome)]
 

@@ -14,7 +14,7 @@ from transparity_conformance.report.formatting import format_share, height, scie
 from transparity_conformance.report.report import Measured, Report
 
 MOST_BARS = 128
-"""The largest number of bars; of more positions, each bar shows the largest error of a few neighbours."""
+"""The largest number of bars; of more positions, each bar shows the largest error of a few neighbors."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
@@ -54,7 +54,7 @@ def _heat_map(report: Report) -> list[dict[str, Any]]:
     cells = {(item.tap, item.probe): item for item in report.measured}
     rows, before, is_red = [], "", False
     for tap in dict.fromkeys(item.tap for item in report.measured):
-        # rows of one layer, or of one stack outside its layers, are neighbours
+        # rows of one layer, or of one stack outside its layers, are neighbors
         part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
         shown = [_cell(cells.get((tap, probe))) for probe in _probes(report)]
         is_first = not is_red and any(cell and cell["segment"]["over"] for cell in shown)

@@ -175,7 +175,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
 
 
 def _code(lines: Sequence[PortLine], before: str, *, around: bool) -> Iterator[RenderableType]:
-    """Each line with its place and carets below the wrong part, and its neighbours if there is no cause."""
+    """Each line with its place and carets below the wrong part, and its neighbors if there is no cause."""
     shown = lines[: MOST_PLACES if around else 1]
     others = "".join(f", {line.place}" for line in lines[len(shown) :][:MOST_PLACES])
     for line in shown:
@@ -294,7 +294,7 @@ def _times(timing: Mapping[str, Timing]) -> Table:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose rows end with a verdict, which also colours their numbers."""
+    """A table whose rows end with a verdict, which also colors their numbers."""
     table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in columns:
         is_number = name in ("share, end to end", "end to end", "this step")

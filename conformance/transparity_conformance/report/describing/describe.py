@@ -197,7 +197,7 @@ def _self_attention_only(config: TransformerConfig) -> str:
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
     known += ["relative positions"] if config.relative_bias else []
-    known += [f"queries and keys normalised over each {config.query_key_norm_over}"] if config.query_key_norm else []
+    known += [f"queries and keys normalized over each {config.query_key_norm_over}"] if config.query_key_norm else []
     if config.sliding_window is not None:
         chunks = " of its own chunk" if config.window_kind == "chunked" else ""
         known.append(f"{config.sliding_window} positions{chunks} seen")

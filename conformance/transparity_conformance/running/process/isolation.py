@@ -178,7 +178,7 @@ class IsolatedBuild:
 
     @property
     def has_own_weights(self) -> bool:
-        """Return whether it is an artefact, to which no weights are sent."""
+        """Return whether it is an artifact, to which no weights are sent."""
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
@@ -198,7 +198,7 @@ class IsolatedBuild:
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
-        """Return the calls that an artefact takes, as fields of `Limits`."""
+        """Return the calls that an artifact takes, as fields of `Limits`."""
         return dict(self.process.answer("what it takes", "limits", self.process.loaded()[0]))
 
     def __call__(self, *args: Any, **named: Any) -> RemoteForward:

@@ -63,7 +63,7 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return copies of the parameters, from which a port is built.
 
-    A loader gets the checkpoint's own folder if a float32 copy does not fit. An artefact has its own weights and gets
+    A loader gets the checkpoint's own folder if a float32 copy does not fit. An artifact has its own weights and gets
     nothing.
     """
     if getattr(_inner(build), "has_own_weights", False):

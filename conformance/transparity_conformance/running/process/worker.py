@@ -65,7 +65,7 @@ class Worker:
         return self.number
 
     def load(self, spec: str, adapter: str | None = None) -> Any:
-        """Load the function or the artefact that `spec` names; return its number and its signature.
+        """Load the function or the artifact that `spec` names; return its number and its signature.
 
         With the file of an `adapter`, it builds models with the given parameters; with an empty one, with their own.
         """
@@ -76,7 +76,7 @@ class Worker:
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
-        """Return the calls that an artefact takes."""
+        """Return the calls that an artifact takes."""
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
@@ -104,7 +104,7 @@ class Worker:
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
 
-        `whole_numbers` includes integers and bools. An artefact reports its own operations, and no integers or bools.
+        `whole_numbers` includes integers and bools. An artifact reports its own operations, and no integers or bools.
         """
         function, operations = self.objects[number], list[Operation]()
         if not isinstance(function, Listened):

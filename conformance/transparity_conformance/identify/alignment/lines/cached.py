@@ -67,7 +67,7 @@ def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: f
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
-            if step is not None and step.operations:  # an artefact that reports its own steps has no operations
+            if step is not None and step.operations:  # an artifact that reports its own steps has no operations
                 return _parting(step, _right_ones(forward, rows), budget, error)
     return None
 

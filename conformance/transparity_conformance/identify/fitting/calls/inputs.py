@@ -202,7 +202,7 @@ def take_image(subject: FittedModel) -> np.ndarray:
     """Return random images of the first size that the module takes, and set the number of positions on `subject`."""
 
     def taken(pixels: np.ndarray) -> np.ndarray:
-        subject.positions = {"pixels": 1}  # unknown until the call is analysed
+        subject.positions = {"pixels": 1}  # unknown until the call is analyzed
         found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
         subject.positions = {"pixels": found.length(BATCH)}
         more = found.fields["patch_size"]

@@ -120,7 +120,7 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
 
 
 def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
-    """Return values of theta from the ratio of two neighbouring angles, among angles that are scaled alike."""
+    """Return values of theta from the ratio of two neighboring angles, among angles that are scaled alike."""
     steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
     shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
     return list(dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ from docs.site.reference import model
 from docs.site.reference import pages as reference
 from docs.site.side_by_side import home
 from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
-from docs.site.side_by_side.probe import agreements, watched
+from docs.site.side_by_side.probe import Agreement, agreements, watched
 
 HERE = Path(__file__).parent
 BUILT = ROOT / "build/site"
@@ -97,7 +98,13 @@ def _forward() -> dict[str, str]:
 
 
 def _columns() -> dict[str, str]:
-    return column_pages(Columns(watched(), agreements()))
+    found = json.loads(kept("agreements", _own("side_by_side/probe"), _agreements))
+    near = {(each["model"], each["tap"]): Agreement(**each) for each in found}
+    return column_pages(Columns(watched(), near))
+
+
+def _agreements() -> str:
+    return json.dumps([dataclasses.asdict(each) for each in agreements().values()])
 
 
 def _gallery() -> dict[str, str]:

@@ -466,7 +466,7 @@ def test_damaged_answers_are_refused_or_judged(
                 seen["judged"] += 1
                 report = judge_bundle(bundle, said, budget=0)
                 budget = max([*(tap.budget for tap in report.measured), *(claim.budget for claim in report.claims), 0])
-                with np.errstate(invalid="ignore"):  # a changed number may be a signalling NaN
+                with np.errstate(invalid="ignore"):  # a changed number may be a signaling NaN
                     near = all(difference(flat[name], right[name]) <= 2 * budget for name in flat)
                 assert near or report.verdict != "agrees"
 

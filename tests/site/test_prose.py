@@ -33,6 +33,12 @@ OLD = re.compile(
     r"|(?:is|are|was|were) (?:told|heard|held to)|nobody|goes on|by now|hears|says so)\b|\b[a-z]+s? alone\b(?=[,.;)])",
     re.IGNORECASE,
 )
+BRITISH = re.compile(
+    r"\b\w*(?:(?:ormal|nitial|uant|ecogn|inim|axim|pecial|ptim)is(?:e|i|ation)|[cC]olour|ehaviour|eighbour|rtefact|udgement"
+    r"|entred|abelled|avour|onoured|nalys(?:e[^s]|ing)|ignalling)\w*|\b[Gg]rey\b|\b[Cc]entre\b"
+)
+NAMES = re.compile(r"\w*_\w*|\b\w+\.\w[\w.]*|\w+\(")
+"""American spelling, as in PyTorch's documentation; names of files and code are not judged."""
 AGES = re.compile(
     r"\b(?:today(?:'s)?|measured since|was tried|at first sight|no longer|since then|not yet|used to)\b|\bnow\b"
 )
@@ -42,7 +48,8 @@ def violations(sentence: str, is_manual: bool = False) -> list[str]:
     """Return the rules that a sentence breaks, each with the words that break it."""
     words = [word for word in sentence.split() if re.search(r"\w", word)]
     found = [f"{len(words)} words"] * (len(words) > LONGEST)
-    patterns = [OPENERS.match(sentence), OLD.search(sentence), AGES.search(sentence) if is_manual else None]
+    patterns = [OPENERS.match(sentence), OLD.search(sentence), BRITISH.search(NAMES.sub("", sentence))]
+    patterns.append(AGES.search(sentence) if is_manual else None)
     return found + [repr(match[0]) for match in patterns if match]
 
 
@@ -131,6 +138,7 @@ def test_each_rule_is_broken_by_a_sentence() -> None:
     assert violations("What a run shows is measured.") == ["'What'"]
     assert violations("The defect was mended.") == ["'mended'"]
     assert violations("It is faster now.", is_manual=True) == ["'now'"]
+    assert violations("The colour of a neighbour.") == ["'colour'"] and not violations("It calls load_artefact.")
     assert violations("What does a run show?") == violations("The checker compares every activation.") == []
 
 

@@ -50,7 +50,7 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 
 
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
-    """Return the row of a bug with a new judgement."""
+    """Return the row of a bug with a new judgment."""
     judgement = {key: getattr(now, key) for key in JUDGED}
     first = judgement if before is None else before["first"]
     return {

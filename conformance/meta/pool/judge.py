@@ -66,7 +66,7 @@ def relative(file: str, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgement of one answer.
+    """The judgment of one answer.
 
     Attributes:
         detected: `verdict`, `error` (it names the tensor or field) or `audit`; empty if the bug was missed.

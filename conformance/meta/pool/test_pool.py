@@ -205,7 +205,7 @@ def toml(tmp_path: Path, row: str) -> list[Bug]:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (ROW + 'colour = "red"', "unknown field 'colour'"),
+        (ROW + 'color = "red"', "unknown field 'color'"),
         (ROW.replace('old = "x"', ""), "changes nothing"),
         (ROW.replace('causes = ["norm-eps"]', ""), "has no causes"),
     ],

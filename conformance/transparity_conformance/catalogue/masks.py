@@ -144,7 +144,7 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
         if math.isfinite(value):
             yield _masked("mask-value", "{value:g} added", value, added=value, words={"value": value})
     yield _masked("mask-order", "behind the softmax", behind="as they are")
-    yield _masked("mask-order", "behind the softmax, normalised", behind="normalised")
+    yield _masked("mask-order", "behind the softmax, normalized", behind="normalised")
     yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", order=_other_order)
 
 

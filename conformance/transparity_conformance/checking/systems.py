@@ -234,7 +234,7 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Limit sequences to the length that the artefact fixes."""
+    """Limit sequences to the length that the artifact fixes."""
     length = limits.length
     if length is None:
         return config, parameters, ""

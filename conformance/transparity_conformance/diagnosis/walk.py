@@ -257,7 +257,7 @@ def segment_budgets(
     """Measure the reference's own rounding error in `dtype` for each segment.
 
     Args:
-        neighbours: The number of points at which the error is measured.
+        neighbors: The number of points at which the error is measured.
         truth: The same walk in float64, if it is known.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)

@@ -47,7 +47,7 @@ WITHOUT_LIMIT = 12
 
 
 ITSELF = "the model itself"
-PURPOSE = "behaviour that depends on sizes"
+PURPOSE = "behavior that depends on sizes"
 
 
 class LogitsOracle(Oracle):

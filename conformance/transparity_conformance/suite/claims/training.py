@@ -178,7 +178,7 @@ CONFIG = preset("notes-lm").resized(
 )
 
 TRAINED = {name: (CONFIG, training) for name, training in TRAININGS.items()}
-TRAINED["sgd, normalised by the batch"] = (dataclasses.replace(CONFIG, norm="batch"), TRAININGS["sgd"])
+TRAINED["sgd, normalized by the batch"] = (dataclasses.replace(CONFIG, norm="batch"), TRAININGS["sgd"])
 
 RECURRENCES = CONFIG.with_sizes(
     num_decoder_layers=2,

@@ -64,7 +64,7 @@ def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
 
 
 @for_each("package", PACKAGES)
-def test_no_tolerance_is_typed_into_a_judgement(package: Path) -> None:
+def test_no_tolerance_is_typed_into_a_judgment(package: Path) -> None:
     """Check a package of the checker; its thresholds belong into `oracle.budgets` and `diagnosis.thresholds`."""
     files = {path: path.read_text() for path in package.rglob("*.py")}
     found = {path.name: [*typed_tolerances(text), *typed_fractions(text)] for path, text in files.items()}

@@ -29,7 +29,7 @@ def test_a_right_graph_agrees(family: str, how: dict[str, Any], hub: Hub, check:
     assert set(claims.values()) == {"agrees"}
     assert ("step" in claims) == bool(how.get("cached"))
     lines = " ".join(checked.report["not_compared"])
-    assert ("padding: the artefact has no input attention_mask" in lines) == (how.get("masked") is False)
+    assert ("padding: the artifact has no input attention_mask" in lines) == (how.get("masked") is False)
     assert ("it fixes 5 tokens" in lines) == ("it fixes 2 rows" in lines) == bool(how.get("fixed"))
     assert checked.report["coverage"]["lengths"][-1] == (5 if how.get("fixed") else 29)
 
@@ -82,7 +82,7 @@ def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check:
     checked = check(graph, "--checkpoint", hub("llama"), "--dtype", asked)
     assert checked.exit_code == 0, checked.errors
     assert checked.report["dtype"] == "float16"
-    said = "the weights of the artefact are float16, so the budgets of float16 apply, not of float32"
+    said = "the weights of the artifact are float16, so the budgets of float16 apply, not of float32"
     assert (said in checked.report["notes"]) == (asked == "float32")
 
 

@@ -1,4 +1,4 @@
-"""The published results in docs/exam.json: the first and the latest judgement of every bug, by its id."""
+"""The published results in docs/exam.json: the first and the latest judgment of every bug, by its id."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told(name: str) -> dict[str, Any]:
 
 
 def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """Merge new results from a folder into the rows; a known bug keeps its first judgement.
+    """Merge new results from a folder into the rows; a known bug keeps its first judgment.
 
     Rows of removed bugs are dropped. Bugs without a new result keep their row.
     """
@@ -51,20 +51,20 @@ def merged(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
 
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
     """Return the row of a bug with a new judgment."""
-    judgement = {key: getattr(now, key) for key in JUDGED}
-    first = judgement if before is None else before["first"]
+    judgment = {key: getattr(now, key) for key in JUDGED}
+    first = judgment if before is None else before["first"]
     return {
         **told(name),
         "rules": list(now.rules),
         "seconds": now.seconds,
-        **judgement,
+        **judgment,
         "says": now.says,
         "first": first,
     }
 
 
 def with_first_sight(rows: Mapping[str, Row], cache: Path) -> dict[str, Row]:
-    """Return the rows with the judgements from a folder as their first judgements."""
+    """Return the rows with the judgments from a folder as their first judgments."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 
@@ -76,8 +76,8 @@ def write(rows: Mapping[str, Row], file: Path = FILE) -> None:
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def judgements(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
-    """Return the first or the latest judgement of each row."""
+def judgments(rows: Mapping[str, Row], *, first: bool = False) -> list[Judged]:
+    """Return the first or the latest judgment of each row."""
     found = []
     for name, row in rows.items():
         shown = row["first"] if first else row

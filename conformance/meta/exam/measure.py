@@ -131,7 +131,7 @@ def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[Exam
     return [trial for trial in every if trial.bug.id in wanted]
 
 
-def judgement(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
+def judgment(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
     """Judge the result of a bug; findings that its twin also has do not count."""
     return judged(bug, by_id[bug.id], by_id.get(twins_by_bug(list(exam().values()))[bug.id]))
 
@@ -150,4 +150,4 @@ def line_of(trial: ExamTrial, answer: Answer) -> str:
 
 def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
     by_id = {trial.bug.id: answer for trial, answer in found if "missing" not in answer}
-    return scores([judgement(exam()[name], by_id) for name in by_id])
+    return scores([judgment(exam()[name], by_id) for name in by_id])

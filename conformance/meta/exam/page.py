@@ -1,7 +1,7 @@
 """Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
 
 `--cache FOLDER` first merges results of `python -m meta.measure --pool exam` into docs/exam.json.
-`--first FOLDER` stores results as the first judgements.
+`--first FOLDER` stores results as the first judgments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from meta.exam import kept
 from meta.exam.bug import exam
-from meta.exam.kept import Row, judgements
+from meta.exam.kept import Row, judgments
 from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import table, with_part
 from meta.trial import Share
@@ -35,7 +35,7 @@ def percent(share: Share) -> str:
 
 def beside_rules(rows: Rows) -> str:
     """Return a table: the bugs that the checker and each rule detect, and the correct ports that they reject."""
-    by_rule, own = rule_scores(judgements(rows)), {share.title: share for share in scores(judgements(rows))}
+    by_rule, own = rule_scores(judgments(rows)), {share.title: share for share in scores(judgments(rows))}
     alone = own["controls and twins accepted"]
     refused = Share("", alone.of - alone.right, alone.of)
     lines = [["**transparity check**", percent(own["detected"]), percent(refused)]]
@@ -44,8 +44,8 @@ def beside_rules(rows: Rows) -> str:
 
 
 def answers(rows: Rows) -> str:
-    """Return a table with the shares of right answers, for the first and the latest judgements."""
-    both = zip(scores(judgements(rows, first=True)), scores(judgements(rows)), strict=True)
+    """Return a table with the shares of right answers, for the first and the latest judgments."""
+    both = zip(scores(judgments(rows, first=True)), scores(judgments(rows)), strict=True)
     lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
     return table(["measure", "first answers", "current", "wanted"], lines, (1, 2, 3))
 
@@ -144,10 +144,10 @@ def plot(rows: Rows, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    own = {share.title: share for share in scores(judgements(rows))}
+    own = {share.title: share for share in scores(judgments(rows))}
     alone = own["controls and twins accepted"]
     bars = [("transparity check", own["detected"], Share("", alone.of - alone.right, alone.of))]
-    bars += [(RULES[name].says, found, false) for name, (found, false) in rule_scores(judgements(rows)).items()]
+    bars += [(RULES[name].says, found, false) for name, (found, false) in rule_scores(judgments(rows)).items()]
     names, found, false = zip(*bars[::-1], strict=True)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, width_ratios=(3, 2))
     for axes, shares, title, colour in (
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results of this folder")
     parser.add_argument(
-        "--first", type=Path, metavar="FOLDER", help="store the results of this folder as first judgements"
+        "--first", type=Path, metavar="FOLDER", help="store the results of this folder as first judgments"
     )
     options = parser.parse_args(arguments)
     rows: Any = kept.read()

@@ -1,4 +1,4 @@
-"""Test the common rules on artificial logits, and the judgement of answers; `nox -s exam` runs the exam."""
+"""Test the common rules on artificial logits, and the judgment of answers; `nox -s exam` runs the exam."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight(tmp
         (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict, "norm-eps", digest=exam()[name].digest())))
         rows = kept.merged(rows, tmp_path)
     assert (rows[name]["detected"], rows[name]["first"]["detected"]) == ("", "verdict")
-    assert [each.detected for each in kept.judgements(rows, first=True)] == ["verdict"]
+    assert [each.detected for each in kept.judgments(rows, first=True)] == ["verdict"]
     (tmp_path / f"{name}.json").write_text(json.dumps(answer("diverges", digest="of another text")))
     assert kept.merged(rows, tmp_path) == rows

@@ -42,7 +42,7 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of a configuration; the port is a function, an artefact or a program in a separate process."""
+    """Return the check of a configuration; the port is a function, an artifact or a program in a separate process."""
     timeout = checked_timeout(options.timeout)
     shared = {name: getattr(options, name) for name in ("dtype", "logits_only", "budget", "located")}
     if options.command is not None:
@@ -93,7 +93,7 @@ class PortCheck:
         options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
         start = self._since_start()
         report = check(build, system.name, config=config, parameters=system.parameters, **options)
-        its = f"the weights of the artefact are {dtype}, so the budgets of {dtype} apply, not of {asked}"
+        its = f"the weights of the artifact are {dtype}, so the budgets of {dtype} apply, not of {asked}"
         not_compared = (*system.not_compared, *report.not_compared)
         notes, timing = (*report.notes, *[its][: dtype != asked]), {**start, **report.timing}
         return replace(report, not_compared=not_compared, notes=notes, timing=timing)
@@ -105,7 +105,7 @@ class PortCheck:
         return {} if started is None else {"start": now.since(started)}
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations for a port with a checkpoint; the limits of an artefact apply to all calls."""
+        """Yield the configurations for a port with a checkpoint; the limits of an artifact apply to all calls."""
         if not self.is_artefact:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return

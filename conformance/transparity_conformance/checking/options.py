@@ -85,7 +85,7 @@ class OptionRule:
 
 OF_BY_LAYER = """--by-layer and --layers make each layer of a checkpoint a model, which the port loads; \
 give --checkpoint FOLDER and a PORT that is load(folder)."""
-OF_WHOLE = "--by-layer needs a PORT that is load(folder); an artefact already contains the weights of all layers."
+OF_WHOLE = "--by-layer needs a PORT that is load(folder); an artifact already contains the weights of all layers."
 OF_OWN = "{port} contains its weights; give the folder of the original checkpoint with --checkpoint FOLDER."
 OF_LENGTH = """--length needs a larger max_length than a small model has; give --checkpoint FOLDER, \
 --config FILE, or --family NAME --set FIELD=N, where FIELD means max_length."""
@@ -97,7 +97,7 @@ EITHER = "check needs either a PORT or --command; give exactly one of the two."
 OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
 OF_SECTIONS = "{flags} adds sections to the bundle of a --command; a PORT is compared in everything that it offers."
-OF_MODELS = "{} needs a PORT that makes a model{}; {{port}} is an artefact{}."
+OF_MODELS = "{} needs a PORT that makes a model{}; {{port}} is an artifact{}."
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),

@@ -1,6 +1,6 @@
 """The configurations on which a port is checked: presets, a configuration in a file, or a checkpoint.
 
-The limits of an artefact become part of the reference's configuration, so that no call exceeds them. The report lists
+The limits of an artifact become part of the reference's configuration, so that no call exceeds them. The report lists
 each limit as not compared.
 """
 
@@ -41,9 +41,9 @@ class System:
     model_type: str | None = None
     """The family of the folders that a loader reads; None if the port is a `build`."""
     dtype: str | None = None
-    """The precision of an artefact; None for the requested precision."""
+    """The precision of an artifact; None for the requested precision."""
     not_compared: tuple[str, ...] = ()
-    """The limits of an artefact, each with its consequence."""
+    """The limits of an artifact, each with its consequence."""
 
     @property
     def is_asked(self) -> bool:
@@ -182,7 +182,7 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def check_quantised(port: str, limits: Limits) -> None:
-    """Raise `UsageError` if an artefact has quantized weights."""
+    """Raise `UsageError` if an artifact has quantized weights."""
     if limits.dtype == "int8":
         raise UsageError(
             f"{port} has quantized weights, and no budget separates the errors of quantization from mistakes; "
@@ -197,7 +197,7 @@ def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
         config, parameters, line = narrow(config, parameters, limits)
         lines += [line] if line else []
     if limits.batch is not None:
-        lines.append(f"batches: the artefact fixes {count(limits.batch, 'row')}, so other batches are split")
+        lines.append(f"batches: the artifact fixes {count(limits.batch, 'row')}, so other batches are split")
     dtype = limits.dtype if limits.dtype in HALF else None
     return System(checkpoint.model_type, config, parameters, dtype=dtype, not_compared=tuple(lines))
 
@@ -206,7 +206,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Use the artefact's mask for padding; without a mask, use no padding."""
+    """Use the artifact's mask for padding; without a mask, use no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
@@ -215,7 +215,7 @@ def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Na
         )
         return by_mask, parameters, ""
     plain: dict[str, Any] = {"padding": "token", "pad_id": None, "target_mask": "causal"}
-    return dataclasses.replace(config, **plain), parameters, "padding: the artefact has no input attention_mask"
+    return dataclasses.replace(config, **plain), parameters, "padding: the artifact has no input attention_mask"
 
 
 def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
@@ -229,7 +229,7 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
     return (
         dataclasses.replace(config, num_token_types=0),
         kept,
-        "token types: the artefact has no such input, so every token has the first type",
+        "token types: the artifact has no such input, so every token has the first type",
     )
 
 

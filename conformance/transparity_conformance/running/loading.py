@@ -1,6 +1,6 @@
 """Import of a port by name, such as `path/to/file.py:build` or `package.module:build`, or of an exported model.
 
-An exported model (an artefact), such as an ONNX file, is opened in the process of the port. It becomes a
+An exported model (an artifact), such as an ONNX file, is opened in the process of the port. It becomes a
 `build(config, parameters)` like any port, but has its own weights. It may fix properties of a call, such as the length.
 """
 

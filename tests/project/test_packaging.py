@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import transparity
+from transparity_conformance.capabilities.port_calls import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -68,6 +69,14 @@ def test_every_range_has_a_tested_version() -> None:
     groups.append(PYPROJECT["project"]["dependencies"])
     asked = {re.split(r"\[|>=", entry)[0] for group in groups for entry in group if isinstance(entry, str)}
     assert asked - {"transparity"} <= tested
+
+
+def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    packages = {extra: {re.split(r"\[|>=", each)[0].replace("-", "_") for each in extras[extra]} for extra in extras}
+    assert all(package in packages[extra] for package, extra in EXTRAS.items())
+    frameworks = packages.keys() - {"all", "benchmark", "conformance", "jax"}
+    assert set().union(*(packages[extra] for extra in frameworks)) == EXTRAS.keys()
 
 
 def test_the_citation_has_the_version() -> None:

@@ -87,7 +87,7 @@ def describe_raised(error: BaseException) -> str:
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if missing in EXTRAS:
-        return f"{missing} is not installed{where}: {install(EXTRAS[missing])}"
+        return f"{NOT_FOUND}{missing} is not installed{where}: {install(missing)}"
     return describe_error(error) + where
 
 
@@ -95,18 +95,24 @@ EXTRAS = {
     "torch": "pytorch",
     "jax": "flax",
     "flax": "flax",
+    "optax": "flax",
     "transformers": "hub",
     "equinox": "equinox",
     "keras": "keras",
     "mlx": "mlx",
     "mlx_lm": "mlx",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "gguf": "gguf",
 }
-"""The extra of this project that installs a framework."""
+"""The extra of this project that installs a framework or a reader of files."""
+
+NOT_FOUND = "ModuleNotFoundError: "
 
 
-def install(extra: str) -> str:
-    """Return the command that installs an extra of this project."""
-    return f'python -m pip install "transparity[{extra}]"'
+def install(package: str) -> str:
+    """Return the command that installs a package of `EXTRAS`."""
+    return f'python -m pip install "transparity[{EXTRAS[package]}]"'
 
 
 def _is_column(file: str) -> bool:

@@ -18,17 +18,15 @@ class Runtime:
     It is empty for a GGUF file, which is read and compared, but not run.
     """
     package: str
-    extra: str
-    """The extra of this project that installs `package`."""
 
 
 RUNTIMES = {
-    ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
-    ".gguf": Runtime("", "gguf", "gguf"),
+    ".onnx": Runtime("runtimes.onnx", "onnxruntime"),
+    ".gguf": Runtime("", "gguf"),
 }
 """The runtimes of files, by suffix."""
 
-HUB = Runtime("hub", "transformers", "hub")
+HUB = Runtime("hub", "transformers")
 """The runtime of a folder, which has its own configuration and needs no checkpoint."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"

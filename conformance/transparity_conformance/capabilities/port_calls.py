@@ -86,6 +86,8 @@ def describe_raised(error: BaseException) -> str:
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing == "tensorflow" and home(frames[-1].filename) == "keras":  # the backend that Keras has by default
+        return f"{NOT_FOUND}tensorflow is not installed{where}: {install('torch')} and set KERAS_BACKEND=torch"
     if missing in EXTRAS:
         return f"{NOT_FOUND}{missing} is not installed{where}: {install(missing)}"
     return describe_error(error) + where

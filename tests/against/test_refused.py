@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,16 @@ def test_a_reference_that_cannot_be_one_is_refused(name: str) -> None:
 def test_a_request_that_cannot_be_met_is_one_sentence(given: dict[str, Any]) -> None:
     with pytest.raises(TransparityError, match=r"expected|give the inputs"):
         check(Model(same), against=Model(same), **given)
+
+
+@for_each(("package", "extra"), [("torch", "pytorch"), ("transformers", "hub")])
+def test_a_missing_framework_is_named_with_the_command_that_installs_it(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(TransparityError, match=rf'needs {package}, .* install "transparity\[{extra}\]"\.$'):
+        check(Model(same), against=Model(same), checkpoint="folder")
 
 
 @for_each("is_function", [False, True])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import transparity
+from transparity_conformance.capabilities.port_calls import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -29,29 +30,40 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the names of the files in a wheel of the project, without its metadata."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Return a wheel of the project."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (path,) = folder.glob("transparity-*.whl")
-    with zipfile.ZipFile(path) as archive:
-        return [name for name in archive.namelist() if ".dist-info/" not in name]
+    return zipfile.ZipFile(path)
 
 
 @pytest.mark.slow
-def test_a_wheel_has_the_five_packages_with_every_module_their_types_and_data(wheel: list[str]) -> None:
-    assert {name.split("/")[0] for name in wheel} == set(PACKAGES)
+def test_a_wheel_has_the_five_packages_with_every_module_their_types_and_data(wheel: zipfile.ZipFile) -> None:
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert {name.split("/")[0] for name in names} == set(PACKAGES)
     files = [(path, folder) for package, folder in PACKAGES.items() for path in (folder / package).rglob("*.*")]
     named = {path.relative_to(folder).as_posix() for path, folder in files if path.suffix in (".py", *DATA)}
-    assert {name for name in wheel if name.endswith((".py", *DATA))} == named
-    assert [name for name in wheel if "__pycache__" in name] == []
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel)
+    assert {name for name in names if name.endswith((".py", *DATA))} == named
+    assert [name for name in names if "__pycache__" in name] == []
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
     assert {Path(name).suffix for name in named} == {".py", *DATA}
 
 
+@pytest.mark.slow
+def test_links_of_the_readme_hold_on_an_index_and_name_files_of_the_tag(wheel: zipfile.ZipFile) -> None:
+    shown = wheel.read(f"transparity-{transparity.__version__}.dist-info/METADATA").decode().partition("\n\n")[2]
+    links = set(re.findall(r"\]\(([^)]*)\)", shown))
+    at = rf"https://(?:raw.githubusercontent|github).com/transparity/transparity/(?:blob/)?v{transparity.__version__}/"
+    files = {file for link in links for file in re.findall(rf"^{at}(.+)", link)}
+    assert len(files) > 10
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
 def test_the_version_is_said_once() -> None:
-    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert "version" in PYPROJECT["project"]["dynamic"]
     assert f"## {transparity.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -68,6 +80,14 @@ def test_every_range_has_a_tested_version() -> None:
     groups.append(PYPROJECT["project"]["dependencies"])
     asked = {re.split(r"\[|>=", entry)[0] for group in groups for entry in group if isinstance(entry, str)}
     assert asked - {"transparity"} <= tested
+
+
+def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    packages = {extra: {re.split(r"\[|>=", each)[0].replace("-", "_") for each in extras[extra]} for extra in extras}
+    assert all(package in packages[extra] for package, extra in EXTRAS.items())
+    frameworks = packages.keys() - {"all", "benchmark", "conformance", "jax"}
+    assert set().union(*(packages[extra] for extra in frameworks)) == EXTRAS.keys()
 
 
 def test_the_citation_has_the_version() -> None:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,20 +35,26 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
     """Install one line in an empty environment, and run the examples below it there."""
     source = wheel if asked.startswith("transparity") else clone
     with tempfile.TemporaryDirectory() as folder:
-        began, program = time.monotonic(), Path(folder, "empty/bin/python")
+        began, program = os.times(), Path(folder, "empty/bin/python")
         venv.create(program.parents[1], with_pip=True)
         package = f"{source}{asked[asked.index('[') :] if '[' in asked else ''}"
         subprocess.run([program, "-m", "pip", "install", "--quiet", package], check=True, cwd=folder)
-        took = time.monotonic() - began
-        sys.stdout.write(f"pip install {asked!r}: {took:.0f} s\n")
+        sys.stdout.write(f"pip install {asked!r}: {since(began)}\n")
         for page, start in places:
-            began = time.monotonic()
+            began = os.times()
             work = Path(tempfile.mkdtemp(dir=folder))
             command: list[str | Path] = [program, Path(__file__).resolve(), "--examples", page, str(start), clone]
             if subprocess.run(command, cwd=work, check=False).returncode:
                 sys.exit(f"{page.relative_to(ROOT)}: an example below pip install {asked!r} fails")
-            sys.stdout.write(f"    {page.relative_to(ROOT)}: {time.monotonic() - began:.0f} s\n")
+            sys.stdout.write(f"    {page.relative_to(ROOT)}: {since(began)}\n")
             sys.stdout.flush()
+
+
+def since(began: os.times_result) -> str:
+    """Return the time since `began`, and the time that a processor took, which depends less on other load."""
+    now = os.times()
+    spent = now.children_user + now.children_system - began.children_user - began.children_system
+    return f"{now.elapsed - began.elapsed:.0f} s ({spent:.0f} s of a processor)"
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:

@@ -37,7 +37,7 @@ from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.report import Measured, Report
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
-from transparity_conformance.running.loading import load_port
+from transparity_conformance.running.loading import load_port, require
 from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
@@ -84,6 +84,9 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
     if others[1:]:
         raise UsageError(f"{len(others) + 1} references were given; expected one, or two.")
     asked = dataclasses.replace(asked, against=first)
+    has_folder = asked.config is not None or asked.checkpoint is not None
+    for package in ("torch",) if not has_folder else ("transformers", "torch"):
+        require("--against", package)
     with contextlib.ExitStack() as stack:
         # The processes of ports load while the reference is built.
         make = stack.enter_context(_made_by(asked))

@@ -87,8 +87,10 @@ def describe_raised(error: BaseException) -> str:
     own = [frame for frame in frames if home(frame.filename) == "" and not _is_column(frame.filename)] or frames
     where = f" ({_shown_file(own[-1].filename)}, line {own[-1].lineno})" if own else ""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing == "tensorflow" and home(frames[-1].filename) == "keras":  # the backend that Keras has by default
+        return f"{NOT_FOUND}tensorflow is not installed{where}: {install('torch')} and set KERAS_BACKEND=torch"
     if missing in EXTRAS:
-        return f"{missing} is not installed{where}: {install(EXTRAS[missing])}"
+        return f"{NOT_FOUND}{missing} is not installed{where}: {install(missing)}"
     return describe_error(error) + where
 
 
@@ -96,18 +98,24 @@ EXTRAS = {
     "torch": "pytorch",
     "jax": "flax",
     "flax": "flax",
+    "optax": "flax",
     "transformers": "hub",
     "equinox": "equinox",
     "keras": "keras",
     "mlx": "mlx",
     "mlx_lm": "mlx",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "gguf": "gguf",
 }
-"""The optional dependency of this project that installs each framework."""
+"""The optional dependency of this project that installs each framework or each reader of files."""
+
+NOT_FOUND = "ModuleNotFoundError: "
 
 
-def install(extra: str) -> str:
-    """Return the command that installs an optional dependency of this project."""
-    return f'python -m pip install "transparity[{extra}]"'
+def install(package: str) -> str:
+    """Return the command that installs a package of `EXTRAS`."""
+    return f'python -m pip install "transparity[{EXTRAS[package]}]"'
 
 
 def _is_column(file: str) -> bool:

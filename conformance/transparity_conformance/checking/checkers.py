@@ -53,7 +53,7 @@ def checker(options: Options) -> Check:
     shared |= {"name": options.port, "audit": options.audit, "quick": options.quick}
     runtime = runtime_of(options.port)
     if runtime is not None:
-        require(options.port, runtime)
+        require(options.port, runtime.package)
     if runtime is not None and not runtime.module:
         from transparity_conformance.checking.gguf.checking import GgufCheck
 

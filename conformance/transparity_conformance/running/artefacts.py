@@ -18,17 +18,15 @@ class Runtime:
     It is empty for GGUF files, whose tensors are compared although no runtime runs them.
     """
     package: str
-    extra: str
-    """The optional dependency of this project that installs `package`."""
 
 
 RUNTIMES = {
-    ".onnx": Runtime("runtimes.onnx", "onnxruntime", "onnx"),
-    ".gguf": Runtime("", "gguf", "gguf"),
+    ".onnx": Runtime("runtimes.onnx", "onnxruntime"),
+    ".gguf": Runtime("", "gguf"),
 }
 """The runtime for each suffix of a file."""
 
-HUB = Runtime("hub", "transformers", "hub")
+HUB = Runtime("hub", "transformers")
 """The runtime for a Hugging Face folder, which contains its own configuration."""
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model.onnx"

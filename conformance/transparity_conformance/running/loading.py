@@ -21,7 +21,7 @@ import numpy as np
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_file
 from transparity.text import VALUE, safe
-from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, install
+from transparity_conformance.capabilities.port_calls import NOT_FOUND, PortCallError, PortError, call_port, install
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import Runtime
@@ -111,7 +111,7 @@ def _describe(error: PortCallError) -> str:
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
-    return str(error)
+    return str(error).removeprefix(NOT_FOUND)
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class Listened:
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
     """Open an exported model; raise `LoadError` if the runtime is not installed or cannot read the model."""
-    require(port, runtime)
+    require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 
 
-def require(port: str, runtime: Runtime) -> None:
-    """Raise `LoadError` if the package that runs an exported model is not installed."""
-    if importlib.util.find_spec(runtime.package) is None:
-        raise LoadError(f"{port} needs {runtime.package}, which is not installed: {install(runtime.extra)}.")
+def require(what: str, package: str) -> None:
+    """Raise `LoadError` if a package that an exported model or a reference needs is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise LoadError(f"{what} needs {package}, which is not installed: {install(package)}.")

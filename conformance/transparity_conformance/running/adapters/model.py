@@ -136,9 +136,8 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
         return _checked(call_port(_opened, made, config), name, made)
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
-        raise PortError(
-            f"{name} was given {what}, and raised {error}; if it needs other arguments, {write}."
-        ) from error.__cause__
+        hint = "" if isinstance(error.__cause__, ImportError) else f"; if it needs other arguments, {write}"
+        raise PortError(f"{name} was given {what}, and raised {error}{hint}.") from error.__cause__
 
 
 def _checked(model: Model, name: str, made: Any) -> Model:

@@ -315,7 +315,7 @@ def explain(
     cause: Annotated[str | None, _argument("CAUSE", "Its id in a report; without it, all ids.")] = None,
 ) -> None:
     """Explain a cause: what is right, and where to look."""
-    from transparity_conformance.report.describing.causes import meaning, meanings
+    from transparity_conformance.report.describing.causes import meaning, meanings, page_of
 
     with _one_sentence():
         if cause is None:
@@ -330,10 +330,12 @@ def explain(
             ("right", found.right),
             ("look at", found.look),
             *hidden,
-            *(("seen in", link) for link in found.links()),
         ]
         print_line(cause)
         print_text(named(rows))
+        width = max(len(name) for name, _ in rows) + 3
+        for name, link in (("page", page_of(cause)), *(("seen in", link) for link in found.links())):
+            typer.echo(f"{name:<{width}}{link}")  # in one piece
 
 
 @app.command()

@@ -145,9 +145,9 @@ class _Reporting(ast.NodeTransformer):
         name = ""
         if isinstance(node.func, ast.Attribute):
             method, name = node.func, node.func.attr
-            # Python gives a call in a chain the line of the method's name
-            node.lineno = method.end_lineno or method.lineno
-            node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
+            if method.end_lineno and method.end_lineno != node.lineno:  # as Python does in a chain over several lines
+                node.lineno = method.end_lineno
+                node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
             method.value, receiver = self._operand(method.value)
             node.func, function = _operand(method)
             first = [function, receiver]

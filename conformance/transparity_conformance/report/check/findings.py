@@ -38,6 +38,10 @@ class Finding:
         return self.worst.causes
 
     @property
+    def is_misshapen(self) -> bool:
+        return self.worst.is_misshapen and not self.causes
+
+    @property
     def share(self) -> float:
         return share(self.worst.error, self.worst.budget)
 

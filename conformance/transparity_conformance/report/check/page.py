@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
-from transparity_conformance.report.check.view import check_view
+from transparity_conformance.report.check.view import check_view, notes_on
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.describing.causes import meanings, page_of
 from transparity_conformance.report.formatting import format_share, height, scientific, template
 from transparity_conformance.report.report import Measured, Report
 
@@ -26,7 +26,7 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 def as_html(reports: Sequence[Report]) -> str:
     """The page: a section for each report, the wrong ones opened."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions["meanings"] = meanings()
+    functions |= {"meanings": meanings(), "page_of": page_of, "notes_on": notes_on}
     views = [check_view(report) for report in reports]
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -25,7 +25,7 @@ from transparity_conformance.report.check.findings import (
     worst,
 )
 from transparity_conformance.report.check.lines import PortLine, lines_of
-from transparity_conformance.report.check.view import CheckView, check_view
+from transparity_conformance.report.check.view import CheckView, check_view, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height
 from transparity_conformance.report.report import Report
@@ -135,19 +135,25 @@ def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     if report.verdict == "diverges":
         yield from _closing(view)
     else:
-        yield _strength(view)
+        yield _strength(view, verbose)
     if view.ties:
         yield Text(view.ties, style="yellow")
     if verbose:
         yield from _details(view)
-    elif view.notes and any(not finding.causes for finding in view.findings):
-        yield named(("Note", line) for line in view.notes[:MOST_REASONS])
+    elif any(not finding.causes for finding in view.findings):
+        told = {note for finding in view.findings for note in notes_on(finding, report)}
+        yield from [named(("Note", line) for line in notes)] if (notes := _first(view.notes, told)) else ()
+
+
+def _first(notes: Sequence[str], told: Container[str]) -> list[str]:
+    """The first notes that no block has."""
+    return [note for note in notes if note not in told][:MOST_REASONS]
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     """A block for each pair of a wrong line and its cause."""
     most = len(view.findings) if verbose else MOST_FINDINGS
-    if len(view.findings) > 1:
+    if len(view.findings) > 1 and not remedy(view.report):
         yield Text("Fix the first one first: later ones may follow from it.")
     for finding in view.findings[:most]:
         yield Group(*_block(view, finding))
@@ -167,7 +173,10 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
         where = f"at {cause.at or places}{more if is_placed else ''}"
         yield _row(cause.mistake, Text(says if is_placed else cause.says), Text(where, style="dim"))
     if not finding.causes:
-        yield _row("unexplained", Text(finding.unexplained), Text(f"at {places}", style="dim"), *_profile(finding))
+        notes = notes_on(finding, view.report)
+        lines = notes if finding.is_misshapen and notes else [*notes, finding.unexplained]
+        name = "wrong shape" if finding.is_misshapen else "unexplained"
+        yield _row(name, *map(Text, lines), Text(f"at {places}", style="dim"), *_profile(finding))
     elif 0 < finding.explained < PRACTICALLY_ALL:
         yield Text(partly(finding), style="yellow")
     if finding.impact and view.findings[1:]:
@@ -226,15 +235,16 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
         yield named(("Audit", line) for line in view.audit)
 
 
-def _strength(view: CheckView) -> RenderableType:
-    """The comparisons, the share of the tolerance that they use, and omissions."""
+def _strength(view: CheckView, verbose: bool) -> RenderableType:
+    """The comparisons, the share of the tolerance that they use, and omissions; values in files only if `verbose`."""
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
     if report.verdict == "inconclusive":
         rows.insert(0, ("Undecided", too_little(report)))
     rows += [("Untested", line) for line in report.coverage.untested]
     rows += [("Audit", line) for line in view.audit]
-    return named(rows + _remarks(view))
+    rows += [("Not compared", line) for line in (view.not_compared if verbose else view.not_compared_in_short)]
+    return named(rows + [("Note", line) for line in view.notes])
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:

@@ -90,6 +90,13 @@ def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
     assert "at most 59 % of the tolerance is used (loss: mixed)" in shown, "the share of a claim counts, too"
 
 
+def test_a_share_below_a_thousandth_is_less_than_it() -> None:
+    small = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
+    assert "Tolerance less than 0.1 % of the tolerance is used" in flat(
+        as_text([report(verdict="agrees", measured=small)])
+    )
+
+
 def test_a_report_without_comparisons_is_inconclusive() -> None:
     empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
     assert "Nothing was compared." in as_text([empty])
@@ -224,7 +231,8 @@ def test_markdown_has_all_that_runs_the_check_again(tmp_path: Path, monkeypatch:
     port = Path("my.py")
     port.write_text("def load(folder): ...\n")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    monkeypatch.setattr("sys.argv", ["transparity", "check", "my.py:load", "--family", "a|b"])
+    files = ["--markdown", "-", "--html=check.html", "--json", "check.json"]
+    monkeypatch.setattr("sys.argv", ["transparity", "check", *files, "my.py:load", "--family", "a|b"])
     text = as_markdown([report(fault(0, SCALE), port=f"{port}:load")], weights=tmp_path)
     assert text.startswith(f"### ✗ {port}:load differs from the reference (notes-lm, float32)\n")
     assert SCORES.format(0) in text and "With this fixed, the rest agrees" in text
@@ -242,7 +250,7 @@ def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
     assert lines[2].startswith("✓ three              agrees        50 % of the tolerance")
     text = as_plain(answers([*wrong, report(verdict="agrees")], 1))
     assert text.count(SAYS[:20]) == 1
-    assert text.endswith("3 systems: 1 agree, 2 differ; exit code 1")
+    assert text.endswith("3 systems: 1 agrees, 2 differ; exit code 1")
 
 
 def as_plain(shown: Any) -> str:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
-from transparity_conformance.report.check.view import check_view, notes_on
+from transparity_conformance.report.check.findings import Finding, another_model, layer_pattern, remedy, shares_by_layer
+from transparity_conformance.report.check.view import CheckView, check_view, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.describing.causes import meanings, page_of
 from transparity_conformance.report.formatting import format_share, height, scientific, template
@@ -26,9 +26,16 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 def as_html(reports: Sequence[Report]) -> str:
     """The page: a section for each report, the wrong ones opened."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions |= {"meanings": meanings(), "page_of": page_of, "notes_on": notes_on}
+    functions |= {"summary": _summary, "meanings": meanings(), "page_of": page_of, "notes_on": notes_on}
     views = [check_view(report) for report in reports]
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
+
+
+def _summary(view: CheckView) -> str:
+    """The verdict in a sentence; where findings follow, only what they do not say."""
+    if view.report.verdict != "diverges" or not view.findings:
+        return view.sentence
+    return " ".join(filter(None, [*view.beginnings, another_model(view.report), remedy(view.report)]))
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:

@@ -35,6 +35,12 @@ from transparity_conformance.report.timing import Timing
 STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
 MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 
+COUNTED = {
+    "agrees": ("agrees", "agree"),
+    "diverges": ("differs", "differ"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+}
+
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
@@ -117,8 +123,8 @@ def one_line(report: Report) -> RenderableType:
 def _summary(reports: Sequence[Report], code: int) -> Text:
     """`6 systems: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
-    words = {"agrees": "agree", "diverges": "differ", "inconclusive": "are inconclusive"}
-    counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)
+    counts = {name: verdicts.count(name) for name in COUNTED if name in verdicts}
+    counted = ", ".join(f"{number} {COUNTED[name][number > 1]}" for name, number in counts.items())
     return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from transparity.text import listed
 from transparity_conformance.report.check.findings import Finding, another_model, layer_pattern, remedy, shares_by_layer
 from transparity_conformance.report.check.view import CheckView, check_view, notes_on
 from transparity_conformance.report.comparison import share
@@ -26,7 +27,13 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 def as_html(reports: Sequence[Report]) -> str:
     """The page: a section for each report, the wrong ones opened."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions |= {"summary": _summary, "meanings": meanings(), "page_of": page_of, "notes_on": notes_on}
+    functions |= {
+        "summary": _summary,
+        "next_step": _next,
+        "meanings": meanings(),
+        "page_of": page_of,
+        "notes_on": notes_on,
+    }
     views = [check_view(report) for report in reports]
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
 
@@ -35,7 +42,16 @@ def _summary(view: CheckView) -> str:
     """The verdict in a sentence; where findings follow, only what they do not say."""
     if view.report.verdict != "diverges" or not view.findings:
         return view.sentence
-    return " ".join(filter(None, [*view.beginnings, another_model(view.report), remedy(view.report)]))
+    return " ".join([*view.beginnings, another_model(view.report)]).replace("`", "").strip()
+
+
+def _next(view: CheckView) -> str:
+    """What to do next: fix all places if that is enough, else the first."""
+    places = [(finding.lines[0].place if finding.lines else finding.places[0]) for finding in view.findings]
+    if enough := remedy(view.report):
+        return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
+    more = "; later differences may vanish with it" if places[1:] else ""
+    return f"fix {places[0]}, and run the check again{more}."
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:

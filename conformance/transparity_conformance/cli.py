@@ -264,7 +264,7 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
             )
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
-        told.begins = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}: "
+        told.about = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}"
         with told.progress() as progress:
             report = check_against(asked, progress)
     told.end([report], weights=asked.checkpoint)
@@ -649,7 +649,7 @@ class Told:
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
-        self.verbose, self.files, self.begins, self.systems = verbose, files, "", 0
+        self.verbose, self.files, self.about, self.systems = verbose, files, "", 0
         self.waiting: list[Report] = []
 
     @contextlib.contextmanager
@@ -660,12 +660,12 @@ class Told:
             yield
 
     def progress(self) -> contextlib.AbstractContextManager[Callable[[str, int, int], None]]:
-        return progress_bar(lambda: self.begins)
+        return progress_bar(lambda: self.about)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
         """Yield every system, and start the progress line with its name."""
         for system in systems:
-            self.begins, self.systems = f"{safe(port or '')} on {system.name}: ", self.systems + 1
+            self.about, self.systems = f"{safe(port or '')} on {system.name}", self.systems + 1
             self._list()
             yield system
 
@@ -673,7 +673,7 @@ class Told:
         """Show where a port differs; the causes come later."""
         from transparity_conformance.report.check.findings import located
 
-        self.begins = f"{safe(report.port)} {located(report)}: "
+        self.about = f"{safe(report.port)} {located(report)}"
 
     def show(self, report: Report) -> None:
         self.waiting.append(report)

@@ -161,6 +161,14 @@ def test_faults_that_explain_everything_do_not_wait_for_each_other() -> None:
     assert "Fix the first one first" in as_text([report(fault(0, SCALE), fault(1))])
 
 
+def test_a_wall_of_findings_that_may_follow_from_the_first_is_cut() -> None:
+    lines = [{"file": "/home/my.py", "line": line, "code": f"f({line})"} for line in range(1, 8)]
+    many = report(*(fault(0, source=line) for line in lines))
+    assert as_text([many]).count("unexplained") == 4
+    assert "and 3 more (--verbose)" in as_text([many])
+    assert as_text([many], verbose=True).count("unexplained") == 7
+
+
 def test_no_activation_before_a_cause_that_explains_everything_is_called_the_first_wrong_one() -> None:
     known, unknown = (
         dataclasses.replace(report(each), first_divergence="decoder.x") for each in (fault(0, SCALE), fault())

@@ -47,6 +47,8 @@ WIDTH = 80
 """Columns that an answer is written for."""
 
 MOST_FINDINGS = 12
+MOST_OPEN = 4
+"""The same, if later findings may follow from earlier ones."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
@@ -158,8 +160,9 @@ def _first(notes: Sequence[str], told: Container[str]) -> list[str]:
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     """A block for each pair of a wrong line and its cause."""
-    most = len(view.findings) if verbose else MOST_FINDINGS
-    if len(view.findings) > 1 and not remedy(view.report):
+    is_known = bool(remedy(view.report))
+    most = len(view.findings) if verbose else MOST_FINDINGS if is_known else MOST_OPEN
+    if len(view.findings) > 1 and not is_known:
         yield Text("Fix the first one first: later ones may follow from it.")
     for finding in view.findings[:most]:
         yield Group(*_block(view, finding))

@@ -113,7 +113,7 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
             ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"),
             ClaimResult("x", "diverges", 2.0, 1.0, "y"),
         ),
-        not_compared=("loss: the port does not offer it",),
+        not_compared=("loss: the port has no such method",),
         notes=("a note",),
     )
     text = flat(as_text([tied], 80, verbose=True))
@@ -123,18 +123,18 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
     )
     assert "two_runs_are_the_same exact logits" in text
     assert "x 2.0× y" in text
-    assert "Not compared loss: the port does not offer it Note a note" in text
+    assert "Not compared loss: the port has no such method Note a note" in text
     page = as_html([tied])
     assert "the probe square would tell" in page
     assert "a note" in page
 
 
 def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_each_for_machines() -> None:
-    reasons = ("loss: the port does not offer it", "probe hot: no logits", "step: the port does not offer it", "all")
+    reasons = ("loss: the port has no such method", "probe hot: no logits", "step: the port has no such method", "all")
     left_out = report(verdict="agrees", not_compared=reasons)
     for shown in (flat(as_text([left_out])), flat(as_html([left_out]))):
-        assert "loss, step: the port does not offer it" in shown
-        assert shown.count("does not offer") == 1
+        assert "loss, step: the port has no such method" in shown
+        assert shown.count("no such method") == 1
         assert "probe hot: no logits" in shown
     assert left_out.as_dict()["not_compared"] == list(reasons)
 
@@ -149,7 +149,7 @@ def test_values_that_a_loader_refuses_are_counted_and_verbose_lists_them() -> No
     fields = [AuditedField("act", f'"{name}"', "refused", "load(folder) raised KeyError") for name in "abc"]
     fields.append(AuditedField("eos", "3", "not exercised"))
     lines = [f"config.json act {each.value}: {each.says}" for each in fields[:3]]
-    lines += ["config.json eos: no call shows it", "loss: the port does not offer it"]
+    lines += ["config.json eos: no call shows it", "loss: the port has no such method"]
     right = report(verdict="agrees", audit=Audit(tuple(fields)), not_compared=tuple(lines))
     assert "3 values of fields in config.json: the port refuses them" in flat(as_text([right]))
     assert "KeyError" not in as_text([right]) and "no call shows it" not in as_text([right])

@@ -160,7 +160,7 @@ def notes_on(finding: Finding, report: Report) -> list[str]:
 
 
 def one_line_a_reason(lines: Sequence[str]) -> list[str]:
-    """Join the lines `NAME: REASON` that have the same reason: `loss, generate: the port does not offer it`."""
+    """Join the lines `NAME: REASON` that have the same reason: `loss, generate: the port has no such method`."""
     names: dict[str, list[str]] = {}
     for line in lines:
         parts = NAME_AND_REASON.fullmatch(line)

@@ -268,7 +268,7 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
             )
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
-        told.begins = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}: "
+        told.about = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}"
         with told.progress() as progress:
             report = check_against(asked, progress)
     told.end([report], weights=asked.checkpoint)
@@ -323,7 +323,7 @@ def explain(
     ] = None,
 ) -> None:
     """Explain a cause: the correct rule, and where to look."""
-    from transparity_conformance.report.describing.causes import meaning, meanings
+    from transparity_conformance.report.describing.causes import meaning, meanings, page_of
 
     with _one_sentence():
         if cause is None:
@@ -338,10 +338,12 @@ def explain(
             ("right", found.right),
             ("where to look", found.look),
             *hidden,
-            *(("seen in", link) for link in found.links()),
         ]
         print_line(cause)
         print_text(named(rows))
+        width = max(len(name) for name, _ in rows) + 3
+        for name, link in (("page", page_of(cause)), *(("seen in", link) for link in found.links())):
+            typer.echo(f"{name:<{width}}{link}")  # in one piece
 
 
 @app.command()
@@ -662,7 +664,7 @@ class Told:
     """
 
     def __init__(self, verbose: bool, *files: Path | None) -> None:
-        self.verbose, self.files, self.begins, self.systems = verbose, files, "", 0
+        self.verbose, self.files, self.about, self.systems = verbose, files, "", 0
         self.waiting: list[Report] = []
 
     @contextlib.contextmanager
@@ -673,12 +675,12 @@ class Told:
             yield
 
     def progress(self) -> contextlib.AbstractContextManager[Callable[[str, int, int], None]]:
-        return progress_bar(lambda: self.begins)
+        return progress_bar(lambda: self.about)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
         """Yield every configuration, and begin the progress line with its name."""
         for system in systems:
-            self.begins, self.systems = f"{safe(port or '')} on {system.name}: ", self.systems + 1
+            self.about, self.systems = f"{safe(port or '')} on {system.name}", self.systems + 1
             self._list()
             yield system
 
@@ -686,7 +688,7 @@ class Told:
         """Add the place where a port differs to the progress line, before causes are searched for."""
         from transparity_conformance.report.check.findings import located
 
-        self.begins = f"{safe(report.port)} {located(report)}: "
+        self.about = f"{safe(report.port)} {located(report)}"
 
     def show(self, report: Report) -> None:
         self.waiting.append(report)

@@ -170,6 +170,13 @@ def test_a_head_that_only_an_untied_model_has_is_missed_too(tmp_path: Path) -> N
     assert audit.fields_with("ignored") == audit.fields_with("wrong") == []
 
 
+def test_a_tensor_of_a_field_that_is_ignored_is_not_said_to_be_missing_too(tmp_path: Path) -> None:
+    load = changed(' if c["tie_word_embeddings"] else p["lm_head.weight"]', "", tmp_path, "gpt2_numpy")
+    audit = audit_of(load, "gpt2", tmp_path, with_fields=True)
+    assert audit.fields_with("ignored") == ["tie_word_embeddings"]
+    assert audit.tensors_with("may be missing") == []
+
+
 @pytest.mark.long
 def test_a_build_that_does_not_miss_a_parameter_is_told_if_that_is_asked() -> None:
     def build(config: Any, parameters: Any) -> Any:

@@ -226,7 +226,7 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
     assert {way.claim for row in CAPABILITIES.values() for way in row.ways} <= set(claims)
     assert set(claims.values()) == {"agrees"}
     (unsaid,) = report.not_compared
-    assert "taps: the port does not show them" in unsaid
+    assert "activations: the port does not return them" in unsaid
 
 
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:

@@ -21,7 +21,7 @@ from transparity_numpy.training.loss import cross_entropy
 from transparity_pytorch.port import build as pytorch_build
 
 Gradients = dict[str, np.ndarray]
-MISSING = "the port does not offer it"
+MISSING = "the port has no such method"
 
 
 def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from transparity_conformance.report.audit.result import Audit, AuditedField
 from transparity_conformance.report.check.findings import findings, located, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
 from transparity_conformance.report.check.markdown import as_markdown, digest
 from transparity_conformance.report.check.page import as_html, headline
 from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
+from transparity_conformance.report.check.view import one_line_a_reason
 from transparity_conformance.report.files import write_reports
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
@@ -86,6 +90,13 @@ def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
     assert "at most 59 % of the tolerance is used (loss: mixed)" in shown, "the share of a claim also counts"
 
 
+def test_a_share_below_a_thousandth_is_less_than_it() -> None:
+    small = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
+    assert "Tolerance less than 0.1 % of the tolerance is used" in flat(
+        as_text([report(verdict="agrees", measured=small)])
+    )
+
+
 def test_a_report_without_comparisons_is_inconclusive() -> None:
     empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
     assert "Nothing was compared." in as_text([empty])
@@ -102,7 +113,7 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
             ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits"),
             ClaimResult("x", "diverges", 2.0, 1.0, "y"),
         ),
-        not_compared=("loss: the port does not offer it",),
+        not_compared=("loss: the port has no such method",),
         notes=("a note",),
     )
     text = flat(as_text([tied], 80, verbose=True))
@@ -112,20 +123,83 @@ def test_ties_claims_notes_and_omissions_are_listed() -> None:
     )
     assert "two_runs_are_the_same exact logits" in text
     assert "x 2.0× y" in text
-    assert "Not compared loss: the port does not offer it Note a note" in text
+    assert "Not compared loss: the port has no such method Note a note" in text
     page = as_html([tied])
     assert "the probe square would distinguish" in page
     assert "a note" in page
 
 
 def test_what_is_not_compared_for_one_reason_is_one_line_for_people_and_an_item_each_for_machines() -> None:
-    reasons = ("loss: the port does not offer it", "probe hot: no logits", "step: the port does not offer it", "all")
+    reasons = ("loss: the port has no such method", "probe hot: no logits", "step: the port has no such method", "all")
     left_out = report(verdict="agrees", not_compared=reasons)
     for shown in (flat(as_text([left_out])), flat(as_html([left_out]))):
-        assert "loss, step: the port does not offer it" in shown
-        assert shown.count("does not offer") == 1
+        assert "loss, step: the port has no such method" in shown
+        assert shown.count("no such method") == 1
         assert "probe hot: no logits" in shown
     assert left_out.as_dict()["not_compared"] == list(reasons)
+
+
+def test_a_name_with_a_colon_in_it_is_not_cut() -> None:
+    values = [f'config.json rope_scaling {{"type": "{name}", "sizes": {{"a": 1}}}}' for name in ("linear", "yarn")]
+    lines = one_line_a_reason([f"{value}: load(folder) raised KeyError: {{}}" for value in (*values, *values)])
+    assert lines == [f"{', '.join(values)}: load(folder) raised KeyError: {{}}"]
+
+
+def test_values_that_a_loader_refuses_are_counted_and_verbose_lists_them() -> None:
+    fields = [AuditedField("act", f'"{name}"', "refused", "load(folder) raised KeyError") for name in "abc"]
+    fields.append(AuditedField("eos", "3", "not exercised"))
+    lines = [f"config.json act {each.value}: {each.says}" for each in fields[:3]]
+    lines += ["config.json eos: no call shows it", "loss: the port has no such method"]
+    right = report(verdict="agrees", audit=Audit(tuple(fields)), not_compared=tuple(lines))
+    assert "3 values of fields in config.json: the port refuses them" in flat(as_text([right]))
+    assert "KeyError" not in as_text([right]) and "no call shows it" not in as_text([right])
+    assert 'config.json act "a", config.json act "b"' in flat(as_text([right], verbose=True))
+
+
+def test_faults_that_explain_everything_do_not_wait_for_each_other() -> None:
+    assert "Fix the first one first" not in as_text([report(fault(0, SCALE), fault(1, BIAS))])
+    assert "Fix the first one first" in as_text([report(fault(0, SCALE), fault(1))])
+
+
+def test_a_wall_of_findings_that_may_follow_from_the_first_is_cut() -> None:
+    lines = [{"file": "/home/my.py", "line": line, "code": f"f({line})"} for line in range(1, 8)]
+    many = report(*(fault(0, source=line) for line in lines))
+    assert as_text([many]).count("unexplained") == 4
+    assert "and 3 more (--verbose)" in as_text([many])
+    assert as_text([many], verbose=True).count("unexplained") == 7
+
+
+def test_no_activation_before_a_cause_that_explains_everything_is_called_the_first_wrong_one() -> None:
+    known, unknown = (
+        dataclasses.replace(report(each), first_divergence="decoder.x") for each in (fault(0, SCALE), fault())
+    )
+    assert "decoder.x" not in as_text([known]) + as_html([known])
+    assert "beyond its tolerance is decoder.x" in flat(as_text([unknown]))
+
+
+def test_an_unexplained_line_says_which_part_it_changes_and_a_wrong_shape_is_given_once() -> None:
+    line = {"file": "/home/my.py", "line": 7, "code": "where(a, b, c)"}
+    shape = f"{SCORES.format(0)} has the shape (2, 3) on the probe mixed, expected (2, 4)"
+    notes = ("my.py:7 changes only every 3rd feature from 0 (of 16)", "another note")
+    text = flat(as_text([report(fault(source=line), notes=notes)], 80))
+    assert f"unexplained {notes[0]} wrong by" in text
+    assert text.count(notes[0]) == 1 and "Note another note" in text
+    misshapen = report(fault(error=math.inf, is_misshapen=True), notes=(shape,))
+    assert flat(as_text([misshapen], 80)).count("shape (2, 3)") == 1
+    assert "wrong shape" in as_text([misshapen]) and "unexplained" not in as_text([misshapen])
+    assert shape in flat(as_html([misshapen]).split("<h3>Notes")[0])
+
+
+def test_the_lines_around_one_do_not_end_with_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "my.py"
+    path.write_text("\n\ny = x\n\nz = y\n\n\n")
+    assert PortLine(str(path), 5, "z = y").around == [(3, "y = x"), (4, ""), (5, "z = y")]
+
+
+def test_each_cause_links_to_its_page_on_the_site() -> None:
+    site = tomllib.loads(Path("docs/site/zensical.toml").read_text())["project"]["site_url"]
+    assert f'<a href="{site}causes/attention-scale/">attention-scale</a>' in as_html([report(fault(0, SCALE))])
+    assert Path("docs/causes/attention-scale.md").exists()
 
 
 def test_the_name_of_the_port_is_in_every_headline() -> None:
@@ -165,7 +239,8 @@ def test_markdown_has_all_that_runs_the_check_again(tmp_path: Path, monkeypatch:
     port = Path("my.py")
     port.write_text("def load(folder): ...\n")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    monkeypatch.setattr("sys.argv", ["transparity", "check", "my.py:load", "--family", "a|b"])
+    files = ["--markdown", "-", "--html=check.html", "--json", "check.json"]
+    monkeypatch.setattr("sys.argv", ["transparity", "check", *files, "my.py:load", "--family", "a|b"])
     text = as_markdown([report(fault(0, SCALE), port=f"{port}:load")], weights=tmp_path)
     assert text.startswith(f"### ✗ {port}:load differs from the reference (notes-lm, float32)\n")
     assert SCORES.format(0) in text and "With this fixed, the rest agrees" in text
@@ -183,7 +258,7 @@ def test_several_systems_have_a_line_each_and_alike_answers_once() -> None:
     assert lines[2].startswith("✓ three              agrees        50 % of the tolerance")
     text = as_plain(answers([*wrong, report(verdict="agrees")], 1))
     assert text.count(SAYS[:20]) == 1
-    assert text.endswith("3 systems: 1 agree, 2 differ; exit code 1")
+    assert text.endswith("3 systems: 1 agrees, 2 differ; exit code 1")
 
 
 def as_plain(shown: Any) -> str:
@@ -231,7 +306,8 @@ def test_the_page_needs_nothing_from_outside_and_runs_nothing(tmp_path: Path) ->
     path = tmp_path / "check.html"
     write_reports([report(fault(profile=PROFILE)), report(verdict="agrees")], None, path)
     page = path.read_text(encoding="utf-8")
-    assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", page)
+    loaded = re.sub(r'<a href="https://[^"]+">', "", page)  # a link is loaded only if it is clicked
+    assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!["']|#|data:)[^\s>]+|url\(|@import|https?://""", loaded)
     assert "<script" not in page
 
 

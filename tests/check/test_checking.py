@@ -144,7 +144,7 @@ def test_a_large_model_is_listened_to_on_one_row(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = check(ScaledByTheWidth, config=GPT2, budget=0)
-    assert any("not recorded: finding 27 taps takes about" in note for note in slow.notes)
+    assert any("not recorded: finding 27 activations takes about" in note for note in slow.notes)
     monkeypatch.setattr(heard, "available_memory", lambda: 1000)
     large = check(ScaledByTheWidth, config=GPT2, budget=1)
     assert any("of memory, and 1 kB are free; taps in the port" in note for note in large.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -18,7 +19,13 @@ from tests.golden.test_hostile import RIGHT, calling
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
 from transparity_conformance import check
-from transparity_conformance.capabilities.port_calls import PortError, PortProcessError, has_method
+from transparity_conformance.capabilities.port_calls import (
+    PortCallError,
+    PortError,
+    PortProcessError,
+    call_port,
+    has_method,
+)
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
@@ -117,6 +124,13 @@ def test_a_port_that_swallows_ctrl_c_does_not_keep_it_from_the_user() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_that_our_code_raises_for_a_port_has_the_line_of_the_port(tmp_path: Path) -> None:
+    file = tmp_path / "port.py"
+    file.write_text("from transparity.presets import preset\n\n\ndef build():\n    preset('none')\n")
+    with pytest.raises(PortCallError, match=r"There is no preset 'none'.*\(port\.py, line 5\)"):
+        call_port(runpy.run_path(str(file))["build"])
 
 
 def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:

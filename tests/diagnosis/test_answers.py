@@ -7,7 +7,7 @@ import pytest
 
 from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.diagnosis.divergences import explain_all
+from transparity_conformance.diagnosis.divergences import explain_all, without_moved
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -17,6 +17,7 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.report.report import Cause, Divergence
 
 LLAMA = MODELS["llama"]
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
@@ -100,6 +101,16 @@ def test_a_fault_at_no_activation_that_was_found_is_told_all_the_same(probes: di
 
 
 ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapped")
+
+
+def test_a_norm_that_is_found_after_the_rotation_is_not_called_missing_before_it() -> None:
+    probe = next(iter(probes_of(MODELS["qwen"], "qwen").values()))
+    order, scope = everywhere(probe, *ORDER)[0], "decoder.layers.0.self_attention"
+    missing = Cause("norm-missing", "this norm is missing", None, 0.0, 1.0)
+    seeming, other = (Divergence(f"{scope}.{tap}", 1.0, 1e-6, (missing,)) for tap in ("query_norm", "key_norm"))
+    elsewhere = Divergence("decoder.final_norm", 1.0, 1e-6, (missing,))
+    assert without_moved([seeming, other, elsewhere], (order,)) == [elsewhere]
+    assert without_moved([seeming, elsewhere], ()) == [seeming, elsewhere]
 
 
 def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:

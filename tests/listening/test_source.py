@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import runpy
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,24 @@ def test_an_installed_port_has_its_own_lines(tmp_path: Path) -> None:
     assert operation.source is not None
     assert operation.source.code == "return x * 2"
     assert operation.source.columns == (11, 16), "columns must count characters"
+
+
+@pytest.mark.parametrize(
+    ("line", "marked"),
+    [
+        ("y = x.abs()", "x.abs()"),
+        ("y = [torch.nn.functional.relu(x), 1][0]", "torch.nn.functional.relu(x)"),
+        ("y = x[1:].abs()", "x[1:].abs()"),
+        ("y = dict(k=torch.abs(-x.detach()))['k']", "torch.abs(-x.detach())"),
+    ],
+)
+def test_a_call_of_a_method_is_marked_with_what_it_is_called_on(line: str, marked: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(f"import torch\ndef forward(x):\n    {line}\n    return y\n")
+    _, operations = listen(functools.partial(runpy.run_path(str(file))["forward"], torch.ones(2)))
+    source = operations[-1].source
+    assert source is not None and source.columns is not None
+    assert f"    {line}"[slice(*source.columns)] == marked
 
 
 def test_a_library_that_the_port_calls_has_no_lines(tmp_path: Path) -> None:

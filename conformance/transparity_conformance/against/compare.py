@@ -102,7 +102,7 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     told = [_divergence(each, residual, worst) for each in found]
     faults = list({str((each.where, each.causes, each.source, each.reference_source)): each for each in told}.values())
     unlocated = Divergence("answer", worst.error, worst.budget, probe=worst.probe, is_misshapen=worst.is_misshapen)
-    shapes = f"{worst.probe}: the port's answer has the shape {worst.actual.shape}; the reference's has {worst.shape}"
+    shapes = f"answer has the shape {worst.actual.shape} on {worst.probe}, expected {worst.shape}"
     notes = [shapes] if worst.is_misshapen else []
     outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes, lost=len(now.lost))
     if not outcome.is_explained:

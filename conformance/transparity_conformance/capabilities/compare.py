@@ -33,7 +33,7 @@ def compare_capabilities(
     """
     offered = offered_by(port.forward)
     missing = [row for row in CAPABILITIES.values() if row not in offered and row.name not in left_out]
-    found = not_compared(*(f"{row.attribute}: the port does not offer it" for row in missing))
+    found = not_compared(*(f"{row.attribute}: the port has no such method" for row in missing))
     found += not_compared(*(f"{CAPABILITIES[name].attribute}: {why}" for name, why in left_out.items()))
     for row in (row for row in offered if row.name not in left_out):
         found += compare_capability(row, port, forward, is_right=is_right)

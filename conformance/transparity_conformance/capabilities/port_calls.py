@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+import transparity
 from transparity.errors import TransparityError
 from transparity.text import describe_error
 from transparity_conformance.listening.source import home
@@ -120,7 +121,8 @@ def install(package: str) -> str:
 
 def _is_column(file: str) -> bool:
     """Return whether a file belongs to one of the three columns, in a checkout of this project."""
-    return any(part.startswith("transparity_") for part in PurePath(file).parts)
+    ours = PurePath(transparity.__file__).parent
+    return PurePath(file).is_relative_to(ours) or any(part.startswith("transparity_") for part in PurePath(file).parts)
 
 
 def _shown_file(file: str) -> str:

@@ -148,9 +148,10 @@ class _Reporting(ast.NodeTransformer):
         name = ""
         if isinstance(node.func, ast.Attribute):
             method, name = node.func, node.func.attr
-            # In a chain of calls, Python reports the line of the method's name for each call.
-            node.lineno = method.end_lineno or method.lineno
-            node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
+            if method.end_lineno and method.end_lineno != node.lineno:
+                # In a chain over several lines, Python reports the line of the method's name for each call.
+                node.lineno = method.end_lineno
+                node.col_offset = max(0, (method.end_col_offset or 0) - len(name))
             method.value, receiver = self._operand(method.value)
             node.func, function = _operand(method)
             first = [function, receiver]

@@ -58,11 +58,11 @@ def plain_table(**options: object) -> Table:
 
 
 @contextmanager
-def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(about: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress line on standard error if it is a terminal and the work takes longer than `PATIENCE` seconds.
 
     Args:
-        begins: Returns the text with which the line begins.
+        about: Returns the text with which the line ends; a narrow terminal cuts it.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -78,7 +78,8 @@ def progress_bar(begins: Callable[[], str] = str) -> Iterator[Callable[[str, int
     def update(description: str, done: int, total: int) -> None:
         if not bar.live.is_started and console.is_terminal and time.monotonic() - began > PATIENCE:
             bar.start()
-        bar.update(task, description=escape(safe(begins() + description)), completed=done, total=total)
+        doing = f"{description}: {about()}".removesuffix(": ")
+        bar.update(task, description=escape(safe(doing)), completed=done, total=total)
 
     try:
         yield update

@@ -184,8 +184,9 @@ def missed_in_variants(
         parameters, needed = hub_file(port.model_type, probe, kinds)
         names = [name for name in reversed(list(parameters)) if name in needed and kind_of(name) not in kinds]
         new = {kind_of(name): name for name in names}
-        if not new or isinstance(port.logits(Edit(), probe, dtype), PortError):  # the port refuses the value
-            continue
+        answer = port.logits(Edit(), probe, dtype) if new else None
+        if answer is None or isinstance(answer, PortError) or probe.is_off(answer, dtype):
+            continue  # the port refuses or ignores the field
         kinds |= new.keys()
         progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
         file = TensorFile(probe, parameters, needed, frozenset(), dtype)

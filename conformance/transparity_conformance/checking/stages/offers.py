@@ -86,7 +86,7 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
     offered = {row.attribute for row in offered_by(port.forward)}
     missing = [name for name in ATTRIBUTES if name not in offered]
     others = offered - {row.attribute for row in OF_GIVEN}
-    found = not_compared(*(f"{name}: the port does not offer it" for name in missing))
+    found = not_compared(*(f"{name}: the port has no such method" for name in missing))
     found += not_compared(*(NOT_OF_GIVEN.format(name) for name in others))
     for row in (row for row in OF_GIVEN if row.attribute in offered):
         found += compare_capability(row, port, forward, is_right=is_right)

@@ -140,7 +140,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
     """Compare the entries that each rank drops, if the port offers this; raise `PortError` if its method fails."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
-        evidence.add(not_compared=[f"{METHOD}: the port does not offer it"])
+        evidence.add(not_compared=[f"{METHOD}: the port has no such method"])
         return
     tokens = {name: as_given(value) for name, value in probe.inputs.items()}
     answers = [dict(answer) for answer in group.answers_of(forward, METHOD, tokens)]

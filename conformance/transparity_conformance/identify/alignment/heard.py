@@ -1,4 +1,4 @@
-"""Find the taps that a port does not show: record every operation, and match taps by value."""
+"""Find the activations that a port does not return: record every operation, and match them by value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,8 @@ class RecordedPort:
 
 
 NOT_ASKED = RecordedPort({})
+
+RETURN_THEM = "a port that returns its activations gets a more precise answer"
 
 
 class AlignedRow(Probe):
@@ -127,9 +129,7 @@ def hear(
     if shows_all(probes, actual):
         return NOT_ASKED
     if reason := _why_not(row, clock):
-        return RecordedPort(
-            {}, (f"the port's operations were not recorded: {reason}; add taps to the port to compare more",)
-        )
+        return RecordedPort({}, (f"the port's operations were not recorded: {reason}; {RETURN_THEM}",))
     try:
         return _heard(forwards, row, {} if first.is_large else probes, actual, dtype, clock, progress, known)
     except PortProcessError:
@@ -158,7 +158,7 @@ def _why_not(row: Probe, clock: Clock) -> str:
     clock.allow(of_a_walk)
     seconds = WALKS_OF_A_TAP * len(shapes) * of_a_walk
     if seconds > clock.left:
-        return f"finding {len(shapes)} taps takes about {math.ceil(seconds)} s (--budget SECONDS gives it more)"
+        return f"finding {len(shapes)} activations takes about {math.ceil(seconds)} s (--budget SECONDS gives it more)"
     return ""
 
 
@@ -175,7 +175,7 @@ def _heard(
     progress("listening to the port", 0, len(probes) + 1)
     taps, operations = run_listening(forwards[id(row.parameters)], row)
     if not operations:
-        return RecordedPort({}, ("no operation of the port could be recorded; add taps to the port to compare more",))
+        return RecordedPort({}, (f"no operation of the port could be recorded; {RETURN_THEM}",))
     plan = plan_of(row, operations, taps["logits"], dtype, clock, known)
     loops, has_loops = without_loops(row, operations), False
     if len(plan.matches) < len(row.oracle.expected) and len(loops) < len(operations):
@@ -199,7 +199,7 @@ def _heard(
 
     with contextlib.suppress(OutOfTime):
         plan = further_on_probes(plan, row, every, taps_by, dtype, clock)
-    return RecordedPort(read_by(plan), (_found(plan, row),), {} if probes else {row.name: row})
+    return RecordedPort(read_by(plan), tuple(_not_found(plan, row)), {} if probes else {row.name: row})
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
@@ -228,9 +228,9 @@ def aligned_probe(probe: Probe) -> Probe:
     return AlignedRow(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
 
 
-def _found(plan: Plan, probe: Probe) -> str:
+def _not_found(plan: Plan, probe: Probe) -> Iterator[str]:
     taps = list(probe.oracle.expected)
     absent = [tap for tap in taps if tap not in plan.matches]
-    named = f"; not found: {', '.join(absent[:3])}{', …' if absent[3:] else ''}" if absent else ""
-    found = len(taps) - len(absent)
-    return f"{found} of {len(taps)} taps were found by value among the port's operations{named}"
+    if absent:
+        named = ", ".join(absent[:3]) + (", …" if absent[3:] else "")
+        yield f"{len(absent)} of {len(taps)} activations are not among the port's operations: {named}"

@@ -38,6 +38,10 @@ class Finding:
         return self.worst.causes
 
     @property
+    def is_misshapen(self) -> bool:
+        return self.worst.is_misshapen and not self.causes
+
+    @property
     def share(self) -> float:
         return share(self.worst.error, self.worst.budget)
 
@@ -223,7 +227,7 @@ def worst_share(report: Report) -> str:
         return "nothing was compared"
     if used > 1:
         return f"an error is {format_share(used)} its tolerance ({where})"
-    return f"at most {format_share(used)} of the tolerance is used ({where})"
+    return f"at most {format_share(used)} of the tolerance is used ({where})".replace("at most <", "less than ")
 
 
 def worst(report: Report) -> tuple[float, str]:

@@ -39,7 +39,9 @@ class PortLine:
         first = max(self.line - AROUND, 1)
         shown = textwrap.dedent("".join(lines[first - 1 : self.line + AROUND]).expandtabs()).splitlines()
         indents = [len(text) - len(text.lstrip()) for text in shown]
-        return [(first + i, " " * indents[i] + safe(text.strip())) for i, text in enumerate(shown)]
+        found = [(first + i, " " * indents[i] + safe(text.strip())) for i, text in enumerate(shown)]
+        written = [i for i, text in enumerate(shown) if text.strip()]
+        return found[written[0] : written[-1] + 1] if written else []
 
     @property
     def marked(self) -> tuple[str, str]:

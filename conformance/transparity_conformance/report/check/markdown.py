@@ -13,6 +13,9 @@ from transparity_conformance.report.check.terminal import MARKS, WIDTH, as_text
 from transparity_conformance.report.check.view import check_view
 from transparity_conformance.report.report import Report, installed
 
+FILES = ("--json", "--html", "--markdown")
+"""The options that take the path of a file to write."""
+
 DIGITS = 16
 """The number of digits of a hash that are shown."""
 
@@ -35,7 +38,7 @@ def _report(report: Report) -> Iterator[str]:
 def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str]:
     port = Path(reports[0].port.rpartition(":")[0] or reports[0].port) if reports else Path()
     rows = [
-        ("command", f"`{_plain(shlex.join(['transparity', *sys.argv[1:]]))}`"),
+        ("command", f"`{_plain(shlex.join(['transparity', *_without_files(sys.argv[1:])]))}`"),
         ("versions", ", ".join(f"{name} {_plain(version)}" for name, version in installed().items())),
         ("port", f"`{_plain(port.name)}` {digest([port])}" if is_file(port) else _plain(str(port))),
         (
@@ -44,6 +47,15 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
         ),
     ]
     yield from ("| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows))
+
+
+def _without_files(options: Sequence[str]) -> Iterator[str]:
+    """The options that another machine needs: not those that name the files of the answer."""
+    is_path = False
+    for option in options:
+        if not is_path and not option.startswith(tuple(f"{name}=" for name in FILES)) and option not in FILES:
+            yield option
+        is_path = not is_path and option in FILES
 
 
 def digest(files: Iterable[Path]) -> str:

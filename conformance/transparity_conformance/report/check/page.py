@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from transparity_conformance.report.check.findings import Finding, layer_pattern, shares_by_layer
-from transparity_conformance.report.check.view import check_view
+from transparity.text import listed
+from transparity_conformance.report.check.findings import Finding, another_model, layer_pattern, remedy, shares_by_layer
+from transparity_conformance.report.check.view import CheckView, check_view, notes_on
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.describing.causes import meanings, page_of
 from transparity_conformance.report.formatting import format_share, height, scientific, template
 from transparity_conformance.report.report import Measured, Report
 
@@ -26,9 +27,31 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 def as_html(reports: Sequence[Report]) -> str:
     """Return the page: a section for each report; sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions["meanings"] = meanings()
+    functions |= {
+        "summary": _summary,
+        "next_step": _next,
+        "meanings": meanings(),
+        "page_of": page_of,
+        "notes_on": notes_on,
+    }
     views = [check_view(report) for report in reports]
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
+
+
+def _summary(view: CheckView) -> str:
+    """The verdict in a sentence; where findings follow, only what they do not say."""
+    if view.report.verdict != "diverges" or not view.findings:
+        return view.sentence
+    return " ".join([*view.beginnings, another_model(view.report)]).replace("`", "").strip()
+
+
+def _next(view: CheckView) -> str:
+    """What to do next: fix all places if that is enough, else the first."""
+    places = [(finding.lines[0].place if finding.lines else finding.places[0]) for finding in view.findings]
+    if enough := remedy(view.report):
+        return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
+    more = "; later differences may vanish with it" if places[1:] else ""
+    return f"fix {places[0]}, and run the check again{more}."
 
 
 def headline(reports: Sequence[Report]) -> dict[str, str]:

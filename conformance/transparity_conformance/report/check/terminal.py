@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -25,7 +25,7 @@ from transparity_conformance.report.check.findings import (
     worst,
 )
 from transparity_conformance.report.check.lines import PortLine, lines_of
-from transparity_conformance.report.check.view import CheckView, check_view
+from transparity_conformance.report.check.view import CheckView, check_view, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height
 from transparity_conformance.report.report import Report
@@ -35,12 +35,20 @@ from transparity_conformance.report.timing import Timing
 STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
 MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
 
+COUNTED = {
+    "agrees": ("agrees", "agree"),
+    "diverges": ("differs", "differ"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+}
+
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDTH = 80
 """The width, in columns, for which results are laid out."""
 
 MOST_FINDINGS = 12
+MOST_OPEN = 4
+"""The same, if later findings may follow from earlier ones."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
@@ -117,8 +125,8 @@ def one_line(report: Report) -> RenderableType:
 def _summary(reports: Sequence[Report], code: int) -> Text:
     """Return `6 systems: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
-    words = {"agrees": "agree", "diverges": "differ", "inconclusive": "are inconclusive"}
-    counted = ", ".join(f"{verdicts.count(name)} {word}" for name, word in words.items() if name in verdicts)
+    counts = {name: verdicts.count(name) for name in COUNTED if name in verdicts}
+    counted = ", ".join(f"{number} {COUNTED[name][number > 1]}" for name, number in counts.items())
     return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
 
 
@@ -135,19 +143,26 @@ def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     if report.verdict == "diverges":
         yield from _closing(view)
     else:
-        yield _strength(view)
+        yield _strength(view, verbose)
     if view.ties:
         yield Text(view.ties, style="yellow")
     if verbose:
         yield from _details(view)
-    elif view.notes and any(not finding.causes for finding in view.findings):
-        yield named(("Note", line) for line in view.notes[:MOST_REASONS])
+    elif any(not finding.causes for finding in view.findings):
+        told = {note for finding in view.findings for note in notes_on(finding, report)}
+        yield from [named(("Note", line) for line in notes)] if (notes := _first(view.notes, told)) else ()
+
+
+def _first(notes: Sequence[str], told: Container[str]) -> list[str]:
+    """The first notes that no block has."""
+    return [note for note in notes if note not in told][:MOST_REASONS]
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     """Yield a block for each finding."""
-    most = len(view.findings) if verbose else MOST_FINDINGS
-    if len(view.findings) > 1:
+    is_known = bool(remedy(view.report))
+    most = len(view.findings) if verbose else MOST_FINDINGS if is_known else MOST_OPEN
+    if len(view.findings) > 1 and not is_known:
         yield Text("Fix the first fault first: the later ones may be its consequences.")
     for finding in view.findings[:most]:
         yield Group(*_block(view, finding))
@@ -167,7 +182,10 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
         where = f"at {cause.at or places}{more if is_placed else ''}"
         yield _row(cause.mistake, Text(says if is_placed else cause.says), Text(where, style="dim"))
     if not finding.causes:
-        yield _row("unexplained", Text(finding.unexplained), Text(f"at {places}", style="dim"), *_profile(finding))
+        notes = notes_on(finding, view.report)
+        lines = notes if finding.is_misshapen and notes else [*notes, finding.unexplained]
+        name = "wrong shape" if finding.is_misshapen else "unexplained"
+        yield _row(name, *map(Text, lines), Text(f"at {places}", style="dim"), *_profile(finding))
     elif 0 < finding.explained < PRACTICALLY_ALL:
         yield Text(partly(finding), style="yellow")
     if finding.impact and view.findings[1:]:
@@ -226,15 +244,19 @@ def _closing(view: CheckView) -> Iterator[RenderableType]:
         yield named(("Audit", line) for line in view.audit)
 
 
-def _strength(view: CheckView) -> RenderableType:
-    """Return what was compared, the share of the tolerance that is used, and what was not compared."""
+def _strength(view: CheckView, verbose: bool) -> RenderableType:
+    """Return what was compared, the used share of the tolerance, and what was not compared.
+
+    Values in files are listed only if `verbose`.
+    """
     report = view.report
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
     if report.verdict == "inconclusive":
         rows.insert(0, ("Undecided", too_little(report)))
     rows += [("Untested", line) for line in report.coverage.untested]
     rows += [("Audit", line) for line in view.audit]
-    return named(rows + _remarks(view))
+    rows += [("Not compared", line) for line in (view.not_compared if verbose else view.not_compared_in_short)]
+    return named(rows + [("Note", line) for line in view.notes])
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:

@@ -11,6 +11,7 @@ from transparity_conformance.report.check.findings import (
     Finding,
     beginnings,
     findings,
+    remedy,
     sentence,
     shares_by_layer,
     ties,
@@ -34,6 +35,10 @@ CAPABILITIES = {
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
 """The verb for each verdict: about the reference, and about another implementation, which may itself be wrong."""
+
+
+NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)
+"""`NAME: REASON`; a name may end with the JSON of a field's value."""
 
 
 class ShownClaim(NamedTuple):
@@ -63,9 +68,11 @@ class CheckView:
     worst: str
     """A clause about the largest share of a tolerance."""
     first_divergence: str
-    """The first tap beyond its budget; empty if a finding names that tap."""
+    """The first tap beyond its budget, unless a finding names it, or the findings explain everything."""
     claims: list[ShownClaim]
     not_compared: list[str]
+    not_compared_in_short: list[str]
+    """The same, where values that a loader refuses are only counted."""
     notes: list[str]
     compared: str
     """The compared values: `27 activations on 25 lengths from 1 to 1,025; loss, generation`."""
@@ -77,7 +84,7 @@ class CheckView:
 
 def check_view(report: Report) -> CheckView:
     """Compute everything that is shown of a report."""
-    is_named = report.first_divergence in {fault.where for fault in report.faults}
+    is_named = report.first_divergence in {fault.where for fault in report.faults} or bool(remedy(report))
     return CheckView(
         report=report,
         title=_title(report),
@@ -91,6 +98,7 @@ def check_view(report: Report) -> CheckView:
         first_divergence="" if is_named else report.first_divergence or "",
         claims=[_claim(claim) for claim in report.claims],
         not_compared=one_line_a_reason(report.not_compared),
+        not_compared_in_short=one_line_a_reason(_in_short(report)),
         notes=each_kind_once(report.notes),
         compared=_compared(report),
         coverage="; ".join([report.coverage.line, *_reaches(report.claims)]) if report.coverage.line else "",
@@ -120,6 +128,18 @@ def _compared(report: Report) -> str:
     return "; ".join(filter(None, [f"{forward}{where}" if taps else "", ", ".join(others)]))
 
 
+def _in_short(report: Report) -> list[str]:
+    """What was not compared, without the fields that the audit names; the values that the port refuses are counted."""
+    if report.audit is None:
+        return list(report.not_compared)
+    fields, lines = report.audit.files[0], list(report.not_compared)
+    named = tuple(f"{fields} {name}: " for name in report.audit.fields_with("not exercised"))
+    refused = tuple(f"{fields} {each.name} {each.value}: " for each in report.audit.fields if each.outcome == "refused")
+    number = sum(line.startswith(refused) for line in lines)
+    shown = [line for line in lines if not line.startswith((*named, *refused))]
+    return shown + [f"{count(number, 'value')} of fields in {fields}: the port refuses them"] * bool(number)
+
+
 def _audit(report: Report) -> list[str]:
     """Return the lines of the audit; if the forward pass is wrong, only the unread tensors, which may be the reason."""
     if report.audit is None:
@@ -131,13 +151,21 @@ def _audit(report: Report) -> list[str]:
     return [f"{report.audit.files[1]}: never read: {', '.join(unread)}"] if unread else []
 
 
+def notes_on(finding: Finding, report: Report) -> list[str]:
+    """The notes on an unexplained finding: the part that its line changes, and its shape."""
+    if finding.causes:
+        return []
+    about = (*(line.place for line in finding.lines), *(fault.where for fault in finding.faults if fault.is_misshapen))
+    return each_kind_once(note for note in report.notes if note.startswith(tuple(f"{name} " for name in about)))
+
+
 def one_line_a_reason(lines: Sequence[str]) -> list[str]:
-    """Join the lines `NAME: REASON` that have the same reason: `loss, generate: the port does not offer it`."""
+    """Join the lines `NAME: REASON` that have the same reason: `loss, generate: the port has no such method`."""
     names: dict[str, list[str]] = {}
     for line in lines:
-        name, colon, reason = line.partition(": ")
-        names.setdefault(reason if colon else line, []).append(name if colon else "")
-    return [f"{', '.join(named)}: {reason}" if named[0] else reason for reason, named in names.items()]
+        parts = NAME_AND_REASON.fullmatch(line)
+        names.setdefault(parts["reason"] if parts else line, []).append(parts["name"] if parts else "")
+    return [f"{', '.join(dict.fromkeys(named))}: {reason}" if named[0] else reason for reason, named in names.items()]
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:

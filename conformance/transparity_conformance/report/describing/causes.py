@@ -13,6 +13,8 @@ from typing import Any
 from transparity.errors import TransparityError
 from transparity.text import shown
 
+SITE = "https://transparity.github.io/transparity/"
+
 
 @dataclass(frozen=True)
 class Meaning:
@@ -41,6 +43,11 @@ def meanings() -> Mapping[str, Meaning]:
     """Return the explanation of every cause, by its id."""
     text = files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
     return {name: _meaning(**entry) for name, entry in sorted(tomllib.loads(text).items())}
+
+
+def page_of(name: str) -> str:
+    """Return the address of the page of a cause."""
+    return f"{SITE}causes/{name}/"
 
 
 def _meaning(seen: Any = (), **texts: Any) -> Meaning:

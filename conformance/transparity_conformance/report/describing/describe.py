@@ -57,7 +57,7 @@ def parameters_table(config: TransformerConfig) -> Table:
 def taps_table(config: TransformerConfig) -> Table:
     """Return a table of all taps in the order of the forward pass, equal layers in one row."""
     lengths = {name: LENGTHS[name] for name in config.input_names}
-    table = _table("tap", "shape")
+    table = _table("activation", "shape")
     for name, shape, _ in _by_layer(tap_shapes(config, BATCH, **lengths)):
         table.add_row(name, _shown(shape))
     return table

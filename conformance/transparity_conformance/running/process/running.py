@@ -228,7 +228,9 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
     most = sum(math.prod(shape) for shape in known.values()) + MISSHAPEN // 8
     if strange := [name for name in taps if not isinstance(name, str) or name not in known]:
         some = ", ".join([*known][:4])
-        raise PortError(f"forward returned {shown(strange[0])}, which is not a tap; the taps are {some}, … and logits.")
+        raise PortError(
+            f"forward returned {shown(strange[0])}, which is no activation; the activations are {some}, … and logits."
+        )
     if "logits" not in taps:
         raise PortError(f"forward returned {listed(taps) or 'nothing'}; expected at least 'logits'.")
     result = probe.room()
@@ -251,5 +253,7 @@ def _array(name: str, value: Any, most: int) -> np.ndarray:
             f"{name} is {shown(value)}, which is not an array of numbers: its dtype is {safe(array.dtype, VALUE)}."
         )
     if array.size > most:
-        raise PortError(f"{name} has {array.size:,} numbers; expected at most {most:,}.")
+        raise PortError(
+            f"{name} has {array.size:,} numbers; expected at most {most:,}, as in all activations."
+        )
     return np.array(array, np.float64)

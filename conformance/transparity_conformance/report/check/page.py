@@ -46,7 +46,7 @@ def _summary(view: CheckView) -> str:
 
 
 def _next(view: CheckView) -> str:
-    """What to do next: fix all places if that is enough, else the first."""
+    """The next step: fix all places if that is enough, else the first."""
     places = [(finding.lines[0].place if finding.lines else finding.places[0]) for finding in view.findings]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"

@@ -129,7 +129,7 @@ def _compared(report: Report) -> str:
 
 
 def _in_short(report: Report) -> list[str]:
-    """What was not compared, without the fields that the audit names; the values that the port refuses are counted."""
+    """Omissions, without the fields that the audit names; values that the port refuses are counted."""
     if report.audit is None:
         return list(report.not_compared)
     fields, lines = report.audit.files[0], list(report.not_compared)

@@ -161,7 +161,7 @@ SHELL: dict[str, Callable[[list[str]], None]] = {
     "torchrun": run_torchrun,
     "port": run_program,
     "cc": run_cc,
-    **dict.fromkeys(("cat", "cd", "git", "lint-imports", "mypy", "pre-commit", "ruff"), not_ours),
+    **dict.fromkeys(("cat", "cd", "gh", "git", "lint-imports", "mypy", "pre-commit", "ruff"), not_ours),
 }
 
 

@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def read(file: Path = FILE) -> dict[str, Row]:
-    """Return the published results by id, without those of removed bugs."""
+    """Return the published results by id, except rows of removed bugs."""
     found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return {name: told(name) | dict(row) for name, row in found.items() if name in exam()}
 

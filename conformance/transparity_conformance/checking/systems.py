@@ -191,7 +191,7 @@ def check_quantised(port: str, limits: Limits) -> None:
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
-    """Return the checkpoint with its weights, restricted to the limits of an artefact."""
+    """Return the checkpoint with its weights, restricted to the limits of an artifact."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)

@@ -22,7 +22,7 @@ PROBES = ("mixed", "longest", "tiny", "hot", "one")
 TRIED = 8
 """Ways to make a fault that are tried until one shows."""
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+LENGTHS = (1, 2, 4, 8, 16)
 """Lengths to which the longest rows are cut, as far as they go."""
 
 DRAWN = """The reference runs as a small {case} with this fault: {fault} (at {where}). Each bar is the largest error of

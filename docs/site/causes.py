@@ -22,7 +22,7 @@ PROBES = ("mixed", "longest", "tiny", "hot", "one")
 TRIED = 8
 """The number of ways to make a fault that are tried until its error is visible."""
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+LENGTHS = (1, 2, 4, 8, 16)
 """The lengths to which the longest rows are cut."""
 
 DRAWN = """The reference runs as a small {case} with this fault: {fault} (at {where}). Each bar is the largest error of

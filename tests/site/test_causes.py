@@ -68,7 +68,7 @@ def test_a_missing_causal_mask_shows_from_length_2_on(shown: dict[str, list[Run]
     assert [run.share("logits") > 1 for run in by_its_length] == [False, *[True] * (len(by_its_length) - 1)]
     drawn = by_length(by_its_length)
     assert drawn.count('class="within"') == 1
-    assert "over budget at 2, 3" in drawn
+    assert "over budget at 2, 4" in drawn
 
 
 def test_the_map_of_heads_is_darkest_where_a_head_is_most_wrong(shown: dict[str, list[Run]]) -> None:

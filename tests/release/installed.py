@@ -27,10 +27,10 @@ def build(config, parameters):
 """
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    """Run the command that is installed next to this Python; return its exit code and output."""
+def command(*arguments: str, folder: str | None = None) -> tuple[int, str]:
+    """Run the command that is installed next to this Python, in a folder; return its exit code and output."""
     program = Path(sys.executable).with_name("transparity")
-    ended = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    ended = subprocess.run([program, *arguments], cwd=folder, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -87,11 +87,11 @@ def a_loader_is_checked() -> None:
 def a_missing_framework_is_one_sentence() -> None:
     """Check a port whose framework is missing: the message has the line of the import and the command to install it."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "port.py")
-        path.write_text("import math\nfrom transparity_pytorch.port import build\n")
-        code, printed = command("check", f"{path}:build", "--preset", "notes-lm")
-    says = 'torch is not installed (port.py, line 2): python -m pip install "transparity[pytorch]".\n'
-    expect(code == 2 and printed == f"{path} cannot be imported: {says}", f"exit code {code}: {printed}")
+        Path(folder, "mine").mkdir()
+        Path(folder, "mine/port.py").write_text("import math\nfrom transparity_pytorch.port import build\n")
+        code, printed = command("check", "mine/port.py:build", "--preset", "notes-lm", folder=folder)
+    says = 'torch is not installed (mine/port.py, line 2): python -m pip install "transparity[pytorch]".\n'
+    expect(code == 2 and printed == f"mine/port.py cannot be imported: {says}", f"exit code {code}: {printed}")
 
 
 def main(expected: str, extras: str) -> None:

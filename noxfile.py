@@ -138,7 +138,7 @@ def equivalents(session: nox.Session) -> None:
 
 @nox.session
 def power(session: nox.Session) -> None:
-    """Measure how often the checker is right, on planted bugs, correct ports, attacks, audits and adapters."""
+    """Measure how often the checker is right, on planted bugs, correct ports, attacks and adapters."""
     install(session, "test")
     environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
     session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)

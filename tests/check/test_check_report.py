@@ -157,8 +157,8 @@ def test_values_that_a_loader_refuses_are_counted_and_verbose_lists_them() -> No
 
 
 def test_faults_that_explain_everything_do_not_wait_for_each_other() -> None:
-    assert "Fix the first one first" not in as_text([report(fault(0, SCALE), fault(1, BIAS))])
-    assert "Fix the first one first" in as_text([report(fault(0, SCALE), fault(1))])
+    assert "Fix the first fault first" not in as_text([report(fault(0, SCALE), fault(1, BIAS))])
+    assert "Fix the first fault first" in as_text([report(fault(0, SCALE), fault(1))])
 
 
 def test_a_wall_of_findings_that_may_follow_from_the_first_is_cut() -> None:

@@ -87,7 +87,7 @@ def test_garbage_is_refused(checked: Callable[..., Report], content: str) -> Non
 def test_a_missing_output_is_refused(checked: Callable[..., Report], refused: Refused) -> None:
     with refused(BundleError, "The command "):
         checked("")
-    with pytest.raises(BundleError, match=r"ended well, but wrote no actual\.safetensors"):
+    with pytest.raises(BundleError, match=r"exited normally, but wrote no actual\.safetensors"):
         checked("")
     with pytest.raises(BundleError, match="is a folder; expected one safetensors file"):
         checked("actual.mkdir()")

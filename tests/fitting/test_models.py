@@ -293,14 +293,14 @@ def test_a_model_is_found_as_it_stands(row: Found) -> None:
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "broken": (forms.Broken(), FitError, r"The module raised RuntimeError: no .*tokens \(3, 31\)"),
-    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*Return a function"),
+    "three inputs": (forms.Three, PortError, r"\(src, tgt, src_mask\).*return a function"),
     "half": (forms.Half, PortError, "build it with dtype float32"),
     "some experts": (
         lambda: qwen3_moe(mlp_only_layers=[0]),
         FitError,
         "Layers differ in their experts, or some have none",
     ),
-    "two towers": (forms.Pair, PortError, r"takes images \(pixel_values\) and token ids .* each tower by itself"),
+    "two towers": (forms.Pair, PortError, r"takes images \(pixel_values\) and token ids .* each tower separately"),
     "another activation": (
         small_vision.ReluWhisper,
         FitError,

@@ -117,7 +117,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         ([REFERENCE, "--head", "pooled"], "--head needs --checkpoint"),
         ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint needs a PORT"),
         ([REFERENCE, "--loss"], "--loss adds sections to the bundle of a --command"),
-        (["model.onnx", "--ranks", "2"], "--ranks is for a PORT that makes a model, or a --command; model.onnx is an"),
+        (["model.onnx", "--ranks", "2"], "--ranks needs a PORT that makes a model, or a --command; model.onnx is an"),
         ([LLAMA + "load"], f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
         (
             [LLAMA + "load", "--family", "gpt7"],

@@ -71,7 +71,7 @@ def test_an_artefact_has_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Path("model.onnx").write_bytes(b"")
     code, _, said = checked("model.onnx", "--ranks", "2", "--preset", "notes-lm")
-    assert (code, "--ranks is for a PORT that makes a model" in said) == (2, True)
+    assert (code, "--ranks needs a PORT that makes a model" in said) == (2, True)
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def test_the_sizes_of_probes_divide_among_the_ranks(ranks: int) -> None:
 def test_every_fault_of_sharding_has_a_port_that_makes_it() -> None:
     made = {case.cause for case in WRONG}
     known = {fault.id for fault in OF_TWO_RANKS} | {"gradient-not-reduced", "gradient-of-replicas"}
-    known |= {"dropout-seed-shared", "dropout-on-replicas"}
+    known |= {"dropout-seed-shared", "dropout-on-replicas", "ranks-differ", "replicas-differ"}
     for config in CONFIGS.values():
         sites = tap_shapes(divisible(config, 2), 1, tokens=3)
         known |= {fault.id for site in sites for fault in faults_at(divisible(config, 2), site, 2) if fault.of_ranks}

@@ -73,7 +73,7 @@ def check(
         build: `build(config, parameters)`, which returns `forward(**tokens)`; with `family`, `load(folder)`; or a name.
         preset, family: A preset at its probe size, or a name for the report; the family whose folders the port reads.
         config, parameters: A configuration instead of a preset; its parameters, which are random by default.
-        dtype, logits_only, quick: The precision; whether to compare only the logits, and only the forward pass.
+        dtype, logits_only, quick: The precision; compare only the logits; compare only the forward pass.
         isolated, ranks, timeout: Whether to use a separate process; the number of ranks; seconds for each reply.
         budget, name, lengths: Seconds for the search for causes; the port's name; lengths of long prompts.
         audit, progress, located: Whether ignored fields diverge; called at every step; called with divergences.

@@ -241,7 +241,7 @@ def dist(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.12", "3.13"], requires=["dist"], reuse_venv=False)
 def installed(session: nox.Session) -> None:
-    """Check the wheel in empty environments: without extras, with extras, and with each install line of the pages."""
+    """Check the wheel in empty environments: without extras, with extras, and with every install line."""
     (wheel,), (archive,) = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
     script, version = Path("tests/release/installed.py").resolve(), wheel.name.split("-")[1]
     session.chdir(session.create_tmp())

@@ -124,7 +124,7 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
             "There is no family 'gpt7'; the nearest family is gptj",
         ),
         ([LLAMA + "load", "--family", "llama", "--preset", "translation"], "--family needs a PORT"),
-        ([LLAMA + "build", "--family", "llama"], "--family was given"),
+        ([LLAMA + "build", "--family", "llama"], "--family needs load(folder)"),
         (
             [LLAMA + "neither", "--family", "llama"],
             f"{LLAMA}neither takes 3 arguments; expected load(folder) with one argument, or",

@@ -157,3 +157,16 @@ def test_the_fields_of_a_build_are_audited_if_that_is_asked() -> None:
     assert report.audit.files == ("config", "parameters")
     assert [fault.where for fault in report.faults] == ["config: norm_eps"]
     assert check(build, "notes-lm").audit is None
+
+
+def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_do() -> None:
+    says = 'with hidden_act "relu", the port\'s result is the same as with "silu"'
+    followed, ignored = (
+        AuditedField("rope_theta", "1.0", "followed"),
+        AuditedField("hidden_act", '"relu"', "ignored", says),
+    )
+    assert len(Audit((followed,)).lines) == 1
+    first, second, third = Audit((followed, ignored)).lines
+    assert first == "config.json: 1 of 2 fields ignored: hidden_act; 1 obeyed"
+    assert second == f"– {says}"
+    assert third.endswith("read it, or raise an error.")

@@ -53,7 +53,7 @@ def test_real_tokens_and_predictions_are_counted() -> None:
     assert impact.positions["changed"] == impact.argmax_changes == len(tried)
     real = sum(int((probe.inputs["target"] != 0).sum()) for probe in tried.values())
     assert impact.positions["of"] == real
-    says = f"Effect: {len(tried)} of {real} tokens change; the predicted token changes for {len(tried)}."
+    says = f"Effect: the logits of {len(tried)} of {real} tokens change, the predicted token of {len(tried)}."
     assert says in as_text([report])
 
 

@@ -113,13 +113,15 @@ class Impact:
 
     @property
     def sentence(self) -> str:
-        """The effect in a sentence: `Effect: 31 of 56 tokens change; the predicted token changes for 4.`"""
+        """The effect in a sentence: `Effect: the logits of 31 of 56 tokens change, the predicted token of 4.`"""
         if self.at_padding_only:
             return "Effect: logits change only at padding."
         if not self.positions["changed"]:
             return "Effect: no logit changes."
-        changed = f"Effect: {self.positions['changed']:,} of {count(self.positions['of'], 'token')} change"
-        return f"{changed}; the predicted token changes for {self.argmax_changes or 'none'}."
+        changed = (
+            f"Effect: the logits of {self.positions['changed']:,} of {count(self.positions['of'], 'token')} change"
+        )
+        return f"{changed}, the predicted token of {self.argmax_changes or 'none'}."
 
 
 def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:

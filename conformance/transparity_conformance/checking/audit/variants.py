@@ -215,7 +215,11 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
     scaling = fields["rope_scaling"]
     name = "rope_scaling" if scaling else "rope_theta"
     yield name, f"{json.dumps(fields[name])} (without rope_parameters, as in transformers 4)", four
-    yield "rope_parameters", f"{json.dumps(fields['rope_parameters'])} (only these, as in transformers 5)", five
+    yield (
+        "rope_parameters",
+        f"{json.dumps(fields['rope_parameters'])} (without rope_theta and rope_scaling, as in transformers 5)",
+        five,
+    )
     # transformers 5 does not read the older form for families with one block for each kind of layer.
     if scaling and "rope_type" in fields["rope_parameters"]:
         older = {"type" if name == "rope_type" else name: value for name, value in scaling.items()}

@@ -15,6 +15,8 @@ Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "followed", "refused", "not exercised")
 """Outcomes, the most important first; a field has the most important outcome of its tried values."""
 
+ADVICE = "Such a field makes the results of other folders wrong: read it, or raise an error."
+
 MOST_NAMED = 8
 """The number of names in a line for people; JSON lists all of them."""
 
@@ -100,10 +102,11 @@ class Audit:
             found[each.name] = min(found.get(each.name, each.outcome), each.outcome, key=WORST_FIRST.index)
         return [name for name, worst in found.items() if worst == outcome]
 
-    def _told(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields with this outcome; for a fault, the port's behavior follows the name."""
-        does = {each.name: each.says for each in reversed(self.fields) if each.outcome == outcome and outcome in CAUSES}
-        return [f"{name} ({does[name]})" if does.get(name) else name for name in self.fields_with(outcome)]
+    @property
+    def _behavior(self) -> list[str]:
+        """The port's behavior for each field that it ignores or obeys wrongly, and what to do."""
+        said = {each.name: each.says for each in reversed(self.fields) if each.outcome in CAUSES and each.says}
+        return [*(f"– {says}" for says in reversed(said.values())), ADVICE] if said else []
 
     def tensors_with(self, outcome: str) -> list[str]:
         """Return the names of the tensors with this outcome."""
@@ -111,8 +114,9 @@ class Audit:
 
     @property
     def lines(self) -> list[str]:
-        """A line about the fields and a line about the tensors."""
-        return [_line(*part) for part in self._parts if part[2]]
+        """Lines about the fields, about each fault of a field, and about the tensors."""
+        about = [[_line(*part)] * bool(part[2]) for part in self._parts]
+        return [*about[0], *self._behavior, *about[1]]
 
     @property
     def faults(self) -> str:
@@ -126,7 +130,7 @@ class Audit:
     @property
     def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
         """For fields and for tensors: the file, a noun, their number, names by outcome, and a word for the rest."""
-        fields = {says: self._told(outcome) for outcome, says in FIELD_OUTCOMES.items()}
+        fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})
         return (

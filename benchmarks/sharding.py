@@ -154,10 +154,11 @@ def main() -> None:
         table.add_row(*row(it))
     Console().print(table)
     taken = (
-        f"A decoder of {FORWARD.weights / 1e6:.0f} million parameters in float32 (`{FORWARD.name}` of the race). "
-        f"All ranks share {cores()} cores of one machine and exchange by gloo; JAX has one process. The table shows "
-        "the cost of sharding and the memory it saves, not how it scales. The peak is the memory of one process in "
-        "training with AdamW. The training ends with all learned parameters as NumPy arrays. The machine was shared."
+        f"The model is a decoder of {FORWARD.weights / 1e6:.0f} million parameters in float32 "
+        f"(`{FORWARD.name}` of the race). All ranks share {cores()} cores of one machine. PyTorch's ranks exchange "
+        "data by gloo; JAX has one process. The table shows the cost of sharding and the memory it saves, not how it "
+        "scales. The peak is the memory of one process in training with AdamW. The training ends with all learned "
+        "parameters as NumPy arrays. Other programs used the machine at the same time."
     )
     conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
     kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}

@@ -92,8 +92,8 @@ def page(found: dict[str, Any]) -> str:
     peaks = [max(row[who] for row in whole["pieces"]) / 1e9 for who in ("checker", "port")]
     text = (
         f"The check of all {len(whole['pieces'])} pieces, including the small model, "
-        f"takes {whole['seconds'] / 60:.0f} minutes; {agreeing} agree. "
-        f"The checker uses at most {peaks[0]:.1f} GB, the port {peaks[1]:.1f} GB.\n\n"
+        f"takes {whole['seconds'] / 60:.0f} minutes, and {agreeing} pieces agree. "
+        f"The checker uses at most {peaks[0]:.1f} GB, and the port at most {peaks[1]:.1f} GB.\n\n"
     )
     rows = [
         [
@@ -106,7 +106,8 @@ def page(found: dict[str, Any]) -> str:
         ]
         for row in found["planted"]
     ]
-    heads = ["a mistake only in layer 7", "layer 6", "layer 7", "the cause that is named", "line", "seconds"]
+    heads = ["mistake, only in layer 7", "verdict on layer 6", "verdict on layer 7"]
+    heads += ["reported cause", "reported line", "seconds"]
     return text + table(heads, rows, (5,))
 
 

@@ -48,7 +48,8 @@ def main() -> None:
         seconds, peak = in_new_process(measured, dataclasses.replace(MODEL, sliding_window=window), length)
         rows.append([f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"])
         Console().print(*rows[-1])
-    says = f"{size_of(MODEL):,} parameters, {MODEL.num_decoder_layers} layers, {MODEL.num_heads} heads.\n\n"
+    layers, heads = MODEL.num_decoder_layers, MODEL.num_heads
+    says = f"The model has {size_of(MODEL):,} parameters, {layers} layers and {heads} heads.\n\n"
     write_part("scale.md", "long prompts", says + table(HEADS, rows, (0, 2, 3)))
 
 

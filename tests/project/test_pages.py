@@ -142,8 +142,8 @@ def test_the_exam_of_the_readme_is_that_of_its_page() -> None:
     assert found and named
     told = " ".join(read("README.md").split())
     says = (
-        f"bugs in other people's code. The checker detects {found[1]} and names the cause of {named[1]}. It refuses"
-        f" {found[2]} right ports."
+        f"bugs in other people's code. The checker detects {found[1]} bugs and names the cause of {named[1]} bugs."
+        f" The checker refuses {found[2]} right ports."
     )
     assert says in told
 

@@ -166,7 +166,17 @@ def test_the_answer_says_what_the_port_does_with_each_ignored_field_and_what_to_
         AuditedField("hidden_act", '"relu"', "ignored", says),
     )
     assert len(Audit((followed,)).lines) == 1
-    first, second, third = Audit((followed, ignored)).lines
+    first, second = Audit((followed, ignored)).lines
     assert first == "config.json: 1 of 2 fields ignored: hidden_act; 1 obeyed"
     assert second == f"– {says}"
-    assert third.endswith("read it, or raise an error.")
+    assert Audit((followed, ignored)).warning.startswith(
+        "the port ignores 1 field, so it may be wrong for another folder"
+    )
+    assert Audit((followed,)).warning == ""
+
+
+def test_a_field_whose_other_value_the_port_refuses_is_not_called_obeyed() -> None:
+    head_dim = [AuditedField("head_dim", "8", "refused", "it raised"), AuditedField("head_dim", "absent", "followed")]
+    eps = [AuditedField("rms_norm_eps", "0.1", "followed"), AuditedField("rms_norm_eps", "absent", "refused")]
+    audit = Audit((*head_dim, *eps))
+    assert (audit.fields_with("refused"), audit.fields_with("followed")) == (["head_dim"], ["rms_norm_eps"])

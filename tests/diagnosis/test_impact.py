@@ -63,6 +63,4 @@ def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
     report = check(port, "translation", logits_only=logits_only)
     impacts = [fault.impact for fault in report.faults]
     assert all(impact is not None and impact.positions["changed"] > 0 for impact in impacts)
-    assert as_text([report]).count("the predicted token of ") == len(
-        {str(fault.causes) for fault in report.faults}
-    )
+    assert as_text([report]).count("the predicted token of ") == len({str(fault.causes) for fault in report.faults})

@@ -123,11 +123,10 @@ class Clock:
         """A sentence about how the search ended early; empty if it was complete."""
         if not self.ran_out:
             return ""
-        tried = (
-            f"{self.tried:,} of {self.planned:,} candidates were tried, so unexplained faults may have a known cause"
-        )
+        share = f"{self.tried:,} of {self.planned:,} candidates were tried"
+        known = f"; {share}, so unexplained faults may have a known cause" if self.tried < self.planned else ""
         if self.is_interrupted:
-            return f"the search for causes was interrupted; {tried}"
+            return f"the search for causes was interrupted{known}"
         if self.walks > WALKS:
-            return f"the search for causes ended after {WALKS:,} runs of the reference; {tried}"
-        return f"the search for causes ended after {self.seconds:g} s; {tried} (--budget SECONDS searches longer)"
+            return f"the search for causes ended after {WALKS:,} runs of the reference{known}"
+        return f"the search for causes ended after {self.seconds:g} s{known} (--budget SECONDS searches longer)"

@@ -12,10 +12,11 @@ from transparity_conformance.report.formatting import count
 
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
-WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "followed", "refused", "not exercised")
+WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "not exercised")
 """Outcomes, the most important first; a field has the most important outcome of its tried values."""
 
-ADVICE = "Such a field makes the results of other folders wrong: read it, or raise an error."
+ABSENT = "absent"
+"""The value of a field that was removed; a port may refuse to do without a field that it follows."""
 
 MOST_NAMED = 8
 """The number of names in a line for people; JSON lists all of them."""
@@ -73,7 +74,7 @@ CAUSES = {
 FIELD_OUTCOMES: dict[Outcome, str] = {
     "ignored": "ignored",
     "wrong": "obeyed wrongly",
-    "refused": "refused",
+    "refused": "refused with another value",
     "not exercised": "not exercised",
 }
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
@@ -99,14 +100,15 @@ class Audit:
         """Return the names of the fields whose outcome this is; of several tried values, the worst one counts."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
-            found[each.name] = min(found.get(each.name, each.outcome), each.outcome, key=WORST_FIRST.index)
+            now: Outcome = "followed" if (each.outcome, each.value) == ("refused", ABSENT) else each.outcome
+            found[each.name] = min(found.get(each.name, now), now, key=WORST_FIRST.index)
         return [name for name, worst in found.items() if worst == outcome]
 
     @property
     def _behavior(self) -> list[str]:
-        """The port's behavior for each field that it ignores or obeys wrongly, and what to do."""
+        """The port's behavior for each field that it ignores or obeys wrongly."""
         said = {each.name: each.says for each in reversed(self.fields) if each.outcome in CAUSES and each.says}
-        return [*(f"– {says}" for says in reversed(said.values())), ADVICE] if said else []
+        return [f"– {says}" for says in reversed(said.values())]
 
     def tensors_with(self, outcome: str) -> list[str]:
         """Return the names of the tensors with this outcome."""
@@ -117,6 +119,14 @@ class Audit:
         """Lines about the fields, about each fault of a field, and about the tensors."""
         about = [[_line(*part)] * bool(part[2]) for part in self._parts]
         return [*about[0], *self._behavior, *about[1]]
+
+    @property
+    def warning(self) -> str:
+        """The number of fields and tensors with faults, and what follows for other folders; empty without faults."""
+        found = [sum(len(names) for says, names in part[3].items() if says in FAULTS) for part in self._parts]
+        nouns = [count(number, noun) for number, noun in zip(found, ("field", "tensor"), strict=True) if number]
+        ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
+        return f"{ignored}; --audit makes this a failure" if nouns else ""
 
     @property
     def faults(self) -> str:

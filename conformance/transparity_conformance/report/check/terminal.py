@@ -253,6 +253,8 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
     rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
     if report.verdict == "inconclusive":
         rows.insert(0, ("Undecided", too_little(report)))
+    if report.verdict == "agrees" and report.audit and report.audit.warning:
+        rows.insert(0, ("But", report.audit.warning))
     rows += [("Untested", line) for line in report.coverage.untested]
     rows += [("Audit", line) for line in view.audit]
     rows += [("Not compared", line) for line in (view.not_compared if verbose else view.not_compared_in_short)]

@@ -49,7 +49,7 @@ class Training:
             raise ConfigError(f"warmup_steps is {shown(self.warmup_steps)}; it should be a whole number, at least 1.")
 
     def rate(self, step: int, embed_dim: int) -> float:
-        """Return the learning rate of a step, where the first is 1.
+        """Return the learning rate at a step; steps are counted from 1.
 
         With warm-up, it is learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2).
         """

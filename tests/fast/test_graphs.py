@@ -80,7 +80,7 @@ def test_without_memory_for_a_recording_runs_are_launched(without_memory: list[C
 
 
 def without_values(inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Return meta tensors like the inputs; reading a value of them fails, as during a recording on a GPU."""
+    """Return meta tensors with the shapes and dtypes of the inputs; their values cannot be read, as in a CUDA graph."""
     return {name: torch.as_tensor(value).to("meta") for name, value in inputs.items()}
 
 

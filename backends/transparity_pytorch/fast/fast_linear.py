@@ -27,7 +27,7 @@ places than for one. With more places, compiling takes longer than the product g
 
 
 def has_mkl() -> bool:
-    """Return whether PyTorch can multiply by MKL."""
+    """Return whether PyTorch can use MKL for matrix products."""
     return torch.backends.mkl.is_available()
 
 

@@ -26,7 +26,7 @@ MANY = 8
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""The number of tokens of a long prompt, if no threshold requires another number."""
+"""The length of a long prompt in tokens, unless a threshold requires a longer one."""
 
 SEARCHED = 6
 """The number of new tokens in beam search."""
@@ -287,7 +287,7 @@ def _blind_to_the_usual(probe: Probe) -> np.ndarray:
 
 
 def _turned_away(probe: Probe) -> Arrays:
-    """Return parameters of a model with a tied head that do not make it repeat its last token.
+    """Return parameters with which a model with a tied head does not only repeat its last token.
 
     Half of the features of the last norm change their sign. If the head has a bias, it makes all tokens equally likely.
     """

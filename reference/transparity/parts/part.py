@@ -43,7 +43,7 @@ class Part(NamedTuple):
     """How parameters may be distributed; a parameter without an entry may not be."""
 
     def under(self, scope: str) -> Part:
-        """Return this part with names that start with `scope`."""
+        """Return a copy of this part with `scope` before every name."""
         return Part(_prefixed(scope, self.parameters), _prefixed(scope, self.taps), _prefixed(scope, self.cuts))
 
 

@@ -91,7 +91,7 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise wrong(name, given, "one object of numbers for all layers")
+        raise wrong(name, given, "one JSON object with numbers, for all layers")
     given = {"rope_theta": fields["rope_theta"]} | given
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in ROTARY_KEYS:

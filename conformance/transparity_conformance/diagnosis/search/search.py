@@ -324,7 +324,7 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe, of those with the size of the probe for ranking, with the largest remaining difference."""
+        """Return the probe with the largest remaining difference, among the probes as large as the one for ranking."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
 
     def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:

@@ -69,7 +69,7 @@ def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Find frames of audio, in sizes that the module accepts, and tokens."""
+    """Find frames of audio and tokens whose shapes the module accepts."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
 
     def taken(frames: np.ndarray) -> tuple[dict[str, int], Arrays]:

@@ -15,7 +15,7 @@ LIKELY = 12
 """The number that masks scores is searched for among this number of most frequent scores."""
 
 LEAST, MOST = 1e-9, 1e3
-"""The softcap exceeds the largest capped number by a share within this range."""
+"""The softcap is larger than the largest capped number, by a relative margin in this range."""
 
 
 @dataclass(frozen=True, eq=False)

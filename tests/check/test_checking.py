@@ -129,7 +129,7 @@ def test_a_form_is_recognised_in_a_process_of_its_own(tmp_path: Path) -> None:
         "    return lambda **tokens: forward(**tokens)['logits'].swapaxes(1, 2)\n"
     )
     (fault,) = check(load_port(f"{file}:build"), "notes-lm", isolated=True).faults
-    assert fault.causes[0].says.startswith("logits with the vocabulary before the positions")
+    assert fault.causes[0].says.startswith("the port returns logits with the vocabulary before the positions")
     assert np.isfinite(fault.causes[0].residual)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transparity_pytorch.shapes import IsQuery, Lengths, MaskArray, Memory, Positions, RotaryTables
 
 MaskKind = Literal["causal", "full", "some"]
-"""What the configuration alone tells about a mask: it is causal, it hides nothing, or every query sees some key.
+"""The kind of a mask, which the configuration determines: causal, without hidden keys, or with some key for each query.
 Compiled code cannot read this from the mask's values."""
 
 

@@ -79,7 +79,7 @@ class Bug:
         port: the function of the subject.
         hidden: the only place where the bug is visible.
         control: whether the edit is correct, so that the checker must agree.
-        dtype: the precision that the check is told.
+        dtype: the precision with which the port is checked.
     """
 
     id: str

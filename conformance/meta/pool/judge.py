@@ -325,7 +325,7 @@ DRAFTED = (
         "drafts: bugs named in one run", _drafted(lambda trial, draft: (len(draft["named"]), len(trial.bugs))), 0.85
     ),
     Measure(
-        "drafts: bugs named after fixes", _drafted(lambda trial, draft: (len(draft["mended"]), len(trial.bugs))), 0.95
+        "drafts: bugs named after fixes", _drafted(lambda trial, draft: (len(draft["fixed"]), len(trial.bugs))), 0.95
     ),
     Measure("drafts: right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )

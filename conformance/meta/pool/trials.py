@@ -101,10 +101,10 @@ class Trial:
                 lines.append(any(is_line(bug, fault, [other for other in self.bugs if other != bug]) for bug in found))
             named += [bug for bug in found if bug not in named]
             false += sorted(names(fault)) if fault["causes"] and not found else []
-        mended = self.mended(answer)
-        return {"named": [bug.id for bug in named], "mended": mended, "lines": lines, "false": false}
+        fixed = self.named_after_fixes(answer)
+        return {"named": [bug.id for bug in named], "fixed": fixed, "lines": lines, "false": false}
 
-    def mended(self, answer: Answer) -> list[str]:
+    def named_after_fixes(self, answer: Answer) -> list[str]:
         """Return the bugs that are named if, after each run, the first named bug is fixed."""
         rest = self.bugs
         while named := [bug for fault in answer["faults"] for bug in bugs_named(rest, fault)]:

@@ -181,7 +181,7 @@ class Program:
         Args:
             numbers: the steps to run again.
             values: the values of an earlier run; they are not modified.
-            changes: all changes, including those of the earlier run.
+            changes: the changes of the earlier run and the new changes.
 
         Returns:
             all values, and the indices of the values that were computed again.

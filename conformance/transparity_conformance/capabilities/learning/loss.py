@@ -152,7 +152,7 @@ def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
     arrays = {"logits": logits.astype(np.float32), "targets": targets}
     oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)
-    # The loss is a mean of differences of two logits, so its error is at most twice that of a logit.
+    # The loss is a mean of differences of two logits. Its error is at most twice the error of a logit.
     return oracle.budget("result", dtype) + 2 * probe.oracle.budget("logits", dtype)
 
 

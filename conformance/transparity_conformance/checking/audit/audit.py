@@ -87,5 +87,5 @@ def _not_compared(audit: Audit) -> Iterator[str]:
         yield from (f"{file} {name}: no call exercises it" for name in names)
     yield from (f"{tensors} {each.name}: {each.says}" for each in audit.tensors if each.outcome == "not tried")
     for each in audit.fields:
-        if each.outcome == "refused" and each.value != "absent":
+        if each.counted == "refused":
             yield f"{fields} {each.name} {each.value}: {each.says}"

@@ -72,7 +72,7 @@ class TensorFile:
             outcome: Whether the port ignores the tensor or accepts a file without it.
             logits: The port's logits.
             again: The port's logits, or its error, with another random seed.
-            found: What the port uses instead of the tensor, and the remaining difference.
+            found: The value that the port uses in place of the tensor, and the remaining difference.
         """
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
         says, left = found or ("random numbers" if is_drawn else "other numbers", None)

@@ -20,6 +20,7 @@ from transparity_conformance.checkpoints.exporting import explicit, read_beside,
 from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
 from transparity_conformance.oracle.reach.features import OPERATIONS, is_choice
+from transparity_conformance.report.audit.result import ABSENT
 
 NUMBERS: dict[type, tuple[str, ...]] = {
     float: ("*10", "/10", "*2", "/2", "+1", "-1", "off"),
@@ -193,7 +194,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
                 other = read_beside(family, config, fields)
         except TransparityError:
             continue
-        yield Variant(name, "absent", other, config, fields=fields, must_show=False)
+        yield Variant(name, ABSENT, other, config, fields=fields, must_show=False)
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:

@@ -16,7 +16,7 @@ WORST_FIRST: tuple[Outcome, ...] = ("ignored", "wrong", "refused", "followed", "
 """Outcomes, the most important first; a field has the most important outcome of its tried values."""
 
 ABSENT = "absent"
-"""The value of a field that was removed; a port may refuse to do without a field that it follows."""
+"""The value of a field that was removed."""
 
 MOST_NAMED = 8
 """The number of names in a line for people; JSON lists all of them."""
@@ -41,6 +41,11 @@ class AuditedField:
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
+
+    @property
+    def counted(self) -> Outcome:
+        """Return the outcome for the field: a port may refuse to do without a field that it follows."""
+        return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,9 @@ FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not igno
 """The outcomes that are faults, as they are shown."""
 
 
+Part = tuple[str, str, int, dict[str, list[str]], str]
+
+
 @dataclass(frozen=True)
 class Audit:
     """The audited fields of the configuration and tensors of the weights."""
@@ -100,15 +108,17 @@ class Audit:
         """Return the names of the fields whose outcome this is; of several tried values, the worst one counts."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
-            now: Outcome = "followed" if (each.outcome, each.value) == ("refused", ABSENT) else each.outcome
-            found[each.name] = min(found.get(each.name, now), now, key=WORST_FIRST.index)
+            found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
         return [name for name, worst in found.items() if worst == outcome]
 
     @property
     def _behavior(self) -> list[str]:
-        """The port's behavior for each field that it ignores or obeys wrongly."""
-        said = {each.name: each.says for each in reversed(self.fields) if each.outcome in CAUSES and each.says}
-        return [f"– {says}" for says in reversed(said.values())]
+        """The port's behavior for each field that it ignores or obeys wrongly, with the first such value."""
+        said: dict[str, str] = {}
+        for each in self.fields:
+            if each.outcome in CAUSES and each.says:
+                said.setdefault(each.name, f"– {each.says}")
+        return [*said.values()]
 
     def tensors_with(self, outcome: str) -> list[str]:
         """Return the names of the tensors with this outcome."""
@@ -123,22 +133,26 @@ class Audit:
     @property
     def warning(self) -> str:
         """The number of fields and tensors with faults, and what follows for other folders; empty without faults."""
-        found = [sum(len(names) for says, names in part[3].items() if says in FAULTS) for part in self._parts]
-        nouns = [count(number, noun) for number, noun in zip(found, ("field", "tensor"), strict=True) if number]
+        nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
         return f"{ignored}; --audit makes this a failure" if nouns else ""
 
     @property
     def faults(self) -> str:
         """The faults in one clause; empty if there are none."""
-        wrong = (
-            (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
-            for file, noun, total, found, _ in self._parts
-        )
-        return "; ".join(_line(*part) for part in wrong if any(part[3].values()))
+        return "; ".join(_line(*part) for part in self._faults)
 
     @property
-    def _parts(self) -> tuple[tuple[str, str, int, dict[str, list[str]], str], ...]:
+    def _faults(self) -> list[Part]:
+        """The parts with faults, without other outcomes."""
+        wrong = [
+            (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
+            for file, noun, total, found, _ in self._parts
+        ]
+        return [part for part in wrong if any(part[3].values())]
+
+    @property
+    def _parts(self) -> tuple[Part, Part]:
         """For fields and for tensors: the file, a noun, their number, names by outcome, and a word for the rest."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}

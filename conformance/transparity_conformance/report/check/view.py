@@ -134,7 +134,7 @@ def _in_short(report: Report) -> list[str]:
         return list(report.not_compared)
     fields, lines = report.audit.files[0], list(report.not_compared)
     named = tuple(f"{fields} {name}: " for name in report.audit.fields_with("not exercised"))
-    refused = tuple(f"{fields} {each.name} {each.value}: " for each in report.audit.fields if each.outcome == "refused")
+    refused = tuple(f"{fields} {each.name} {each.value}: " for each in report.audit.fields if each.counted == "refused")
     number = sum(line.startswith(refused) for line in lines)
     shown = [line for line in lines if not line.startswith((*named, *refused))]
     return shown + [f"{count(number, 'value')} of fields in {fields}: the port refuses them"] * bool(number)

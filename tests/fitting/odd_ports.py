@@ -85,6 +85,20 @@ class Decoder(nn.Module):
         return self.head(self.end(x))
 
 
+class TwoMasks(Decoder):
+    """A decoder that hides later tokens by −∞, and then adds −1e9 to the scores of padding."""
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+            scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+            return (scores + (1.0 - attention_mask[:, None, None]) * -1e9).softmax(-1) @ value
+
+        for block in self.blocks:
+            block.attend = attend
+        return super().forward(ids)
+
+
 def rms(eps: float) -> Decoder:
     return Decoder(functools.partial(RmsNorm, eps))
 

@@ -26,6 +26,7 @@ ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "a buffer of sevens": (lambda: ports.Decoder(attend=functools.partial(ports.in_buffer, fill=7.0)), {}),
     "a buffer, by hand": (lambda: ports.Decoder(attend=functools.partial(ports.in_buffer, by_hand=True)), {}),
     "no buffer": (ports.Decoder, {"num_heads": 3, "max_length": 40}),
+    "two masks": (ports.TwoMasks, {"padding": "attention-mask"}),
     "head by head": (lambda: ports.Decoder(by_head=True), {"num_heads": 3}),
     "padded to all places": (ports.padded, {"num_heads": 3, "max_length": 40}),
     "rows second": (ports.RowsSecond, {"norm_position": "post"}),

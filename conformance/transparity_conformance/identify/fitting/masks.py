@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.parts import Parts
 from transparity_conformance.identify.fitting.structure import Attention, before, softmaxes
 from transparity_conformance.identify.fitting.subject import RecordedCall
 from transparity_conformance.identify.fitting.values.found import FoundFields
-from transparity_conformance.identify.fitting.values.numbers import digits
+from transparity_conformance.identify.fitting.values.numbers import SAME, difference, digits
 from transparity_conformance.identify.fitting.values.scores import Scores, scores_of
 
 LOWEST = float(np.finfo(np.float32).min) / 4
@@ -30,9 +30,7 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
         found.untold["mask_order"] = "the scale does not change a mask of 0 or −∞"
     if value is None:
         found.untold["mask_value"] = "no score is masked"
-    obeys = bool(masked) and any(
-        (each.masked != plain[name].masked).any() for name, each in masked[0].items() if name in plain
-    )
+    obeys = len(calls) > 2 and difference(calls[2].output, calls[0].output) > SAME
     found.fields["padding"] = "attention-mask" if obeys else "token"
     _read_padding(found, parts, calls[1], plain, padded)
     if obeys and list(parts.stacks) == ["decoder"]:

@@ -19,8 +19,7 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_flax.layers.layer import Layer
-from transparity_flax.layers.table import LAYERS
+from transparity_flax.layers import LAYERS, Layer
 from transparity_flax.mixers.attention import attention
 from transparity_flax.port import build, loaded, x64_for
 from transparity_flax.state.context import LayerContext, Mask

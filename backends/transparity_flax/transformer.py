@@ -12,13 +12,11 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
-from transparity_flax.arithmetic.dropout import dropped
+from transparity_flax.arithmetic.changes import dropped
 from transparity_flax.heads.pooled import pool
 from transparity_flax.heads.table import head
-from transparity_flax.inputs.embedding import INPUTS, Source, embed
-from transparity_flax.inputs.tokens import EmbedTokens
-from transparity_flax.layers.layer import normalize
-from transparity_flax.layers.table import LAYERS
+from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, Source, embed
+from transparity_flax.layers import LAYERS, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries
 from transparity_flax.norms.table import Norm
 from transparity_flax.positions.bias import score_bias

@@ -14,8 +14,7 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_pytorch.layers.layer import Layer
-from transparity_pytorch.layers.table import LAYERS
+from transparity_pytorch.layers import LAYERS, Layer
 from transparity_pytorch.mixers.attention import attention
 from transparity_pytorch.port import build, loaded, tensor
 from transparity_pytorch.state.context import LayerContext, Mask

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
-from transparity_pytorch.arithmetic.dropout import dropped
+from transparity_pytorch.arithmetic.changes import dropped
 from transparity_pytorch.heads.pooled import pool
 from transparity_pytorch.heads.table import head, head_parts
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
-from transparity_pytorch.layers.layer import normalize
-from transparity_pytorch.layers.table import LAYERS
+from transparity_pytorch.layers import LAYERS, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries
 from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.positions.bias import score_bias

@@ -16,7 +16,7 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.layers.layer import layer
+from transparity_numpy.layers import layer
 from transparity_numpy.port import build
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import transformer

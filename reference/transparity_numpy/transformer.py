@@ -17,8 +17,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.pooled import pool
 from transparity_numpy.heads.table import head
 from transparity_numpy.inputs.embedding import Source, embed
-from transparity_numpy.layers.layer import normalize
-from transparity_numpy.layers.table import LAYERS
+from transparity_numpy.layers import LAYERS, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries
 from transparity_numpy.norms.table import norm
 from transparity_numpy.positions.bias import score_bias

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
 from transparity_flax.heads.table import head
-from transparity_flax.layers.layer import Layer, normalize
+from transparity_flax.layers import Layer, normalize
 from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.mixers.attention import project_key_value
 from transparity_flax.shapes import (

@@ -12,9 +12,18 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_flax.mixers.chunks import chunk_decays, in_a_row, in_chunks
-from transparity_flax.mixers.convolution import convolve
-from transparity_flax.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_flax.mixers.recurrence import (
+    Recurrence,
+    by_head,
+    chunk_decays,
+    convolve,
+    first_state,
+    in_a_row,
+    in_chunks,
+    log_decay,
+    time_step,
+    unpadded,
+)
 from transparity_flax.norms.rms import rms_norm
 from transparity_flax.shapes import Features, Hidden
 from transparity_flax.state.cache import Cache, update_state

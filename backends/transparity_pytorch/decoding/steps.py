@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.heads.table import head
-from transparity_pytorch.layers.layer import Layer, normalize
+from transparity_pytorch.layers import Layer, normalize
 from transparity_pytorch.masks import padding_mask, visible_keys
 from transparity_pytorch.mixers.attention import project_key_value
 from transparity_pytorch.shapes import (

@@ -11,9 +11,17 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_pytorch.mixers.chunks import CHUNK, chunk_decays
-from transparity_pytorch.mixers.convolution import convolve
-from transparity_pytorch.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_pytorch.mixers.recurrence import (
+    CHUNK,
+    Recurrence,
+    by_head,
+    chunk_decays,
+    convolve,
+    first_state,
+    log_decay,
+    time_step,
+    unpadded,
+)
 from transparity_pytorch.norms.rms import rms_norm
 from transparity_pytorch.shapes import Hidden
 from transparity_pytorch.state.cache import Cache, update_state

@@ -14,7 +14,7 @@ from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import head
-from transparity_numpy.layers.layer import normalize
+from transparity_numpy.layers import normalize
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.mixers.attention import project_key_value
 from transparity_numpy.shapes import (

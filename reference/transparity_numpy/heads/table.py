@@ -8,9 +8,8 @@ from typing import Any
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity_numpy.heads.classes import classes
 from transparity_numpy.heads.logits import logits
-from transparity_numpy.heads.pooled import pooled
+from transparity_numpy.heads.pooled import classes, pooled
 from transparity_numpy.shapes import Features, Vectors
 
 

@@ -14,8 +14,7 @@ from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import as_precise_as, linear, silu
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_numpy.mixers.convolution import convolve
-from transparity_numpy.mixers.recurrence import by_head, first_state, log_decay, time_step, unpadded
+from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
 from transparity_numpy.norms.rms import rms_norm
 from transparity_numpy.shapes import Hidden
 from transparity_numpy.state.cache import Cache, update_state

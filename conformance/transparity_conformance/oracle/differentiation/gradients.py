@@ -27,8 +27,7 @@ from transparity_conformance.oracle.differentiation.leaning import (
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_numpy.arithmetic.functional import STEP
 from transparity_numpy.training import differentiation
-from transparity_numpy.training.differentiation import Parameters, loss_of
-from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training.loss import Parameters, cross_entropy, loss_of
 from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 

@@ -21,7 +21,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, is_sam
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest, softplus
-from transparity_numpy.mixers.table import MIXERS
+from transparity_numpy.layers import MIXERS
 from transparity_numpy.state.context import LayerContext
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))

@@ -1,8 +1,8 @@
-"""A layer: self-attention, cross-attention if there is an encoder's output, and a feed-forward, each with its
-residual."""
+"""Layers: a mixer, cross-attention if there is an encoder, and a feed-forward, each with its residual and norms."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -11,13 +11,56 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.experts import MixtureOfExperts
 from transparity_pytorch.feed_forward import FeedForward
-from transparity_pytorch.mixers.attention import CrossAttention
-from transparity_pytorch.mixers.table import MIXERS
+from transparity_pytorch.mixers.attention import CrossAttention, SelfAttention
+from transparity_pytorch.mixers.gated_delta import GatedDelta
+from transparity_pytorch.mixers.latent import LatentAttention
+from transparity_pytorch.mixers.state_space import StateSpace
 from transparity_pytorch.norms.table import Norm
-from transparity_pytorch.residuals import RESIDUALS, Sublayer
 from transparity_pytorch.shapes import Hidden
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
+
+Sublayer = Callable[[Hidden], Hidden]
+
+
+def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
+
+
+def pre(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
+    """x + f(norm(x)) (Xiong et al. 2020)."""
+    return add_residual(config, x, sublayer(norm(x)))
+
+
+def post(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
+    """norm(x + f(x)) (Vaswani et al. 2017, §3.1)."""
+    return norm(add_residual(config, x, sublayer(x)))
+
+
+def sandwich(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
+    """x + post_norm(f(norm(x))) (Gemma 2)."""
+    return add_residual(config, x, post_norm(sublayer(norm(x))))
+
+
+def post_branch(
+    config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer
+) -> Hidden:
+    """x + norm(f(x)) (OLMo 2)."""
+    return add_residual(config, x, norm(sublayer(x)))
+
+
+RESIDUALS = {"pre": pre, "post": post, "sandwich": sandwich, "post-branch": post_branch}
+"""The function for each `config.norm_position`."""
+
+
+MIXERS: dict[str, Callable[..., nn.Module]] = {
+    "attention": SelfAttention,
+    "latent": LatentAttention,
+    "gated-delta": GatedDelta,
+    "state-space": StateSpace,
+}
+"""The function for each `config.mixer_name`."""
 
 
 def normalize(module: nn.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
@@ -92,3 +135,18 @@ def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
     if name == "self_attention_norm" and not layer.config.attention_norm:
         return x
     return normalize(layer, name, x, tap)
+
+
+class ParallelLayer(Layer):
+    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
+
+    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+        shared = normalize(self, "self_attention_norm", x, tap)
+        y = mix(self, shared, context, tap, cache)
+        z = normalize(self, "feed_forward_norm", x, tap) if self.config.branches == "parallel" else shared
+        z = feed(self, z, tap)
+        return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
+
+
+LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
+"""The function for each `config.branches`."""

@@ -1,9 +1,8 @@
-"""A layer: self-attention, cross-attention if there is an encoder's output, and a feed-forward, each with its
-residual."""
+"""Layers: a mixer, cross-attention if there is an encoder, and a feed-forward, each with its residual and norms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,56 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.experts import mixture_of_experts
 from transparity_numpy.feed_forward import feed_forward
-from transparity_numpy.mixers.attention import cross_attention
-from transparity_numpy.mixers.table import MIXERS
+from transparity_numpy.mixers.attention import cross_attention, self_attention
+from transparity_numpy.mixers.gated_delta import gated_delta
+from transparity_numpy.mixers.latent import latent_attention
+from transparity_numpy.mixers.state_space import state_space
 from transparity_numpy.norms.table import norm
-from transparity_numpy.residuals import RESIDUALS, Sublayer
 from transparity_numpy.shapes import Hidden
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
+
+Sublayer = Callable[[Hidden], Hidden]
+
+
+def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * x.dtype.type(config.residual_multiplier)
+
+
+def pre(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
+    """x + f(norm(x)) (Xiong et al. 2020)."""
+    return add_residual(config, x, sublayer(norm(x)))
+
+
+def post(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
+    """norm(x + f(x)) (Vaswani et al. 2017, §3.1)."""
+    return norm(add_residual(config, x, sublayer(x)))
+
+
+def sandwich(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
+    """x + post_norm(f(norm(x))) (Gemma 2)."""
+    return add_residual(config, x, post_norm(sublayer(norm(x))))
+
+
+def post_branch(
+    config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer
+) -> Hidden:
+    """x + norm(f(x)) (OLMo 2)."""
+    return add_residual(config, x, norm(sublayer(x)))
+
+
+RESIDUALS = {"pre": pre, "post": post, "sandwich": sandwich, "post-branch": post_branch}
+"""The function for each `config.norm_position`."""
+
+
+MIXERS: dict[str, Callable[..., Hidden]] = {
+    "attention": self_attention,
+    "latent": latent_attention,
+    "gated-delta": gated_delta,
+    "state-space": state_space,
+}
+"""The function for each `config.mixer_name`."""
 
 
 def normalize(
@@ -111,3 +153,24 @@ def _norm(
     if name == "self_attention_norm" and not config.attention_norm:
         return x
     return normalize(config, parameters, name, x, tap, training=training)
+
+
+def parallel_layer(
+    config: TransformerConfig,
+    parameters: Mapping[str, Any],
+    x: Hidden,
+    context: LayerContext,
+    tap: Tap = identity,
+    cache: Cache | None = None,
+) -> Hidden:
+    """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
+    normed = partial(normalize, config, parameters, tap=tap, training=context.training)
+    shared = normed("self_attention_norm", x)
+    y = mix(config, parameters, shared, context, tap, cache)
+    z = normed("feed_forward_norm", x) if config.branches == "parallel" else shared
+    z = feed(config, parameters, z, tap)
+    return tap("output", add_residual(config, add_residual(config, x, y), z))
+
+
+LAYERS = {"sequential": layer, "parallel": parallel_layer, "parallel-one-norm": parallel_layer}
+"""The function for each `config.branches`."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import nn
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity, scoped
+from transparity.taps import scoped
 from transparity_pytorch.experts import MixtureOfExperts
 from transparity_pytorch.feed_forward import FeedForward
 from transparity_pytorch.mixers.attention import CrossAttention, SelfAttention
@@ -17,42 +16,7 @@ from transparity_pytorch.mixers.latent import LatentAttention
 from transparity_pytorch.mixers.state_space import StateSpace
 from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.shapes import Hidden
-from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext
-
-Sublayer = Callable[[Hidden], Hidden]
-
-
-def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
-    """x + y, or x + multiplier · y (Granite)."""
-    return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
-
-
-def pre(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
-    """x + f(norm(x)) (Xiong et al. 2020)."""
-    return add_residual(config, x, sublayer(norm(x)))
-
-
-def post(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
-    """norm(x + f(x)) (Vaswani et al. 2017, §3.1)."""
-    return norm(add_residual(config, x, sublayer(x)))
-
-
-def sandwich(config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer) -> Hidden:
-    """x + post_norm(f(norm(x))) (Gemma 2)."""
-    return add_residual(config, x, post_norm(sublayer(norm(x))))
-
-
-def post_branch(
-    config: TransformerConfig, x: Hidden, sublayer: Sublayer, norm: Sublayer, post_norm: Sublayer
-) -> Hidden:
-    """x + norm(f(x)) (OLMo 2)."""
-    return add_residual(config, x, norm(sublayer(x)))
-
-
-RESIDUALS = {"pre": pre, "post": post, "sandwich": sandwich, "post-branch": post_branch}
-"""The function for each `config.norm_position`."""
-
 
 MIXERS: dict[str, Callable[..., nn.Module]] = {
     "attention": SelfAttention,
@@ -63,42 +27,58 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
 """The function for each `config.mixer_name`."""
 
 
-def normalize(module: nn.Module, name: str, x: Hidden, tap: Tap = identity) -> Hidden:
+def normalize(module: nn.Module, name: str, x: Hidden, context: LayerContext) -> Hidden:
     """Apply the norm `name` of a layer or stack, and tap the result under this name."""
-    return tap(name, getattr(module, name)(x, scoped(tap, name)))
+    return context.tap(name, getattr(module, name)(x, scoped(context.tap, name)))
 
 
-def residual(layer: Layer, name: str, x: Hidden, sublayer: Sublayer, tap: Tap = identity) -> Hidden:
+def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
+    """x + y, or x + multiplier · y (Granite)."""
+    return x + y if config.residual_multiplier == 1 else x + y * config.residual_multiplier
+
+
+def residual(layer: Layer, name: str, x: Hidden, sublayer: Callable[[Hidden], Hidden], context: LayerContext) -> Hidden:
     """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
-    norms = [partial(_norm, layer, f"{name}_{end}", tap) for end in ("norm", "post_norm")]
-    return RESIDUALS[layer.config.norm_position](layer.config, x, sublayer, *norms)
+    config = layer.config
+
+    def normed(x: Hidden, end: str = "norm") -> Hidden:
+        if name == "self_attention" and not config.attention_norm:  # ModernBERT's first layer
+            return x
+        return normalize(layer, f"{name}_{end}", x, context)
+
+    position = config.norm_position
+    if position == "pre":  # Xiong et al. 2020
+        return add_residual(config, x, sublayer(normed(x)))
+    if position == "post":  # Vaswani et al. 2017, §3.1
+        return normed(add_residual(config, x, sublayer(x)))
+    if position == "sandwich":  # Gemma 2
+        return add_residual(config, x, normed(sublayer(normed(x)), "post_norm"))
+    assert position == "post-branch"  # OLMo 2
+    return add_residual(config, x, normed(sublayer(x)))
 
 
-def mix(layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
+def mix(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
     """Apply the layer's mixer: self-attention, or another that `config.mixer_name` names."""
     scope = layer.config.mixer_scope
-    return getattr(layer, scope)(x, context, scoped(tap, scope), (cache or {}).get(scope))
+    return getattr(layer, scope)(x, context.under(scope))
 
 
-def feed(layer: Layer, x: Hidden, tap: Tap = identity) -> Hidden:
-    """Apply the feed-forward, or the mixture of experts."""
-    return layer.feed_forward(x, scoped(tap, "feed_forward"))
-
-
-def attend_to_memory(
-    layer: Layer, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None
-) -> Hidden:
+def attend_to_memory(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
     """Apply cross-attention to the encoder's output, which is normalized first if `memory_norm` is set."""
     if layer.config.memory_norm and context.memory is not None:
-        context = context._replace(memory=normalize(layer, "memory_norm", context.memory, tap))
-    scope, kept = scoped(tap, "cross_attention"), (cache or {}).get("cross_attention")
-    return layer.cross_attention(x, context, scope, kept)
+        context = context._replace(memory=normalize(layer, "memory_norm", context.memory, context))
+    return layer.cross_attention(x, context.under("cross_attention"))
+
+
+def feed(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
+    """Apply the feed-forward, or the mixture of experts."""
+    return layer.feed_forward(x, scoped(context.tap, "feed_forward"))
 
 
 class Layer(nn.Module):
     """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
 
-    Each has its residual. With a `cache`, `x` has the tokens at `context.positions`, which follow the cached tokens.
+    Each has its residual. With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """
 
     def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:
@@ -121,31 +101,24 @@ class Layer(nn.Module):
         if self.config.norm_position == "sandwich":
             self.add_module(f"{sublayer}_post_norm", Norm(self.config))
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        x = residual(self, "self_attention", x, lambda x: mix(self, x, context, tap, cache), tap)
+    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
+        x = residual(self, "self_attention", x, lambda x: mix(self, x, context), context)
         if context.memory_mask is not None:
-            x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context, tap, cache), tap)
+            x = residual(self, "cross_attention", x, lambda x: attend_to_memory(self, x, context), context)
         if self.config.feed_forward_dim:
-            x = residual(self, "feed_forward", x, lambda x: feed(self, x, tap), tap)
-        return tap("output", x)
-
-
-def _norm(layer: Layer, name: str, tap: Tap, x: Hidden) -> Hidden:
-    """Return the norm `name` of x; before attention without a norm (ModernBERT's first layer), return x unchanged."""
-    if name == "self_attention_norm" and not layer.config.attention_norm:
-        return x
-    return normalize(layer, name, x, tap)
+            x = residual(self, "feed_forward", x, lambda x: feed(self, x, context), context)
+        return context.tap("output", x)
 
 
 class ParallelLayer(Layer):
     """x + attention(norm(x)) + feed_forward(norm(x)), with a norm per branch (GPT-NeoX) or one for both (GPT-J)."""
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        shared = normalize(self, "self_attention_norm", x, tap)
-        y = mix(self, shared, context, tap, cache)
-        z = normalize(self, "feed_forward_norm", x, tap) if self.config.branches == "parallel" else shared
-        z = feed(self, z, tap)
-        return tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
+    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
+        shared = normalize(self, "self_attention_norm", x, context)
+        y = mix(self, shared, context)
+        z = normalize(self, "feed_forward_norm", x, context) if self.config.branches == "parallel" else shared
+        z = feed(self, z, context)
+        return context.tap("output", add_residual(self.config, add_residual(self.config, x, y), z))
 
 
 LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.shapes import Features, Hidden
-from transparity_flax.state.cache import Cache, held_tokens, update_inputs
+from transparity_flax.state.cache import held_tokens, update_inputs
 from transparity_flax.state.context import LayerContext
 
 
@@ -31,14 +31,12 @@ def causal_convolution(
     return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
 
 
-def convolve(
-    module: Any, name: str, x: Hidden, context: LayerContext, cache: Cache | None = None
-) -> Float[Array, "batch length features"]:
+def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Float[Array, "batch length features"]:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
-    if cache is not None:
-        before = update_inputs(cache, name, x, context.valid_lengths)
+    if context.cache is not None:
+        before = update_inputs(context.cache, name, x, context.valid_lengths)
     bias = kernel.bias[...] if module.config.convolution_bias else None
     return jax.nn.silu(causal_convolution(kernel.kernel[...].T, x, before, bias))
 
@@ -88,19 +86,17 @@ def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> F
     return -jnp.exp(upcast(module.A_log[...])) * step
 
 
-def by_head(
-    x: Float[Array, "batch length heads"], context: LayerContext, cache: Cache | None
-) -> Float[Array, "batch heads length"]:
+def by_head(x: Float[Array, "batch length heads"], context: LayerContext) -> Float[Array, "batch heads length"]:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
-    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
+    return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
 def first_state(
-    config: TransformerConfig, query: Float[Array, "batch heads length head_dim"], cache: Cache | None
+    config: TransformerConfig, query: Float[Array, "batch heads length head_dim"], context: LayerContext
 ) -> Float[Array, "batch heads head_dim value_dim"]:
-    """Return the initial state: the state in the `cache`, or zeros."""
+    """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return jnp.zeros(size, query.dtype) if cache is None else cache["state"]
+    return jnp.zeros(size, query.dtype) if context.cache is None else context.cache["state"]
 
 
 class Recurrence(nnx.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.shapes import Features, Hidden
-from transparity_pytorch.state.cache import Cache, held_tokens, update_inputs
+from transparity_pytorch.state.cache import held_tokens, update_inputs
 from transparity_pytorch.state.context import LayerContext
 
 
@@ -32,14 +32,12 @@ class CausalConvolution(nn.Module):
         return F.conv1d(x, self.weight[:, None], self.bias, groups=len(self.weight)).transpose(1, 2)
 
 
-def convolve(
-    module: Any, name: str, x: Hidden, context: LayerContext, cache: Cache | None = None
-) -> Float[Tensor, "batch length features"]:
+def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Float[Tensor, "batch length features"]:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x = getattr(module, name)(x)
     before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
-    if cache is not None:
-        before = update_inputs(cache, name, x, context.valid_lengths)
+    if context.cache is not None:
+        before = update_inputs(context.cache, name, x, context.valid_lengths)
     return F.silu(getattr(module, f"{name}_convolution")(x, before))
 
 
@@ -93,16 +91,14 @@ def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> 
     return -upcast(module.A_log).exp() * step
 
 
-def by_head(
-    x: Float[Tensor, "batch length heads"], context: LayerContext, cache: Cache | None
-) -> Float[Tensor, "batch heads length"]:
+def by_head(x: Float[Tensor, "batch length heads"], context: LayerContext) -> Float[Tensor, "batch heads length"]:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
-    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
+    return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
 def first_state(
-    config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], cache: Cache | None
+    config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], context: LayerContext
 ) -> Float[Tensor, "batch heads head_dim value_dim"]:
-    """Return the initial state: the state in the `cache`, or zeros."""
+    """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return query.new_zeros(size) if cache is None else cache["state"]
+    return query.new_zeros(size) if context.cache is None else context.cache["state"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
@@ -13,10 +10,10 @@ from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.arithmetic.softcap import apply_softcap
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.norms.table import norm
-from transparity_numpy.shapes import Vectors
+from transparity_numpy.shapes import Parameters, Vectors
 
 
-def transform_for_head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Vectors:
+def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
     """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
     if not config.head_transform:
         return x
@@ -24,7 +21,7 @@ def transform_for_head(config: TransformerConfig, parameters: Mapping[str, Any],
     return norm(config, parameters["head_norm"], y)
 
 
-def logits(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Inexact[Array, "*batch vocab"]:
+def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
     """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, parameters, x)
     if config.head_input_scale != 1:

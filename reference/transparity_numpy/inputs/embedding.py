@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from jaxtyping import Int
 from numpy import ndarray as Array
@@ -14,12 +13,10 @@ from transparity.taps import Tap, identity
 from transparity_numpy.inputs.frames import embed_frames
 from transparity_numpy.inputs.patches import embed_patches
 from transparity_numpy.positions.added import position_ids, sinusoidal_positions
-from transparity_numpy.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+from transparity_numpy.shapes import Frames, Hidden, IsToken, Parameters, Pixels, TokenIds
 
 
-def embed_tokens(
-    config: TransformerConfig, parameters: Mapping[str, Any], tokens: TokenIds, tap: Tap = identity
-) -> Hidden:
+def embed_tokens(config: TransformerConfig, parameters: Parameters, tokens: TokenIds, tap: Tap = identity) -> Hidden:
     """The row of the embedding table for each token."""
     return parameters["token_embedding"]["weight"][tokens]
 
@@ -34,7 +31,7 @@ INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": e
 def embed(
     stack: str,
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     tokens: Source,
     positions: Int[Array, "#batch length"],
     is_token: IsToken,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Inexact, Int
@@ -12,7 +11,7 @@ from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
-from transparity_numpy.shapes import Positions
+from transparity_numpy.shapes import Parameters, Positions
 
 
 def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
@@ -68,13 +67,7 @@ def alibi_bias(
 
 
 def score_bias(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    positions: Positions,
-    keys: int,
-    dtype: DTypeLike,
-    *,
-    both: bool,
+    config: TransformerConfig, parameters: Parameters, positions: Positions, keys: int, dtype: DTypeLike, *, both: bool
 ) -> Inexact[Array, "#batch heads queries keys"] | None:
     """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1; None if there is no bias.
 

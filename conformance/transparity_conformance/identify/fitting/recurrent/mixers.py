@@ -91,8 +91,8 @@ class Taken:
         batch, length, _ = self.rates.step.shape
         x = self.linears["decay"].given.reshape(batch, length, -1)[:rows]
         made: Arrays = {}
-        given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None])
-        MIXERS[config.mixer_name](config, nest(own.parameters), x, given, recording(made))
+        given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None], tap=recording(made))
+        MIXERS[config.mixer_name](config, nest(own.parameters), x, given)
         return made["gated_context"]
 
 

@@ -19,8 +19,7 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
-from transparity_flax.layers.layer import Layer
-from transparity_flax.layers.table import LAYERS
+from transparity_flax.layers import LAYERS, Layer
 from transparity_flax.mixers.attention import attention
 from transparity_flax.port import build, loaded, x64_for
 from transparity_flax.state.context import LayerContext, Mask
@@ -45,7 +44,7 @@ class FlaxModule:
             if context is not None:
                 held = {name: _placed(value, self.dtype, self.device) for name, value in context.items()}
                 held |= {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
-                keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held)
+                keywords["context"] = {"mask": None, "positions": None} | held
             result, recorded, state = _applied(
                 graph, taps is not None, jax.device_put(state, self.device), given, keywords
             )
@@ -68,7 +67,9 @@ def _applied(
     """Return the result of a part, its activations if `taps` is true, and its new state, which batch norms update."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
-    result = part(*arrays, **named, **({"tap": recording(recorded)} if with_taps else {}))
+    tap = {"tap": recording(recorded)} if with_taps else {}
+    given = named | ({"context": LayerContext(**named["context"], **tap)} if "context" in named else tap)
+    result = part(*arrays, **given)
     return result, recorded, nnx.state(part)
 
 

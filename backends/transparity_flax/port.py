@@ -17,8 +17,7 @@ from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import Tap, chained, identity, lengths_of, recording, tap_shapes
 from transparity.training import Training
-from transparity_flax.arithmetic.dropout import dropping
-from transparity_flax.arithmetic.rounding import rounding
+from transparity_flax.arithmetic.changes import dropping, rounding
 from transparity_flax.decoding.beams import beam_search
 from transparity_flax.decoding.generation import generate
 from transparity_flax.decoding.steps import prefill, step
@@ -27,8 +26,7 @@ from transparity_flax.fast.sharding import can_shard, replicate, shard
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights, split
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.parameters import State, load, rounded, to_numpy
-from transparity_flax.training.differentiation import loss_and_gradients
-from transparity_flax.training.loss import cross_entropy
+from transparity_flax.training.loss import cross_entropy, loss_and_gradients
 from transparity_flax.training.optimization import train
 from transparity_flax.transformer import Transformer
 

@@ -12,13 +12,11 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
-from transparity_flax.arithmetic.dropout import dropped
+from transparity_flax.arithmetic.changes import dropped
 from transparity_flax.heads.pooled import pool
 from transparity_flax.heads.table import head
-from transparity_flax.inputs.embedding import INPUTS, Source, embed
-from transparity_flax.inputs.tokens import EmbedTokens
-from transparity_flax.layers.layer import normalize
-from transparity_flax.layers.table import LAYERS
+from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, Source, embed
+from transparity_flax.layers import LAYERS, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries
 from transparity_flax.norms.table import Norm
 from transparity_flax.positions.bias import score_bias
@@ -67,18 +65,16 @@ class Stack(nnx.Module):
         if config.final_norm:
             self.final_norm = Norm(config, rngs=rngs)
 
-    def apply_layers(
-        self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: list[Cache] | None = None
-    ) -> Hidden:
+    def apply_layers(self, x: Hidden, context: LayerContext, cache: list[Cache] | None = None) -> Hidden:
+        tap = context.tap
         x = tap("embedding", x)
         if self.config.embedding_norm:
-            x = normalize(self, "embedding_norm", x, tap)
+            x = normalize(self, "embedding_norm", x, context)
         kinds = self.config.layer_kinds.items()
         contexts = {kind: layer_context(layer_config, context, x.dtype) for kind, layer_config in kinds}
         for i, layer in enumerate(self.layers):
             given = contexts[self.config.layer_kind(self.name, i)]
-            kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-            x = layer(x, given, scope, kept)
+            x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache[i] if cache else None))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
@@ -106,8 +102,9 @@ class Encoder(Stack):
             mask=Mask(padding_mask(is_token), mask_kind),
             positions=positions,
             bias=score_bias(self.config, self, positions, keys, x.dtype, both=True),
+            tap=tap,
         )
-        return self.apply_layers(x, context, tap)
+        return self.apply_layers(x, context)
 
 
 class Decoder(Stack):
@@ -152,8 +149,9 @@ class Decoder(Stack):
             bias=score_bias(config, self, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,
+            tap=tap,
         )
-        return self.apply_layers(x, context, tap, cache)
+        return self.apply_layers(x, context, cache)
 
 
 def encoder_input(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from transparity.config import WindowKind
-from transparity_flax.positions.relative import distances
+from transparity_flax.positions.bias import distances
 from transparity_flax.shapes import MaskArray, Positions
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
-from transparity.taps import recording
-from transparity_pytorch.layers.layer import Layer
-from transparity_pytorch.layers.table import LAYERS
+from transparity.taps import identity, recording
+from transparity_pytorch.layers import LAYERS, Layer
 from transparity_pytorch.mixers.attention import attention
 from transparity_pytorch.port import build, loaded, tensor
 from transparity_pytorch.state.context import LayerContext, Mask
@@ -35,14 +34,15 @@ class PytorchModule:
         self, *arrays: Any, context: Mapping[str, Any] | None = None, taps: dict[str, Any] | None = None, **named: Any
     ) -> Any:
         recorded: dict[str, torch.Tensor] = {}
-        tap = {} if taps is None else {"tap": recording(recorded)}
+        named = named | ({} if taps is None else {"tap": recording(recorded)})
         given = [tensor(array, self.dtype, self.device) for array in arrays]
         keywords = {name: tensor(array, self.dtype, self.device) for name, array in named.items()}
         if context is not None:
             held = {name: tensor(value, self.dtype, self.device) for name, value in context.items()}
             masks = {name: Mask(held[name]) for name in ("mask", "memory_mask") if held.get(name) is not None}
+            held |= {"tap": keywords.pop("tap", identity)}
             keywords["context"] = LayerContext(**{"mask": None, "positions": None} | held | masks)
-        result = self.module(*given, **keywords, **tap)
+        result = self.module(*given, **keywords)
         if taps is not None:
             taps |= {name: to_numpy(value) for name, value in recorded.items()}
         return to_numpy(result)

@@ -16,8 +16,7 @@ from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
-from transparity_pytorch.arithmetic.dropout import dropping
-from transparity_pytorch.arithmetic.rounding import rounding
+from transparity_pytorch.arithmetic.changes import dropping, rounding
 from transparity_pytorch.decoding.beams import beam_search
 from transparity_pytorch.decoding.generation import generate
 from transparity_pytorch.decoding.replayed import ReplayedGeneration
@@ -26,8 +25,7 @@ from transparity_pytorch.fast.fast_linear import can_be_packed, compiled_for_few
 from transparity_pytorch.fast.fused_qkv import fused_qkv
 from transparity_pytorch.fast.graphs import Replayed
 from transparity_pytorch.state.parameters import load, to_numpy
-from transparity_pytorch.training.differentiation import loss_and_gradients
-from transparity_pytorch.training.loss import cross_entropy
+from transparity_pytorch.training.loss import cross_entropy, loss_and_gradients
 from transparity_pytorch.training.optimization import train
 from transparity_pytorch.transformer import Transformer
 

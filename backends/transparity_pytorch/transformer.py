@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
-from transparity_pytorch.arithmetic.dropout import dropped
+from transparity_pytorch.arithmetic.changes import dropped
 from transparity_pytorch.heads.pooled import pool
 from transparity_pytorch.heads.table import head, head_parts
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
-from transparity_pytorch.layers.layer import normalize
-from transparity_pytorch.layers.table import LAYERS
+from transparity_pytorch.layers import LAYERS, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries
 from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.positions.bias import score_bias
@@ -62,18 +61,16 @@ class Stack(nn.Module):
         if config.final_norm:
             self.final_norm = Norm(config)
 
-    def apply_layers(
-        self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: list[Cache] | None = None
-    ) -> Hidden:
+    def apply_layers(self, x: Hidden, context: LayerContext, cache: list[Cache] | None = None) -> Hidden:
+        tap = context.tap
         x = tap("embedding", x)
         if self.config.embedding_norm:
-            x = normalize(self, "embedding_norm", x, tap)
+            x = normalize(self, "embedding_norm", x, context)
         kinds = self.config.layer_kinds.items()
         contexts = {kind: layer_context(layer_config, context, x.dtype) for kind, layer_config in kinds}
         for i, layer in enumerate(self.layers):
             given = contexts[self.config.layer_kind(self.name, i)]
-            kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-            x = layer(x, given, scope, kept)
+            x = layer(x, given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache[i] if cache else None))
         if self.config.final_norm:
             x = self.final_norm(x, scoped(tap, "final_norm"))
         return tap("output", x)
@@ -101,8 +98,9 @@ class Encoder(Stack):
             mask=Mask(padding_mask(is_token), mask_kind),
             positions=positions,
             bias=score_bias(config, self, positions, keys, x.dtype, both=True),
+            tap=tap,
         )
-        return self.apply_layers(x, context, tap)
+        return self.apply_layers(x, context)
 
 
 class Decoder(Stack):
@@ -147,8 +145,9 @@ class Decoder(Stack):
             bias=score_bias(config, self, positions, keys, x.dtype, both=False),
             memory=memory,
             memory_mask=memory_mask,
+            tap=tap,
         )
-        return self.apply_layers(x, context, tap, cache)
+        return self.apply_layers(x, context, cache)
 
 
 def encoder_input(

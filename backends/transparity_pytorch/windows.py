@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from transparity.config import WindowKind
-from transparity_pytorch.positions.relative import distances
+from transparity_pytorch.positions.bias import distances
 from transparity_pytorch.shapes import MaskArray, Positions
 
 

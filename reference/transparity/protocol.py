@@ -56,7 +56,7 @@ class Forward(Protocol):
             masks: dropout masks by activation (`transparity.training.dropout_masks`). None means no dropout.
             tokens: the inputs by name.
 
-        The NumPy column lacks this method; `transparity_numpy.training.differentiation` has numerical derivatives.
+        The NumPy column lacks this method; `transparity_numpy.training.loss` has numerical derivatives.
         """
 
     def train(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
@@ -14,7 +11,7 @@ from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.feed_forward import feed_forward
-from transparity_numpy.shapes import Hidden
+from transparity_numpy.shapes import Hidden, Parameters
 
 SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
@@ -64,15 +61,13 @@ def router_weights(
     return weights * weights.dtype.type(config.router_scale)
 
 
-def shared_expert(config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity) -> Hidden:
+def shared_expert(config: TransformerConfig, parameters: Parameters, x: Hidden, tap: Tap = identity) -> Hidden:
     """expert(x) of the shared expert, or σ(x Gᵀ) · expert(x) with `shared_expert_gate` (Qwen 2 MoE)."""
     y = feed_forward(config, parameters["shared_expert"], x, scoped(tap, "shared_expert"))
     return sigmoid(linear(parameters["shared_expert_gate"], x)) * y if config.shared_expert_gate else y
 
 
-def mixture_of_experts(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Hidden, tap: Tap = identity
-) -> Hidden:
+def mixture_of_experts(config: TransformerConfig, parameters: Parameters, x: Hidden, tap: Tap = identity) -> Hidden:
     """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
     one.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import gelu, gelu_quick, gelu_tanh, linear, relu, silu
-from transparity_numpy.shapes import Features, Vectors
+from transparity_numpy.shapes import Features, Parameters, Vectors
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu-tanh": gelu_tanh, "gelu-quick": gelu_quick, "silu": silu}
 
@@ -23,7 +20,7 @@ def gated(config: TransformerConfig, gate: Features, up: Features) -> Features:
     return ACTIVATIONS[config.activation](gate) * up
 
 
-def feed_forward(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors, tap: Tap = identity) -> Vectors:
+def feed_forward(config: TransformerConfig, parameters: Parameters, x: Vectors, tap: Tap = identity) -> Vectors:
     """activation(x W₁ᵀ + b₁) W₂ᵀ + b₂ (Vaswani et al. 2017, eq. 2); gated, (activation(x Gᵀ) · x W₁ᵀ) W₂ᵀ (Shazeer
     2020)."""
     up = linear(parameters["up"], x)

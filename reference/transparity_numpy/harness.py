@@ -16,7 +16,7 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 from transparity.taps import recording
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.layers.layer import layer
+from transparity_numpy.layers import layer
 from transparity_numpy.port import build
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.transformer import transformer
@@ -37,12 +37,13 @@ class NumpyModule:
         arrays = tuple(_in_dtype(array, self.dtype) for array in arrays)
         if context is not None:
             given = {name: _in_dtype(value, self.dtype) for name, value in context.items()}
-            named["context"] = LayerContext(**{"mask": None, "positions": None} | given | self.training)
+            given |= {"tap": recording(recorded)} | self.training
+            named["context"] = LayerContext(**{"mask": None, "positions": None} | given)
         flat = self.function is transformer
         parameters = self.state if flat else nest(self.state)
         if context is None:
-            named |= self.training
-        result = self.function(self.config, parameters, *arrays, **named, tap=recording(recorded))
+            named |= {"tap": recording(recorded)} | self.training
+        result = self.function(self.config, parameters, *arrays, **named)
         self.state |= {name: value for name, value in recorded.items() if name in self.state}
         if taps is not None:
             taps |= recorded

@@ -14,7 +14,7 @@ from transparity.protocol import Arrays
 from transparity.sampling import Sampling
 from transparity.taps import chained, identity, logits_shape, recording
 from transparity.training import Training
-from transparity_numpy.arithmetic.rounding import rounding
+from transparity_numpy.arithmetic.changes import rounding
 from transparity_numpy.decoding.beams import beam_search
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.decoding.steps import prefill, step

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from jaxtyping import Bool, Float, Inexact, Int
 from numpy import ndarray as Array
 
@@ -34,6 +37,9 @@ NextIds = Int[Array, " batch"]
 NextLogits = Inexact[Array, "batch vocab"]
 Pixels = Inexact[Array, "batch channels height width"]
 Frames = Inexact[Array, "batch mel_bins frames"]
+
+Parameters = Mapping[str, Any]
+"""Arrays by flat name, or the tree of the parameters of a part."""
 
 RotaryTables = tuple[Float[Array, "#batch 1 length pairs"], Float[Array, "#batch 1 length pairs"]]
 """The cosine and sine of every angle by which queries and keys are rotated."""

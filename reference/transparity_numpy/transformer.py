@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,13 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.pooled import pool
 from transparity_numpy.heads.table import head
 from transparity_numpy.inputs.embedding import Source, embed
-from transparity_numpy.layers.layer import normalize
-from transparity_numpy.layers.table import LAYERS
+from transparity_numpy.layers import LAYERS, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries
 from transparity_numpy.norms.table import norm
 from transparity_numpy.positions.bias import score_bias
 from transparity_numpy.positions.temperature import query_temperature
 from transparity_numpy.rotary.tables import rotary_tables
-from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
+from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Parameters, Pixels, SourceIds, TokenIds
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
 from transparity_numpy.windows import window_mask
@@ -43,24 +41,24 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: DType
 def stack(
     name: str,
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Hidden,
     context: LayerContext,
-    tap: Tap = identity,
     cache: list[Cache] | None = None,
 ) -> Hidden:
     """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
     layer."""
+    tap, layers = context.tap, parameters.get("layers", {})
     x = tap("embedding", x)
     if config.embedding_norm:
-        x = normalize(config, parameters, "embedding_norm", x, tap, training=context.training)
+        x = normalize(config, parameters, "embedding_norm", x, context)
     contexts = {
         kind: layer_context(layer_config, context, x.real.dtype) for kind, layer_config in config.layer_kinds.items()
     }
-    for i in range(len(parameters.get("layers", {}))):
+    for i in range(len(layers)):
         layer_config, given = config.for_layer(name, i), contexts[config.layer_kind(name, i)]
-        kept, scope = cache[i] if cache else None, scoped(tap, f"layers.{i}")
-        x = LAYERS[layer_config.branches](layer_config, parameters["layers"][str(i)], x, given, scope, kept)
+        given = given._replace(tap=scoped(tap, f"layers.{i}"), cache=cache[i] if cache else None)
+        x = LAYERS[layer_config.branches](layer_config, layers[str(i)], x, given)
     if config.final_norm:
         x = norm(config, parameters["final_norm"], x, scoped(tap, "final_norm"), training=context.training)
     return tap("output", x)
@@ -68,7 +66,7 @@ def stack(
 
 def encoder(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     tokens: Source,
     is_token: IsToken,
     tap: Tap = identity,
@@ -84,13 +82,14 @@ def encoder(
         positions=positions,
         bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=True),
         training=training,
+        tap=tap,
     )
-    return stack("encoder", config, parameters, x, context, tap)
+    return stack("encoder", config, parameters, x, context)
 
 
 def decoder(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     tokens: TokenIds,
     is_token: IsToken,
     tap: Tap = identity,
@@ -124,8 +123,9 @@ def decoder(
         memory=memory,
         memory_mask=memory_mask,
         training=training,
+        tap=tap,
     )
-    return stack("decoder", config, parameters, x, context, tap, cache)
+    return stack("decoder", config, parameters, x, context, cache)
 
 
 def encoder_input(
@@ -144,7 +144,7 @@ def encoder_input(
 
 def transformer(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     *,
     source: SourceIds | Frames | None = None,
     target: TokenIds | None = None,

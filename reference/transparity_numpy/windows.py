@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transparity.config import WindowKind
-from transparity_numpy.positions.relative import distances
+from transparity_numpy.positions.bias import distances
 from transparity_numpy.shapes import Mask, Positions
 
 

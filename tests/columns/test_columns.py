@@ -19,62 +19,42 @@ MIRRORED = [
     "masks",
     "windows",
     "norms.layer",
-    "norms.unbiased",
     "norms.rms",
     "norms.batch",
-    "norms.gain",
-    "norms.head",
     "norms.table",
     "rotary.plain",
-    "rotary.linear",
-    "rotary.llama3",
-    "rotary.yarn",
-    "rotary.longrope",
     "rotary.tables",
     "mixers.attention",
     "mixers.latent",
-    "mixers.convolution",
     "mixers.recurrence",
     "mixers.gated_delta",
     "mixers.state_space",
-    "mixers.table",
+    "layers",
     "feed_forward",
     "experts",
-    "residuals",
-    "layers.layer",
-    "layers.parallel",
-    "layers.table",
-    "positions.sinusoidal",
-    "positions.learned",
-    "positions.relative",
-    "positions.alibi",
+    "positions.added",
     "positions.bias",
     "positions.temperature",
-    "inputs.tokens",
+    "inputs.embedding",
     "inputs.patches",
     "inputs.frames",
-    "inputs.embedding",
-    "heads.transform",
     "heads.logits",
     "heads.pooled",
-    "heads.classes",
     "heads.table",
     "transformer",
     "arithmetic.softcap",
     "arithmetic.precision",
     "arithmetic.fused",
-    "arithmetic.dropout",
-    "arithmetic.rounding",
+    "arithmetic.changes",
     "state.context",
     "state.cache",
     "decoding.steps",
     "decoding.generation",
     "decoding.beams",
     "training.loss",
-    "training.differentiation",
     "training.optimization",
 ]
-TABLES = {"shapes", "mixers.table", "layers.table"}
+TABLES = {"shapes", "layers"}
 """Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
@@ -87,18 +67,25 @@ WITHOUT_TWIN = {
     # functions that the frameworks provide; threads for the rows of a batch
     "numpy": {"arithmetic.functional", "fast.threads"},
     # parameter names of the framework; recurrences in chunks; kernels recorded for a GPU; fused matrix products
-    "pytorch": {"state.parameters", "mixers.chunks", "decoding.replayed", "fast.graphs", "fast.fused_qkv", *SHARDED},
+    "pytorch": {
+        "state.parameters",
+        "mixers.recurrence",
+        "decoding.replayed",
+        "fast.graphs",
+        "fast.fused_qkv",
+        *SHARDED,
+    },
     # the same; a key for compiled programs; several devices for the rows of a batch
-    "flax": {"state.parameters", "mixers.chunks", "fast.structure", "fast.sharding", *SHARDED},
+    "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
 }
 
 
 MODULES = {
     "mixers.attention": {"attention_projections"},
-    "mixers.recurrence": {"recurrence"},
-    "norms.gain": {"initial_gain"},
+    "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
+    "norms.table": {"initial_gain"},
     "state.context": {"mask"},
-    "arithmetic.dropout": {"dropped"},
+    "arithmetic.changes": {"dropped"},
 }
 """Names that only the frameworks have, by file.
 
@@ -118,7 +105,7 @@ DIFFERENT = {
     "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),
     "transformer.transformer": ("+inputs", "inputs may be positional, as in other models of the framework"),
     "mixers.attention.self_attention": ("-projections", "a subclass overrides its projections"),
-    "pytorch mixers.convolution.causal_convolution": (
+    "pytorch mixers.recurrence.causal_convolution": (
         "-weight -bias",
         "the convolution is a module with its own parameters",
     ),

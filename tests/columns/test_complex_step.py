@@ -20,8 +20,7 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import difference
 from transparity_numpy.arithmetic.functional import derivative
-from transparity_numpy.training.differentiation import loss_and_gradients, loss_of
-from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training.loss import cross_entropy, loss_and_gradients, loss_of
 from transparity_numpy.transformer import transformer
 
 CONFIGS = {name: preset(name).resized(num_encoder_layers=1, num_decoder_layers=1) for name in PRESETS}

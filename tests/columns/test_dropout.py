@@ -18,7 +18,7 @@ from transparity_conformance.oracle.backends import REFERENCE, backend, installe
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import difference
-from transparity_numpy.arithmetic.dropout import dropping
+from transparity_numpy.arithmetic.changes import dropping
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 

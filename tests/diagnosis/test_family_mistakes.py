@@ -31,8 +31,7 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.suite.claims.forward import FEW
 from transparity_numpy import port as numpy_column
 from transparity_numpy.inputs.embedding import embed
-from transparity_numpy.positions.alibi import alibi_slopes
-from transparity_numpy.positions.bias import score_bias
+from transparity_numpy.positions.bias import alibi_slopes, score_bias
 from transparity_numpy.rotary.tables import rotary_tables
 from transparity_numpy.transformer import transformer
 

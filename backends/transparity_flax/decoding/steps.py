@@ -13,7 +13,7 @@ from jaxtyping import Float
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
 from transparity_flax.heads.table import head
-from transparity_flax.layers.layer import Layer, normalize
+from transparity_flax.layers import Layer
 from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.mixers.attention import project_key_value
 from transparity_flax.shapes import (
@@ -59,7 +59,7 @@ def prefill(
 def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
     """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if layer.config.memory_norm:
-        memory = normalize(layer, "memory_norm", memory)
+        memory = layer.memory_norm(memory)
     key, value = project_key_value(layer.cross_attention, memory, identity)
     return {"key": key, "value": value}
 

@@ -1,4 +1,4 @@
-"""Logits over the vocabulary (Vaswani et al. 2017, §3.4)."""
+"""Logits over the vocabulary (Vaswani et al. 2017, §3.4), and the map before a head."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.softcap import apply_softcap
-from transparity_flax.heads.transform import transform_for_head
+from transparity_flax.feed_forward import ACTIVATIONS
 from transparity_flax.shapes import Vectors
+
+
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
+    if not config.head_transform:
+        return x
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:

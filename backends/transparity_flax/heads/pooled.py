@@ -1,4 +1,4 @@
-"""The pooled state: one state per row, after a linear map if there is one."""
+"""The pooled state: one state per row, after a linear map if there is one; and logits of classes from it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.feed_forward import ACTIVATIONS
+from transparity_flax.heads.logits import transform_for_head
 from transparity_flax.shapes import Hidden, TokenIds
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
@@ -47,3 +48,8 @@ def pooled(
 ) -> Float[Array, "batch embed_dim"]:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
+
+
+def classes(config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]) -> Float[Array, "batch classes"]:
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
+    return model.head(transform_for_head(config, model, pooled(config, model, x)))

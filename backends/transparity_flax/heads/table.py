@@ -8,9 +8,8 @@ from typing import Any
 from jax import Array
 
 from transparity.config import TransformerConfig
-from transparity_flax.heads.classes import classes
 from transparity_flax.heads.logits import logits
-from transparity_flax.heads.pooled import pooled
+from transparity_flax.heads.pooled import classes, pooled
 from transparity_flax.shapes import Features, Vectors
 
 

@@ -1,5 +1,4 @@
-"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
-`INPUTS`."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a row of `INPUTS`."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array
 from jaxtyping import Int
 
@@ -15,10 +15,19 @@ from transparity.inputs import check_length
 from transparity.taps import Tap, identity
 from transparity_flax.inputs.frames import EmbedFrames
 from transparity_flax.inputs.patches import EmbedPatches
-from transparity_flax.inputs.tokens import EmbedTokens
-from transparity_flax.positions.learned import position_ids
-from transparity_flax.positions.sinusoidal import sinusoidal_positions
+from transparity_flax.positions.added import position_ids, sinusoidal_positions
 from transparity_flax.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+
+
+class EmbedTokens(nnx.Module):
+    """The row of the embedding table for each token."""
+
+    def __init__(self, config: TransformerConfig, stack: str, *, rngs: nnx.Rngs) -> None:
+        self.token_embedding = nnx.Embed(config.stack_vocab_size(stack), config.embed_dim, rngs=rngs)
+
+    def __call__(self, tokens: TokenIds, tap: Tap = identity) -> Hidden:
+        return self.token_embedding.embedding[tokens]  # a call would return the dtype that the table was created with
+
 
 Source = TokenIds | Pixels | Frames
 """The input of a stack."""

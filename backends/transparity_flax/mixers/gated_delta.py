@@ -9,15 +9,23 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_flax.mixers.chunks import chunk_decays, in_a_row, in_chunks
-from transparity_flax.mixers.convolution import convolve
-from transparity_flax.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_flax.mixers.recurrence import (
+    Recurrence,
+    by_head,
+    chunk_decays,
+    convolve,
+    first_state,
+    in_a_row,
+    in_chunks,
+    log_decay,
+    time_step,
+    unpadded,
+)
 from transparity_flax.norms.rms import rms_norm
 from transparity_flax.shapes import Features, Hidden
-from transparity_flax.state.cache import Cache, update_state
+from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import LayerContext
 
 UNIT_EPS = 1e-6
@@ -77,7 +85,7 @@ class GatedHeadNorm(nnx.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it starts from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
 
     Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
     """
@@ -88,10 +96,11 @@ class GatedDelta(Recurrence):
         self.beta = nnx.Linear(config.embed_dim, config.recurrent_heads, use_bias=bias, rngs=rngs)
         self.gated_norm = GatedHeadNorm(config)
 
-    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        x, heads, shared = unpadded(x, context), self.config.recurrent_heads, self.config.recurrent_key_heads
+    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(x, context)
+        heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
-            tap(f"{name}_convolved", convolve(self, name, x, context, cache)) for name in ("query", "key", "value")
+            tap(f"{name}_convolved", convolve(self, name, x, context)) for name in ("query", "key", "value")
         )
         query = tap("query_normalized", unit_length(split_heads(query, shared)))
         key = tap("key_normalized", unit_length(split_heads(key, shared)))
@@ -99,10 +108,10 @@ class GatedDelta(Recurrence):
         beta = tap("beta", jax.nn.sigmoid(self.beta(x)))
         decay = tap("log_decay", log_decay(self, step))
         query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
-        state, value = first_state(self.config, query, cache), upcast(split_heads(value, heads))
-        rates = by_head(decay, context, cache), by_head(beta, context, cache)
+        state, value = first_state(config, query, context), upcast(split_heads(value, heads))
+        rates = by_head(decay, context), by_head(beta, context)
         read, state = gated_delta_rule(query, key, value, *rates, state)
-        if cache is not None:
-            update_state(cache, state)
+        if context.cache is not None:
+            update_state(context.cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

@@ -1,6 +1,8 @@
-"""Functions for recurrences, which replace self-attention: each token decays a state, adds to it and reads it."""
+"""Functions for recurrences, which replace self-attention: convolutions of their inputs, and a state that decays."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,61 @@ from jaxtyping import Float
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.shapes import Features, Hidden
-from transparity_flax.state.cache import Cache, held_tokens
+from transparity_flax.state.cache import held_tokens, update_inputs
 from transparity_flax.state.context import LayerContext
+
+
+def causal_convolution(
+    weight: Float[Array, "features width"],
+    x: Float[Array, "batch length features"],
+    before: Float[Array, "batch earlier features"],
+    bias: Float[Array, " features"] | None = None,
+) -> Float[Array, "batch length features"]:
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
+    `x`."""
+    width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
+    length = x.shape[1] - width + 1
+    shifted = jnp.stack([x[:, i : i + length] for i in range(width)], axis=-1)
+    return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
+
+
+def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Float[Array, "batch length features"]:
+    """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
+    x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
+    before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
+    if context.cache is not None:
+        before = update_inputs(context.cache, name, x, context.valid_lengths)
+    bias = kernel.bias[...] if module.config.convolution_bias else None
+    return jax.nn.silu(causal_convolution(kernel.kernel[...].T, x, before, bias))
+
+
+CHUNK = 64
+"""Tokens per chunk; the state is computed once per chunk."""
+
+
+def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
+    """Split the positions into chunks of `CHUNK`; the last chunk is padded with zeros, which do not affect the
+    state."""
+    size = min(CHUNK, x.shape[2])
+    filled = jnp.pad(x, [(0, -x.shape[2] % size) if axis == 2 else (0, 0) for axis in range(x.ndim)])
+    return jnp.moveaxis(filled.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
+
+
+def in_a_row(
+    x: Float[Array, "chunks batch heads chunk features"], length: int
+) -> Float[Array, "batch heads length features"]:
+    """Join chunks to a sequence; this is the inverse of `in_chunks`."""
+    return jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])[:, :, :length]
+
+
+def chunk_decays(
+    log_decay: Float[Array, "batch heads length"],
+) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
+    """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
+    start."""
+    # The sums start at each position, because differences of sums from the beginning would lose digits.
+    onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
+    return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]
 
 
 def unpadded(x: Features, context: LayerContext) -> Features:
@@ -31,19 +86,17 @@ def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> F
     return -jnp.exp(upcast(module.A_log[...])) * step
 
 
-def by_head(
-    x: Float[Array, "batch length heads"], context: LayerContext, cache: Cache | None
-) -> Float[Array, "batch heads length"]:
+def by_head(x: Float[Array, "batch length heads"], context: LayerContext) -> Float[Array, "batch heads length"]:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
-    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
+    return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
 def first_state(
-    config: TransformerConfig, query: Float[Array, "batch heads length head_dim"], cache: Cache | None
+    config: TransformerConfig, query: Float[Array, "batch heads length head_dim"], context: LayerContext
 ) -> Float[Array, "batch heads head_dim value_dim"]:
-    """Return the initial state: the state in the `cache`, or zeros."""
+    """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return jnp.zeros(size, query.dtype) if cache is None else cache["state"]
+    return jnp.zeros(size, query.dtype) if context.cache is None else context.cache["state"]
 
 
 class Recurrence(nnx.Module):

@@ -9,15 +9,23 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_flax.mixers.chunks import chunk_decays, in_a_row, in_chunks
-from transparity_flax.mixers.convolution import convolve
-from transparity_flax.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_flax.mixers.recurrence import (
+    Recurrence,
+    by_head,
+    chunk_decays,
+    convolve,
+    first_state,
+    in_a_row,
+    in_chunks,
+    log_decay,
+    time_step,
+    unpadded,
+)
 from transparity_flax.norms.rms import rms_norm
 from transparity_flax.shapes import Hidden
-from transparity_flax.state.cache import Cache, update_state
+from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import LayerContext
 
 
@@ -60,7 +68,7 @@ class GatedGroupNorm(nnx.Module):
 
 
 class StateSpace(Recurrence):
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it starts from the cached state.
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
 
     Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
     """
@@ -70,20 +78,21 @@ class StateSpace(Recurrence):
         self.D = nnx.Param(jnp.ones(config.recurrent_heads))
         self.gated_norm = GatedGroupNorm(config)
 
-    def __call__(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        x, heads, shared = unpadded(x, context), self.config.recurrent_heads, self.config.recurrent_key_heads
+    def __call__(self, x: Hidden, context: LayerContext) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(x, context)
+        heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
-            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context, cache), context))
+            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context), context))
             for name in ("query", "key", "value")
         )
         step = tap("time_step", time_step(self, x).astype(x.dtype))
         decay = tap("log_decay", log_decay(self, step))
         query, key = (upcast(repeat_heads(split_heads(each, shared), heads)) for each in (query, key))
-        state, value = first_state(self.config, query, cache), upcast(split_heads(value, heads))
-        rates = by_head(decay, context, cache), by_head(step, context, cache)
+        state, value = first_state(config, query, context), upcast(split_heads(value, heads))
+        rates = by_head(decay, context), by_head(step, context)
         read, state = state_space_rule(query, key, value, *rates, state)
         read = read + upcast(self.D[...])[:, None, None] * value
-        if cache is not None:
-            update_state(cache, state)
+        if context.cache is not None:
+            update_state(context.cache, state)
         read = tap("context", merge_heads(read).astype(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

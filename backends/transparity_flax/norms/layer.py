@@ -1,4 +1,4 @@
-"""Layer norm (Ba et al. 2016)."""
+"""Layer norm (Ba et al. 2016), and the norm of document 003."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
     return (centered / jnp.sqrt(variance + eps) * weight + bias).astype(x.dtype)
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
+    wide = upcast(x)
+    mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
+    return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""The table of norms: each norm has a file in this folder, and a row here."""
+"""The gain of a norm, the norm of queries, keys and latent vectors, and the table of norms."""
 
 from __future__ import annotations
 
@@ -6,15 +6,36 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.norms.batch import batch_norm, statistics
-from transparity_flax.norms.gain import gain, initial_gain
-from transparity_flax.norms.layer import layer_norm
+from transparity_flax.norms.layer import layer_norm, layer_norm_unbiased
 from transparity_flax.norms.rms import rms_norm
-from transparity_flax.norms.unbiased import layer_norm_unbiased
-from transparity_flax.shapes import Vectors
+from transparity_flax.shapes import Features, Vectors, Weight
+
+
+def gain(config: TransformerConfig, weight: Weight) -> Weight:
+    """Return the weight, or 1 + the weight (Gemma)."""
+    return weight if config.norm_gain == "weight" else 1 + weight
+
+
+def initial_gain(config: TransformerConfig, features: int) -> nnx.Param[Array]:
+    """Return the initial weight of a norm, with which its gain is 1; Flax calls the weight `scale`."""
+    return nnx.Param(jnp.full(features, float(config.norm_gain == "weight")))
+
+
+class HeadNorm(nnx.Module):
+    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
+
+    def __init__(self, config: TransformerConfig, features: int, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.scale = initial_gain(config, features)
+
+    def __call__(self, x: Features) -> Features:
+        return rms_norm(x, gain(self.config, self.scale[...]), self.config.norm_eps)
+
 
 NORMS: dict[str, Callable[..., Vectors]] = {
     "layer": layer_norm,

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from transparity.taps import identity
 from transparity.training import Training
-from transparity_flax.arithmetic.dropout import dropping
+from transparity_flax.arithmetic.changes import dropping
 from transparity_flax.state.parameters import State, named
 from transparity_flax.training.loss import cross_entropy
 from transparity_flax.training.optimization import _optimizer, clip_by_global_norm

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from transparity.training import Training
 from transparity_flax.fast.structure import ModelStructure, split
 from transparity_flax.state.parameters import State, named
-from transparity_flax.training.differentiation import loss_of
+from transparity_flax.training.loss import loss_of
 from transparity_flax.transformer import Transformer
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.heads.table import head
-from transparity_pytorch.layers.layer import Layer, normalize
+from transparity_pytorch.layers import Layer
 from transparity_pytorch.masks import padding_mask, visible_keys
 from transparity_pytorch.mixers.attention import project_key_value
 from transparity_pytorch.shapes import (
@@ -61,7 +61,7 @@ def prefill(
 def cross_attention_cache(layer: Layer, memory: Memory) -> Cache:
     """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if layer.config.memory_norm:
-        memory = normalize(layer, "memory_norm", memory)
+        memory = layer.memory_norm(memory)
     key, value = project_key_value(layer.cross_attention, memory)
     return {"key": key, "value": value}
 

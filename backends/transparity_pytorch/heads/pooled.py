@@ -1,4 +1,4 @@
-"""The pooled state: one state per row, after a linear map if there is one."""
+"""The pooled state: one state per row, after a linear map if there is one; and logits of classes from it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.feed_forward import ACTIVATIONS
+from transparity_pytorch.heads.logits import transform_for_head, transform_parts
 from transparity_pytorch.shapes import Hidden, TokenIds
 
 POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,3 +53,16 @@ def pooled(
 ) -> Float[Tensor, "batch embed_dim"]:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
+
+
+def classes_parts(config: TransformerConfig) -> dict[str, nn.Module]:
+    """Return the modules of `classes`: a linear map, and the pooler before it."""
+    head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
+    return pooled_parts(config) | transform_parts(config) | {"head": head}
+
+
+def classes(
+    config: TransformerConfig, model: Any, x: Float[Tensor, "batch embed_dim"]
+) -> Float[Tensor, "batch classes"]:
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
+    return model.head(transform_for_head(config, model, pooled(config, model, x)))

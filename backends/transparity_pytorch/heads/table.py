@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.heads.classes import classes, classes_parts
 from transparity_pytorch.heads.logits import logits, logits_parts
-from transparity_pytorch.heads.pooled import pooled, pooled_parts
+from transparity_pytorch.heads.pooled import classes, classes_parts, pooled, pooled_parts
 from transparity_pytorch.shapes import Features, Vectors
 
 

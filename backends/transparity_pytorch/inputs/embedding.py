@@ -1,5 +1,4 @@
-"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
-`INPUTS`."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a row of `INPUTS`."""
 
 from __future__ import annotations
 
@@ -14,10 +13,19 @@ from transparity.inputs import check_length
 from transparity.taps import Tap, identity
 from transparity_pytorch.inputs.frames import embed_frames, frame_parts
 from transparity_pytorch.inputs.patches import embed_patches, patch_parts
-from transparity_pytorch.inputs.tokens import embed_tokens, token_parts
-from transparity_pytorch.positions.learned import position_ids
-from transparity_pytorch.positions.sinusoidal import sinusoidal_positions
+from transparity_pytorch.positions.added import position_ids, sinusoidal_positions
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+
+
+def token_parts(config: TransformerConfig, stack: str) -> dict[str, nn.Module]:
+    """Return the embedding table; if both stacks share a table, the model replaces the decoder's by the encoder's."""
+    return {"token_embedding": nn.Embedding(config.stack_vocab_size(stack), config.embed_dim)}
+
+
+def embed_tokens(config: TransformerConfig, module: Any, tokens: TokenIds, tap: Tap = identity) -> Hidden:
+    """The row of the embedding table for each token."""
+    return module.token_embedding(tokens)
+
 
 Source = TokenIds | Pixels | Frames
 """The input of a stack."""

@@ -10,7 +10,7 @@ from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.arithmetic.softcap import apply_softcap
-from transparity_pytorch.norms.head import HeadNorm
+from transparity_pytorch.norms.table import HeadNorm
 from transparity_pytorch.rotary.plain import rotate
 from transparity_pytorch.shapes import (
     Bias,
@@ -25,7 +25,7 @@ from transparity_pytorch.shapes import (
     Sinks,
     Values,
 )
-from transparity_pytorch.state.cache import Cache, update
+from transparity_pytorch.state.cache import update
 from transparity_pytorch.state.context import LayerContext, Mask
 
 
@@ -154,49 +154,53 @@ def project_key_value(
 
 
 class SelfAttention(AttentionProjections):
-    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, also to the cached
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a cache, also to the cached
     tokens."""
 
     def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
         """Return the query, key and value of every head."""
         return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        query, key, value = self.project(x, context.rotary, tap)
+    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
+        query, key, value = self.project(x, context.rotary, context.tap)
         query = query if context.temperature is None else query * context.temperature
-        if cache is not None:
-            key, value = update(cache, key, value, context.positions)
-        return _attend(self, x, (query, key, value), context.mask, tap, context.bias)
+        if context.cache is not None:
+            key, value = update(context.cache, key, value, context.positions)
+        return _attend(self, x, (query, key, value), context)
 
 
 class CrossAttention(AttentionProjections):
-    """Multi-head attention from `x` to the encoder's output, whose keys and values a `cache` already has."""
+    """Multi-head attention from `x` to the encoder's output, whose keys and values a cache already has."""
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        query = project_query(self, x, tap)
-        if cache is not None:
-            key, value = cache["key"], cache["value"]
+    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
+        query = project_query(self, x, context.tap)
+        if context.cache is not None:
+            key, value = context.cache["key"], context.cache["value"]
         else:
             assert context.memory is not None
-            key, value = project_key_value(self, context.memory, tap)
+            key, value = project_key_value(self, context.memory, context.tap)
         assert context.memory_mask is not None
-        return _attend(self, x, (query, key, value), context.memory_mask, tap)
+        return _attend(self, x, (query, key, value), context._replace(mask=context.memory_mask, bias=None))
 
 
 def _attend(
     heads: AttentionProjections,
     x: Hidden,
     projected: tuple[Tensor, Tensor, Tensor],
-    mask: Mask,
-    tap: Tap,
-    bias: Bias | None = None,
+    context: LayerContext,
 ) -> Hidden:
     """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
-    config, sinks = heads.config, heads.sinks
-    scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
-    context = attention(
-        *projected, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    config = heads.config
+    y = attention(
+        *projected,
+        context.mask,
+        scale=config.score_scale,
+        masked_score=config.masked_score,
+        softcap=config.attention_softcap,
+        bias=context.bias,
+        sinks=heads.sinks,
+        tap=context.tap,
     )
     if config.attention_gate:
-        context = tap("gated_context", context * torch.sigmoid(heads.gate(x)))
-    return tap("output", heads.output(context))
+        y = context.tap("gated_context", y * torch.sigmoid(heads.gate(x)))
+    return context.tap("output", heads.output(y))

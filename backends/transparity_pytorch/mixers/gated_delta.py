@@ -8,15 +8,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_pytorch.mixers.chunks import CHUNK, chunk_decays
-from transparity_pytorch.mixers.convolution import convolve
-from transparity_pytorch.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_pytorch.mixers.recurrence import (
+    CHUNK,
+    Recurrence,
+    by_head,
+    chunk_decays,
+    convolve,
+    first_state,
+    log_decay,
+    time_step,
+    unpadded,
+)
 from transparity_pytorch.norms.rms import rms_norm
 from transparity_pytorch.shapes import Features, Hidden
-from transparity_pytorch.state.cache import Cache, update_state
+from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import LayerContext
 
 UNIT_EPS = 1e-6
@@ -73,7 +80,7 @@ class GatedHeadNorm(nn.Module):
 
 
 class GatedDelta(Recurrence):
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it starts from the cached state.
+    """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
 
     Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
     """
@@ -83,22 +90,20 @@ class GatedDelta(Recurrence):
         self.beta = nn.Linear(config.embed_dim, config.recurrent_heads, bias=config.recurrent_bias)
         self.gated_norm = GatedHeadNorm(config)
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        config, x = self.config, unpadded(x, context)
+    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(x, context)
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
-            tap(f"{name}_convolved", convolve(self, name, x, context, cache)) for name in ("query", "key", "value")
+            tap(f"{name}_convolved", convolve(self, name, x, context)) for name in ("query", "key", "value")
         )
         query = tap("query_normalized", unit_length(split_heads(query, shared)))
         key = tap("key_normalized", unit_length(split_heads(key, shared)))
         decay = tap("log_decay", log_decay(self, time_step(self, x)))
         beta = tap("beta", torch.sigmoid(self.beta(x)))
         query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
-        state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
-        read, state = gated_delta_rule(
-            query, key, value, by_head(decay, context, cache), by_head(beta, context, cache), state
-        )
-        if cache is not None:
-            update_state(cache, state)
+        state, value = first_state(config, query, context), upcast(split_heads(value, heads))
+        read, state = gated_delta_rule(query, key, value, by_head(decay, context), by_head(beta, context), state)
+        if context.cache is not None:
+            update_state(context.cache, state)
         read = tap("context", merge_heads(read).to(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

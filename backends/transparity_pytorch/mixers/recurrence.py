@@ -1,17 +1,58 @@
-"""Functions for recurrences, which replace self-attention: each token decays a state, adds to it and reads it."""
+"""Functions for recurrences, which replace self-attention: convolutions of their inputs, and a state that decays."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.precision import upcast
-from transparity_pytorch.mixers.convolution import CausalConvolution
 from transparity_pytorch.shapes import Features, Hidden
-from transparity_pytorch.state.cache import Cache, held_tokens
+from transparity_pytorch.state.cache import held_tokens, update_inputs
 from transparity_pytorch.state.context import LayerContext
+
+
+class CausalConvolution(nn.Module):
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
+    `x`."""
+
+    def __init__(self, features: int, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, width))
+        self.bias = nn.Parameter(torch.zeros(features)) if bias else None
+
+    def forward(
+        self, x: Float[Tensor, "batch length features"], before: Float[Tensor, "batch earlier features"]
+    ) -> Float[Tensor, "batch length features"]:
+        x = torch.cat([before, x], dim=1).transpose(1, 2)
+        return F.conv1d(x, self.weight[:, None], self.bias, groups=len(self.weight)).transpose(1, 2)
+
+
+def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Float[Tensor, "batch length features"]:
+    """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
+    x = getattr(module, name)(x)
+    before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
+    if context.cache is not None:
+        before = update_inputs(context.cache, name, x, context.valid_lengths)
+    return F.silu(getattr(module, f"{name}_convolution")(x, before))
+
+
+CHUNK = 64
+"""Tokens per chunk; the state is computed once per chunk."""
+
+
+def chunk_decays(
+    log_decay: Float[Tensor, "batch heads length"],
+) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
+    """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
+    start."""
+    # The sums start at each position, because differences of sums from the beginning would lose digits.
+    onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
+    return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]
 
 
 class Recurrence(nn.Module):
@@ -50,16 +91,14 @@ def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> 
     return -upcast(module.A_log).exp() * step
 
 
-def by_head(
-    x: Float[Tensor, "batch length heads"], context: LayerContext, cache: Cache | None
-) -> Float[Tensor, "batch heads length"]:
+def by_head(x: Float[Tensor, "batch length heads"], context: LayerContext) -> Float[Tensor, "batch heads length"]:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
-    return upcast((x if cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
+    return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
 def first_state(
-    config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], cache: Cache | None
+    config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], context: LayerContext
 ) -> Float[Tensor, "batch heads head_dim value_dim"]:
-    """Return the initial state: the state in the `cache`, or zeros."""
+    """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
-    return query.new_zeros(size) if cache is None else cache["state"]
+    return query.new_zeros(size) if context.cache is None else context.cache["state"]

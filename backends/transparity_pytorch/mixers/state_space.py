@@ -8,15 +8,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_pytorch.mixers.chunks import CHUNK, chunk_decays
-from transparity_pytorch.mixers.convolution import convolve
-from transparity_pytorch.mixers.recurrence import Recurrence, by_head, first_state, log_decay, time_step, unpadded
+from transparity_pytorch.mixers.recurrence import (
+    CHUNK,
+    Recurrence,
+    by_head,
+    chunk_decays,
+    convolve,
+    first_state,
+    log_decay,
+    time_step,
+    unpadded,
+)
 from transparity_pytorch.norms.rms import rms_norm
 from transparity_pytorch.shapes import Hidden
-from transparity_pytorch.state.cache import Cache, update_state
+from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import LayerContext
 
 
@@ -57,7 +64,7 @@ class GatedGroupNorm(nn.Module):
 
 
 class StateSpace(Recurrence):
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it starts from the cached state.
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
 
     Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
     """
@@ -67,22 +74,20 @@ class StateSpace(Recurrence):
         self.D = nn.Parameter(torch.ones(config.recurrent_heads))
         self.gated_norm = GatedGroupNorm(config)
 
-    def forward(self, x: Hidden, context: LayerContext, tap: Tap = identity, cache: Cache | None = None) -> Hidden:
-        config, x = self.config, unpadded(x, context)
+    def forward(self, x: Hidden, context: LayerContext) -> Hidden:
+        config, tap, x = self.config, context.tap, unpadded(x, context)
         heads, shared = config.recurrent_heads, config.recurrent_key_heads
         query, key, value = (
-            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context, cache), context))
+            tap(f"{name}_convolved", unpadded(convolve(self, name, x, context), context))
             for name in ("query", "key", "value")
         )
         step = tap("time_step", time_step(self, x).to(x.dtype))
         decay = tap("log_decay", log_decay(self, step))
         query, key = (upcast(repeat_heads(split_heads(each, shared), heads)) for each in (query, key))
-        state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
-        read, state = state_space_rule(
-            query, key, value, by_head(decay, context, cache), by_head(step, context, cache), state
-        )
+        state, value = first_state(config, query, context), upcast(split_heads(value, heads))
+        read, state = state_space_rule(query, key, value, by_head(decay, context), by_head(step, context), state)
         read = read + upcast(self.D)[:, None, None] * value
-        if cache is not None:
-            update_state(cache, state)
+        if context.cache is not None:
+            update_state(context.cache, state)
         read = tap("context", merge_heads(read).to(x.dtype))
         return tap("output", self.output(tap("gated_context", self.gated_norm(read, self.gate(x)))))

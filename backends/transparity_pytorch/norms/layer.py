@@ -1,12 +1,21 @@
-"""Layer norm (Ba et al. 2016)."""
+"""Layer norm (Ba et al. 2016), and the norm of document 003."""
 
 from __future__ import annotations
 
+import torch
 from torch.nn import functional as F
 
+from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.shapes import Vectors, Weight
 
 
 def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
     """(x − mean) / √(variance + eps) · weight + bias over the features, where the variance uses n, not n − 1."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
+    wide = upcast(x)
+    deviation, mean = torch.std_mean(wide, dim=-1, correction=1, keepdim=True)
+    return ((wide - mean) / (deviation + eps) * weight + bias).to(x.dtype)

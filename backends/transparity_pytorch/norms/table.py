@@ -1,4 +1,4 @@
-"""The table of norms: each norm has a file in this folder, and a row here."""
+"""The gain of a norm, the norm of queries, keys and latent vectors, and the table of norms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,32 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.norms.batch import batch_norm, statistics
-from transparity_pytorch.norms.gain import gain, initial_gain
-from transparity_pytorch.norms.layer import layer_norm
+from transparity_pytorch.norms.layer import layer_norm, layer_norm_unbiased
 from transparity_pytorch.norms.rms import rms_norm
-from transparity_pytorch.norms.unbiased import layer_norm_unbiased
-from transparity_pytorch.shapes import Vectors
+from transparity_pytorch.shapes import Features, Vectors, Weight
+
+
+def gain(config: TransformerConfig, weight: Weight) -> Weight:
+    """Return the weight, or 1 + the weight (Gemma)."""
+    return weight if config.norm_gain == "weight" else 1 + weight
+
+
+def initial_gain(config: TransformerConfig, features: int) -> nn.Parameter:
+    """Return the initial weight of a norm, with which its gain is 1."""
+    return nn.Parameter(torch.full((features,), float(config.norm_gain == "weight")))
+
+
+class HeadNorm(nn.Module):
+    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
+
+    def __init__(self, config: TransformerConfig, features: int) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = initial_gain(config, features)
+
+    def forward(self, x: Features) -> Features:
+        return rms_norm(x, gain(self.config, self.weight), self.config.norm_eps)
+
 
 NORMS: dict[str, Callable[..., Vectors]] = {
     "layer": layer_norm,

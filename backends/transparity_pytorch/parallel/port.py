@@ -21,10 +21,9 @@ from transparity.parameters import open_parameters
 from transparity.protocol import Arrays
 from transparity.taps import chained, identity, recording
 from transparity.training import Training
-from transparity_pytorch.arithmetic.dropout import dropping
-from transparity_pytorch.arithmetic.rounding import rounding
+from transparity_pytorch.arithmetic.changes import dropping, rounding
 from transparity_pytorch.decoding.steps import step
-from transparity_pytorch.layers.layer import Layer
+from transparity_pytorch.layers import Layer
 from transparity_pytorch.parallel.plan import Plan, plan
 from transparity_pytorch.parallel.sharding import (
     Root,

@@ -1,17 +1,69 @@
-"""The bias of the scores by distance, for relative positions and ALiBi."""
+"""The bias of the scores by distance: learned for each range of distances (T5), or linear in the distance (ALiBi)."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.positions.alibi import alibi_bias
-from transparity_pytorch.positions.relative import relative_bias
 from transparity_pytorch.shapes import Positions
+
+
+def distances(positions: Positions, keys: int) -> Int[Tensor, "#batch queries keys"]:
+    """Return key position − query position, for the keys at 0 … `keys` − 1."""
+    return torch.arange(keys, device=positions.device) - positions[..., None]
+
+
+def relative_buckets(
+    distances: Int[Tensor, "*batch"], buckets: int, max_distance: int, *, both: bool
+) -> Int[Tensor, "*batch"]:
+    """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
+
+    In each direction, the first half of the buckets hold one distance each. The others hold ranges that grow
+    geometrically up to `max_distance`. With `both`, half of all buckets are for later keys. Without it, later keys
+    count as distance 0.
+    """
+    offset = buckets // 2 * (distances > 0) if both else 0
+    buckets, distances = (buckets // 2, distances.abs()) if both else (buckets, (-distances).clamp(min=0))
+    exact = buckets // 2
+    shares = torch.arange(1, buckets - exact, dtype=torch.float64, device=distances.device) / (buckets - exact)
+    # A range that starts at a whole number must not start just above it because the power was rounded.
+    begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
+    return offset + torch.where(distances < exact, distances, exact + torch.bucketize(distances, begins, right=True))
+
+
+def relative_bias(
+    config: TransformerConfig, table: nn.Embedding, positions: Positions, keys: int, *, both: bool
+) -> Float[Tensor, "#batch heads queries keys"]:
+    """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
+    limits = (config.relative_buckets, config.relative_max_distance)
+    buckets = relative_buckets(distances(positions, keys), *limits, both=both)
+    return table(buckets).movedim(-1, 1)
+
+
+def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Float64[Tensor, " heads"]:
+    """Return the slope of each head (Press et al. 2022, §3, and their code).
+
+    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise they are the slopes
+    for the next lower power of two, then every other slope for the next higher one.
+    """
+    below = 2 ** int(math.log2(num_heads))
+    steps = torch.arange(1, below + 1, dtype=torch.float64, device=device)
+    slopes = 2.0 ** (-8 / below * steps)
+    between = 2.0 ** (-4 / below * (2 * steps[: num_heads - below] - 1))
+    return torch.cat([slopes, between])
+
+
+def alibi_bias(
+    config: TransformerConfig, positions: Positions, keys: int, dtype: torch.dtype
+) -> Float[Tensor, "#batch heads queries keys"]:
+    """−slope · |key − query|."""
+    slopes = alibi_slopes(config.num_heads, positions.device).to(dtype)
+    return -slopes[:, None, None] * distances(positions, keys).abs().to(dtype)[:, None]
 
 
 def score_bias(

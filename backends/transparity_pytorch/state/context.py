@@ -1,4 +1,4 @@
-"""The inputs that all layers of a stack share, as one value."""
+"""The inputs of a layer besides x and its weights, as one value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from transparity.taps import Tap, identity, scoped
 from transparity_pytorch.shapes import IsQuery, Lengths, MaskArray, Memory, Positions, RotaryTables
+from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
 """The kind of a mask, which the configuration determines: causal, without hidden keys, or with some key for each query.
@@ -22,9 +24,11 @@ class Mask(NamedTuple):
 
 
 class LayerContext(NamedTuple):
-    """The inputs of a layer besides x, its weights and its cache. Only the window in the mask, the rotary tables and
-    the temperature differ between kinds of layers. The NumPy column also has `training` here, which the framework's
-    modules know themselves."""
+    """The inputs of a layer besides x and its weights.
+
+    The window in the mask, the rotary tables and the temperature differ between kinds of layers, `tap` and `cache`
+    between layers. The NumPy column also has `training` here, which the framework's modules know themselves.
+    """
 
     mask: Mask
     """True where self-attention may attend."""
@@ -45,3 +49,12 @@ class LayerContext(NamedTuple):
     """The encoder's output for cross-attention; None if its keys and values are cached."""
     memory_mask: Mask | None = None
     """True where cross-attention may attend; None without cross-attention."""
+    tap: Tap = identity
+    """The function that every named activation goes through."""
+    cache: Cache | None = None
+    """The cached keys and values, or states, by part; the layer updates them. None without a cache."""
+
+    def under(self, scope: str) -> LayerContext:
+        """Return the context of the part `scope`, with the part's own names of activations and its own cache."""
+        cache = None if self.cache is None else self.cache.get(scope)
+        return self._replace(tap=scoped(self.tap, scope), cache=cache)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transparity.training import Training
-from transparity_pytorch.training.differentiation import loss_and_gradients
+from transparity_pytorch.training.loss import loss_and_gradients
 from transparity_pytorch.transformer import Transformer
 
 

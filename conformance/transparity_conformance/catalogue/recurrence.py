@@ -27,7 +27,7 @@ from transparity_conformance.catalogue.sites import (
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_numpy.mixers.convolution import causal_convolution
+from transparity_numpy.mixers.recurrence import causal_convolution
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """A function that returns the convolution before its activation, given the weights (features, width) and the input."""

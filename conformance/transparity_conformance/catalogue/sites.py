@@ -10,8 +10,8 @@ from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import WalkState
 from transparity_conformance.oracle.undetermined import given_mask, keys_name, length_at, own_config, padding_at, split
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.positions.relative import distances
-from transparity_numpy.residuals import add_residual
+from transparity_numpy.layers import add_residual
+from transparity_numpy.positions.bias import distances
 
 Value = Any
 ATTENTIONS = ("self_attention", "cross_attention")

@@ -36,13 +36,13 @@ CLAIMS = {
     "inputs/embedding": r"embeddings\.|forward\.embedding",
     "norms/layer": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
     "feed_forward": r"feed_forward\.|forward\.feed_forward",
-    "layers/layer": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
+    "layers": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
     "transformer": r"forward\.(stacks|logits|fast_logits)|families\.",
     "heads/table": r"forward\.logits",
     "training/loss": r"loss\.|independent\.torch_cross_entropy",
     "decoding/steps": r"decoding\.",
     "decoding/generation": r"generation\.",
-    "arithmetic/rounding": r"precision\.",
+    "arithmetic/changes": r"precision\.",
     "arithmetic/fused": r"forward\.fast_logits|attention\.long_sequences",
 }
 """The claims of docs/agreement.json that a page shows; other pages show the claims whose names start with the file's

@@ -15,14 +15,13 @@ from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity_numpy.fast import fast_linear
+from transparity_numpy.shapes import Parameters
 
 STEP = 1e-20
 """The size of the complex step. The error of a derivative has the order of its square, far below rounding."""
 
 
-def linear(
-    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
-) -> Inexact[Array, "*batch features_out"]:
+def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
     """x Wᵀ + b; `bias` may be absent."""
     if fast_linear.applies(x):
         return fast_linear.linear(parameters, x)
@@ -103,7 +102,7 @@ def as_precise_as(x: Array, value: Inexact[Array, "*batch"]) -> Inexact[Array, "
 
 
 def derivative(
-    function: Callable[[Mapping[str, Array]], Array], parameters: Mapping[str, Array], direction: Mapping[str, Array]
+    function: Callable[[Mapping[str, Array]], Array], parameters: Parameters, direction: Mapping[str, Array]
 ) -> Inexact[Array, "*batch"]:
     """Return the derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp
     1998).
@@ -116,7 +115,7 @@ def derivative(
     return value.imag / value.real.dtype.type(STEP)
 
 
-def nest(parameters: Mapping[str, Array]) -> dict[str, Any]:
+def nest(parameters: Parameters) -> dict[str, Any]:
     """Return a nested dict from flat names: `tree["encoder"]["layers"]["0"]`."""
     tree: dict[str, Any] = {}
     for name, value in parameters.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from transparity_numpy.arithmetic.functional import log_softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.decoding.generation import allocate
 from transparity_numpy.decoding.steps import cache_for, next_logits
-from transparity_numpy.shapes import GeneratedIds, Lengths, PerBeam, SourceIds, TokenIds
+from transparity_numpy.shapes import GeneratedIds, Lengths, Parameters, PerBeam, SourceIds, TokenIds
 from transparity_numpy.state.cache import select_rows
 
 
@@ -51,7 +50,7 @@ def extend_beams(
 
 def beam_search(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     prompt: TokenIds,
     max_new_tokens: int,
     beams: int,

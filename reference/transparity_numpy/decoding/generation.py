@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from transparity.sampling import Sampling
 from transparity_numpy.arithmetic.functional import softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.decoding.steps import cache_for, next_logits
-from transparity_numpy.shapes import GeneratedIds, Lengths, NextIds, NextLogits, SourceIds, TokenIds
+from transparity_numpy.shapes import GeneratedIds, Lengths, NextIds, NextLogits, Parameters, SourceIds, TokenIds
 
 
 def greedy_tokens(logits: NextLogits) -> NextIds:
@@ -89,7 +88,7 @@ def append_token(
 
 def generate(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     prompt: TokenIds,
     max_new_tokens: int,
     *,

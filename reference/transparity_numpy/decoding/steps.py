@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import head
-from transparity_numpy.layers.layer import normalize
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.mixers.attention import project_key_value
+from transparity_numpy.norms.table import norm
 from transparity_numpy.shapes import (
     GeneratedIds,
     IsQuery,
@@ -25,6 +24,7 @@ from transparity_numpy.shapes import (
     Memory,
     NextIds,
     NextLogits,
+    Parameters,
     QueryIds,
     SourceIds,
 )
@@ -34,7 +34,7 @@ from transparity_numpy.transformer import decoder, encoder, transformer
 
 def prefill(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     batch: int,
     capacity: int,
     *,
@@ -58,17 +58,17 @@ def prefill(
     return cache
 
 
-def cross_attention_cache(config: TransformerConfig, parameters: Mapping[str, Any], memory: Memory) -> Cache:
+def cross_attention_cache(config: TransformerConfig, parameters: Parameters, memory: Memory) -> Cache:
     """Return the keys and values of a layer's cross-attention, which all later steps use."""
     if config.memory_norm:
-        memory = normalize(config, parameters, "memory_norm", memory)
+        memory = norm(config, parameters["memory_norm"], memory)
     key, value = project_key_value(config, parameters["cross_attention"], memory)
     return {"key": key, "value": value}
 
 
 def step(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     tokens: QueryIds,
     cache: Cache,
     *,
@@ -105,11 +105,7 @@ def step(
 
 
 def cache_for(
-    config: TransformerConfig,
-    parameters: Mapping[str, Array],
-    tokens: GeneratedIds,
-    longest: int,
-    source: SourceIds | None,
+    config: TransformerConfig, parameters: Parameters, tokens: GeneratedIds, longest: int, source: SourceIds | None
 ) -> Cache | None:
     """Return a cache for `tokens`, or None if a cache would be wrong or the tokens exceed `max_length`."""
     if not config.prefixes_agree or longest > config.max_length:
@@ -119,7 +115,7 @@ def cache_for(
 
 def next_logits(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     tokens: GeneratedIds,
     lengths: Lengths,
     cache: Cache | None,

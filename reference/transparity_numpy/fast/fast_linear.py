@@ -5,11 +5,11 @@ In float64 and complex128, in which the reference is evaluated, the formula x Wá
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
+
+from transparity_numpy.shapes import Parameters
 
 FEW = 64
 """With up to this many rows, a product takes as long as reading its weight. The weight is then the left factor, because
@@ -21,9 +21,7 @@ def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
     return x.dtype in (np.float32, np.float16)
 
 
-def linear(
-    parameters: Mapping[str, Array], x: Inexact[Array, "*batch features_in"]
-) -> Inexact[Array, "*batch features_out"]:
+def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
     """x Wáµ€ + b; `bias` may be absent."""
     rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
     product = np.ascontiguousarray((weight @ rows.T).T) if len(rows) <= FEW else rows @ weight.T

@@ -1,9 +1,6 @@
-"""Logits over the vocabulary (Vaswani et al. 2017, §3.4)."""
+"""Logits over the vocabulary (Vaswani et al. 2017, §3.4), and the map before a head."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from jaxtyping import Inexact
 from numpy import ndarray as Array
@@ -11,11 +8,20 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.arithmetic.softcap import apply_softcap
-from transparity_numpy.heads.transform import transform_for_head
-from transparity_numpy.shapes import Vectors
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.norms.table import norm
+from transparity_numpy.shapes import Parameters, Vectors
 
 
-def logits(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Inexact[Array, "*batch vocab"]:
+def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
+    if not config.head_transform:
+        return x
+    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
+    return norm(config, parameters["head_norm"], y)
+
+
+def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
     """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
     x = transform_for_head(config, parameters, x)
     if config.head_input_scale != 1:

@@ -1,9 +1,8 @@
-"""The pooled state: one state per row, after a linear map if there is one."""
+"""The pooled state: one state per row, after a linear map if there is one; and logits of classes from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Bool, Inexact
@@ -12,7 +11,8 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.shapes import Hidden, TokenIds
+from transparity_numpy.heads.logits import transform_for_head
+from transparity_numpy.shapes import Hidden, Parameters, TokenIds
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
@@ -44,7 +44,14 @@ def pool(
 
 
 def pooled(
-    config: TransformerConfig, parameters: Mapping[str, Any], x: Inexact[Array, "batch embed_dim"]
+    config: TransformerConfig, parameters: Parameters, x: Inexact[Array, "batch embed_dim"]
 ) -> Inexact[Array, "batch embed_dim"]:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](linear(parameters["pooler"], x)) if config.has_pooler else x
+
+
+def classes(
+    config: TransformerConfig, parameters: Parameters, x: Inexact[Array, "batch embed_dim"]
+) -> Inexact[Array, "batch classes"]:
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
+    return linear(parameters["head"], transform_for_head(config, parameters, pooled(config, parameters, x)))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity_numpy.heads.classes import classes
 from transparity_numpy.heads.logits import logits
-from transparity_numpy.heads.pooled import pooled
-from transparity_numpy.shapes import Features, Vectors
+from transparity_numpy.heads.pooled import classes, pooled
+from transparity_numpy.shapes import Features, Parameters, Vectors
 
 
-def hidden(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Vectors:
+def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
     """Return the last layer's output unchanged."""
     return x
 
@@ -23,7 +21,7 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 """The function for each `config.head`."""
 
 
-def head(config: TransformerConfig, parameters: Mapping[str, Any], x: Vectors) -> Features:
+def head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Features:
     """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`.
 
     `parameters` has the parameters of the whole model.

@@ -1,10 +1,8 @@
-"""The embedding of a stack's input, with token types and positions. Each kind of input has a file and a row of
-`INPUTS`."""
+"""The embedding of a stack's input, with token types and positions. Each kind of input has a row of `INPUTS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from jaxtyping import Int
 from numpy import ndarray as Array
@@ -14,10 +12,14 @@ from transparity.inputs import check_length
 from transparity.taps import Tap, identity
 from transparity_numpy.inputs.frames import embed_frames
 from transparity_numpy.inputs.patches import embed_patches
-from transparity_numpy.inputs.tokens import embed_tokens
-from transparity_numpy.positions.learned import position_ids
-from transparity_numpy.positions.sinusoidal import sinusoidal_positions
-from transparity_numpy.shapes import Frames, Hidden, IsToken, Pixels, TokenIds
+from transparity_numpy.positions.added import position_ids, sinusoidal_positions
+from transparity_numpy.shapes import Frames, Hidden, IsToken, Parameters, Pixels, TokenIds
+
+
+def embed_tokens(config: TransformerConfig, parameters: Parameters, tokens: TokenIds, tap: Tap = identity) -> Hidden:
+    """The row of the embedding table for each token."""
+    return parameters["token_embedding"]["weight"][tokens]
+
 
 Source = TokenIds | Pixels | Frames
 """The input of a stack."""
@@ -29,7 +31,7 @@ INPUTS: dict[str, Callable[..., Hidden]] = {"tokens": embed_tokens, "patches": e
 def embed(
     stack: str,
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     tokens: Source,
     positions: Int[Array, "#batch length"],
     is_token: IsToken,

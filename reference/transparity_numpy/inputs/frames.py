@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
@@ -13,11 +10,11 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.shapes import Frames, Hidden
+from transparity_numpy.shapes import Frames, Hidden, Parameters
 
 
 def convolved(
-    parameters: Mapping[str, Array], x: Inexact[Array, "batch frames features_in"], stride: int
+    parameters: Parameters, x: Inexact[Array, "batch frames features_in"], stride: int
 ) -> Inexact[Array, "batch length features_out"]:
     """gelu(convolution of width 3 over time), with a frame of zeros at each end.
 
@@ -29,9 +26,7 @@ def convolved(
     return ACTIVATIONS["gelu"](linear(parameters, neighbours.reshape(*neighbours.shape[:2], -1)))
 
 
-def embed_frames(
-    config: TransformerConfig, parameters: Mapping[str, Any], frames: Frames, tap: Tap = identity
-) -> Hidden:
+def embed_frames(config: TransformerConfig, parameters: Parameters, frames: Frames, tap: Tap = identity) -> Hidden:
     """Two convolutions over time, the second with stride 2 (Radford et al. 2022, §2.2)."""
     first, second = parameters["first_convolution"], parameters["second_convolution"]
     x = tap("first_convolution", convolved(first, frames.astype(first["weight"].dtype).swapaxes(1, 2), stride=1))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
@@ -12,7 +9,7 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.shapes import Hidden, Pixels
+from transparity_numpy.shapes import Hidden, Parameters, Pixels
 
 
 def patches(config: TransformerConfig, pixels: Pixels) -> Inexact[Array, "batch patches patch_dim"]:
@@ -25,9 +22,7 @@ def patches(config: TransformerConfig, pixels: Pixels) -> Inexact[Array, "batch 
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * size * size)
 
 
-def embed_patches(
-    config: TransformerConfig, parameters: Mapping[str, Any], pixels: Pixels, tap: Tap = identity
-) -> Hidden:
+def embed_patches(config: TransformerConfig, parameters: Parameters, pixels: Pixels, tap: Tap = identity) -> Hidden:
     """patch Wᵀ + b, after the class token if there is one (Dosovitskiy et al. 2021, eq. 1)."""
     dtype = parameters["patch_projection"]["weight"].dtype
     x = linear(parameters["patch_projection"], patches(config, pixels.astype(dtype)))

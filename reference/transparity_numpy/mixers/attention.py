@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Inexact
@@ -14,7 +13,7 @@ from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.softcap import apply_softcap
-from transparity_numpy.norms.head import head_norm
+from transparity_numpy.norms.table import head_norm
 from transparity_numpy.rotary.plain import rotate
 from transparity_numpy.shapes import (
     Bias,
@@ -23,13 +22,14 @@ from transparity_numpy.shapes import (
     Keys,
     Mask,
     Memory,
+    Parameters,
     Queries,
     RotaryTables,
     Scores,
     Sinks,
     Values,
 )
-from transparity_numpy.state.cache import Cache, update
+from transparity_numpy.state.cache import update
 from transparity_numpy.state.context import LayerContext
 
 
@@ -45,7 +45,7 @@ def merge_heads(x: Heads) -> Hidden:
     return x.swapaxes(1, 2).reshape(batch, length, heads * head_dim)
 
 
-def project_heads(parameters: Mapping[str, Array], x: Hidden, num_heads: int, projection: Projection) -> Heads:
+def project_heads(parameters: Parameters, x: Hidden, num_heads: int, projection: Projection) -> Heads:
     """Return the query, key or value of every head.
 
     The features are projected and then split. With `shared-per-head`, they are split and then projected by one map for
@@ -108,7 +108,7 @@ def attention(
     return tap("context", merge_heads(weights @ value))
 
 
-def query_key_norm(config: TransformerConfig, parameters: Mapping[str, Array], x: Heads) -> Heads:
+def query_key_norm(config: TransformerConfig, parameters: Parameters, x: Heads) -> Heads:
     """Apply an RMS norm to queries or keys, over each head (Qwen 3) or over all heads together (OLMo 2)."""
     if config.query_key_norm_over == "head":
         return head_norm(config, parameters, x)
@@ -116,7 +116,7 @@ def query_key_norm(config: TransformerConfig, parameters: Mapping[str, Array], x
 
 
 def normalize_and_rotate(
-    config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
+    config: TransformerConfig, parameters: Parameters, name: str, x: Heads, rotary: RotaryTables | None, tap: Tap
 ) -> Heads:
     """Apply the QK norm and the rotation to the `query` or `key`, if configured."""
     if config.query_key_norm:
@@ -126,7 +126,7 @@ def normalize_and_rotate(
 
 def project_query(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Hidden,
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
@@ -138,7 +138,7 @@ def project_query(
 
 def project_key_value(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Memory,
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
@@ -152,58 +152,52 @@ def project_key_value(
 
 def self_attention(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Hidden,
     context: LayerContext,
-    tap: Tap = identity,
-    cache: Cache | None = None,
     projections: tuple[Callable[..., Queries], Callable[..., tuple[Keys, Values]]] = (project_query, project_key_value),
 ) -> Hidden:
-    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a `cache`, also to the cached
+    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a cache, also to the cached
     tokens."""
     of_query, of_key_value = projections
-    query = of_query(config, parameters, x, tap, context.rotary)
+    query = of_query(config, parameters, x, context.tap, context.rotary)
     query = query if context.temperature is None else query * context.temperature
-    key, value = of_key_value(config, parameters, x, tap, context.rotary)
-    if cache is not None:
-        key, value = update(cache, key, value, context.positions)
-    return _attend(config, parameters, x, (query, key, value), context.mask, tap, context.bias)
+    key, value = of_key_value(config, parameters, x, context.tap, context.rotary)
+    if context.cache is not None:
+        key, value = update(context.cache, key, value, context.positions)
+    return _attend(config, parameters, x, (query, key, value), context)
 
 
-def cross_attention(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Hidden,
-    context: LayerContext,
-    tap: Tap = identity,
-    cache: Cache | None = None,
-) -> Hidden:
-    """Multi-head attention from `x` to the encoder's output, whose keys and values a `cache` already has."""
-    query = project_query(config, parameters, x, tap)
-    if cache is not None:
-        key, value = cache["key"], cache["value"]
+def cross_attention(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
+    """Multi-head attention from `x` to the encoder's output, whose keys and values a cache already has."""
+    query = project_query(config, parameters, x, context.tap)
+    if context.cache is not None:
+        key, value = context.cache["key"], context.cache["value"]
     else:
         assert context.memory is not None
-        key, value = project_key_value(config, parameters, context.memory, tap)
+        key, value = project_key_value(config, parameters, context.memory, context.tap)
     assert context.memory_mask is not None
-    return _attend(config, parameters, x, (query, key, value), context.memory_mask, tap)
+    return _attend(config, parameters, x, (query, key, value), context._replace(mask=context.memory_mask, bias=None))
 
 
 def _attend(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Hidden,
     heads: tuple[Array, Array, Array],
-    mask: Mask,
-    tap: Tap,
-    bias: Bias | None = None,
+    context: LayerContext,
 ) -> Hidden:
     """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
-    scale, masked_score, softcap = config.score_scale, config.masked_score, config.attention_softcap
-    sinks = parameters.get("sinks")
-    context = attention(
-        *heads, mask, scale=scale, masked_score=masked_score, softcap=softcap, bias=bias, sinks=sinks, tap=tap
+    y = attention(
+        *heads,
+        context.mask,
+        scale=config.score_scale,
+        masked_score=config.masked_score,
+        softcap=config.attention_softcap,
+        bias=context.bias,
+        sinks=parameters.get("sinks"),
+        tap=context.tap,
     )
     if config.attention_gate:
-        context = tap("gated_context", context * sigmoid(linear(parameters["gate"], x)))
-    return tap("output", linear(parameters["output"], context))
+        y = context.tap("gated_context", y * sigmoid(linear(parameters["gate"], x)))
+    return context.tap("output", linear(parameters["output"], y))

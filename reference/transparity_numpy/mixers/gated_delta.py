@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmoid, silu
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_numpy.mixers.convolution import convolve
-from transparity_numpy.mixers.recurrence import by_head, first_state, log_decay, time_step, unpadded
+from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
 from transparity_numpy.norms.rms import rms_norm
-from transparity_numpy.shapes import Features, Hidden
-from transparity_numpy.state.cache import Cache, update_state
+from transparity_numpy.shapes import Features, Hidden, Parameters
+from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import LayerContext
 
 UNIT_EPS = 1e-6
@@ -56,7 +51,7 @@ def gated_delta_rule(
 
 def gated_head_norm(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     x: Inexact[Array, "batch length features"],
     gate: Inexact[Array, "batch length features"],
 ) -> Inexact[Array, "batch length features"]:
@@ -65,34 +60,25 @@ def gated_head_norm(
     return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)
 
 
-def gated_delta(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Hidden,
-    context: LayerContext,
-    tap: Tap = identity,
-    cache: Cache | None = None,
-) -> Hidden:
-    """Gated delta network (Yang et al. 2025, §3.4); with a `cache`, it starts from the cached state.
+def gated_delta(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
+    """Gated delta network (Yang et al. 2025, §3.4); with a cache, it starts from the cached state.
 
     Padding is set to zero: it adds nothing to the state, but the state decays, and convolutions include the zeros.
     """
-    x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
+    tap, x = context.tap, unpadded(x, context)
+    heads, shared = config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (
-        tap(f"{name}_convolved", convolve(config, parameters, name, x, context, cache))
-        for name in ("query", "key", "value")
+        tap(f"{name}_convolved", convolve(config, parameters, name, x, context)) for name in ("query", "key", "value")
     )
     query = tap("query_normalized", unit_length(split_heads(query, shared)))
     key = tap("key_normalized", unit_length(split_heads(key, shared)))
     beta = tap("beta", sigmoid(linear(parameters["beta"], x)))
     decay = tap("log_decay", log_decay(parameters, time_step(config, parameters, x)))
     query, key = (upcast(repeat_heads(each, heads)) for each in (query, key))
-    state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
-    read, state = gated_delta_rule(
-        query, key, value, by_head(decay, context, cache), by_head(beta, context, cache), state
-    )
-    if cache is not None:
-        update_state(cache, state)
+    state, value = first_state(config, query, context), upcast(split_heads(value, heads))
+    read, state = gated_delta_rule(query, key, value, by_head(decay, context), by_head(beta, context), state)
+    if context.cache is not None:
+        update_state(context.cache, state)
     read = tap("context", as_precise_as(x, merge_heads(read)))
     gate = linear(parameters["gate"], x)
     y = tap("gated_context", gated_head_norm(config, parameters["gated_norm"], read, gate))

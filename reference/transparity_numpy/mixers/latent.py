@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
@@ -13,15 +10,14 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.mixers.attention import self_attention, split_heads
-from transparity_numpy.norms.head import head_norm
+from transparity_numpy.norms.table import head_norm
 from transparity_numpy.rotary.plain import rotate
-from transparity_numpy.shapes import Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
-from transparity_numpy.state.cache import Cache
+from transparity_numpy.shapes import Heads, Hidden, Keys, Memory, Parameters, Queries, RotaryTables, Values
 from transparity_numpy.state.context import LayerContext
 
 
 def latent(
-    config: TransformerConfig, parameters: Mapping[str, Any], name: str, x: Hidden, tap: Tap = identity
+    config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, tap: Tap = identity
 ) -> Inexact[Array, "batch length features"]:
     """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
     projected."""
@@ -40,7 +36,7 @@ def rotate_last(config: TransformerConfig, name: str, x: Heads, rotary: RotaryTa
 
 def latent_query(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Hidden,
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
@@ -53,7 +49,7 @@ def latent_query(
 
 def latent_key_value(
     config: TransformerConfig,
-    parameters: Mapping[str, Any],
+    parameters: Parameters,
     x: Memory,
     tap: Tap = identity,
     rotary: RotaryTables | None = None,
@@ -68,13 +64,6 @@ def latent_key_value(
     return rotate_last(config, "key", key, rotary, tap), value
 
 
-def latent_attention(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Hidden,
-    context: LayerContext,
-    tap: Tap = identity,
-    cache: Cache | None = None,
-) -> Hidden:
+def latent_attention(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
     """Self-attention with projections from latent vectors."""
-    return self_attention(config, parameters, x, context, tap, cache, (latent_query, latent_key_value))
+    return self_attention(config, parameters, x, context, (latent_query, latent_key_value))

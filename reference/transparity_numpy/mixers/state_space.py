@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from jaxtyping import Inexact
 from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
-from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import as_precise_as, linear, silu
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
-from transparity_numpy.mixers.convolution import convolve
-from transparity_numpy.mixers.recurrence import by_head, first_state, log_decay, time_step, unpadded
+from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
 from transparity_numpy.norms.rms import rms_norm
-from transparity_numpy.shapes import Hidden
-from transparity_numpy.state.cache import Cache, update_state
+from transparity_numpy.shapes import Hidden, Parameters
+from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import LayerContext
 
 
@@ -44,7 +39,7 @@ def state_space_rule(
 
 def gated_group_norm(
     config: TransformerConfig,
-    parameters: Mapping[str, Array],
+    parameters: Parameters,
     x: Inexact[Array, "batch length features"],
     gate: Inexact[Array, "batch length features"],
 ) -> Inexact[Array, "batch length features"]:
@@ -54,33 +49,25 @@ def gated_group_norm(
     return as_precise_as(x, rms_norm(groups, ones, config.norm_eps).reshape(x.shape) * parameters["weight"])
 
 
-def state_space(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    x: Hidden,
-    context: LayerContext,
-    tap: Tap = identity,
-    cache: Cache | None = None,
-) -> Hidden:
-    """Mamba-2 (Dao and Gu 2024, §7.1); with a `cache`, it starts from the cached state.
+def state_space(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
+    """Mamba-2 (Dao and Gu 2024, §7.1); with a cache, it starts from the cached state.
 
     Padding is set to zero before and after the convolutions: it adds nothing to the state, but the state decays.
     """
-    x, heads, shared = unpadded(x, context), config.recurrent_heads, config.recurrent_key_heads
+    tap, x = context.tap, unpadded(x, context)
+    heads, shared = config.recurrent_heads, config.recurrent_key_heads
     query, key, value = (
-        tap(f"{name}_convolved", unpadded(convolve(config, parameters, name, x, context, cache), context))
+        tap(f"{name}_convolved", unpadded(convolve(config, parameters, name, x, context), context))
         for name in ("query", "key", "value")
     )
     step = tap("time_step", as_precise_as(x, time_step(config, parameters, x)))
     decay = tap("log_decay", log_decay(parameters, step))
     query, key = (upcast(repeat_heads(split_heads(each, shared), heads)) for each in (query, key))
-    state, value = first_state(config, query, cache), upcast(split_heads(value, heads))
-    read, state = state_space_rule(
-        query, key, value, by_head(decay, context, cache), by_head(step, context, cache), state
-    )
+    state, value = first_state(config, query, context), upcast(split_heads(value, heads))
+    read, state = state_space_rule(query, key, value, by_head(decay, context), by_head(step, context), state)
     read = read + upcast(parameters["D"])[:, None, None] * value
-    if cache is not None:
-        update_state(cache, state)
+    if context.cache is not None:
+        update_state(context.cache, state)
     read = tap("context", as_precise_as(x, merge_heads(read)))
     gate = linear(parameters["gate"], x)
     y = tap("gated_context", gated_group_norm(config, parameters["gated_norm"], read, gate))

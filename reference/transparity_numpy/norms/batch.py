@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap
 from transparity_numpy.arithmetic.functional import cast_like
 from transparity_numpy.arithmetic.precision import upcast
-from transparity_numpy.shapes import Vectors, Weight
+from transparity_numpy.shapes import Parameters, Vectors, Weight
 
 
 def batch_norm(x: Vectors, weight: Weight, bias: Weight, mean: Weight, variance: Weight, eps: float) -> Vectors:
@@ -37,7 +34,7 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 
 
 def statistics(
-    config: TransformerConfig, parameters: Mapping[str, Array], x: Vectors, tap: Tap, *, training: bool = False
+    config: TransformerConfig, parameters: Parameters, x: Vectors, tap: Tap, *, training: bool = False
 ) -> tuple[Weight, Weight]:
     """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
 

@@ -1,4 +1,4 @@
-"""Layer norm (Ba et al. 2016)."""
+"""Layer norm (Ba et al. 2016), and the norm of document 003."""
 
 from __future__ import annotations
 
@@ -15,4 +15,13 @@ def layer_norm(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
     centered = wide - wide.mean(axis=-1, keepdims=True)
     variance = (centered * centered).mean(axis=-1, keepdims=True)
     y = centered / np.sqrt(variance + wide.dtype.type(eps)) * weight + bias
+    return cast_like(y, x, weight, bias)
+
+
+def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) -> Vectors:
+    """(x − mean) / (s + eps) · weight + bias, where s is the standard deviation with n − 1."""
+    wide = upcast(x)
+    centered = wide - wide.mean(axis=-1, keepdims=True)
+    variance = (centered * centered).sum(axis=-1, keepdims=True) / wide.dtype.type(x.shape[-1] - 1)
+    y = centered / (np.sqrt(variance) + wide.dtype.type(eps)) * weight + bias
     return cast_like(y, x, weight, bias)

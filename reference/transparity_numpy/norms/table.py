@@ -1,20 +1,28 @@
-"""The table of norms: each norm has a file in this folder, and a row here."""
+"""The gain of a norm, the norm of queries, keys and latent vectors, and the table of norms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.norms.batch import batch_norm, statistics
-from transparity_numpy.norms.gain import gain
-from transparity_numpy.norms.layer import layer_norm
+from transparity_numpy.norms.layer import layer_norm, layer_norm_unbiased
 from transparity_numpy.norms.rms import rms_norm
-from transparity_numpy.norms.unbiased import layer_norm_unbiased
-from transparity_numpy.shapes import Vectors
+from transparity_numpy.shapes import Features, Parameters, Vectors, Weight
+
+
+def gain(config: TransformerConfig, weight: Weight) -> Weight:
+    """Return the weight, or 1 + the weight (Gemma)."""
+    return weight if config.norm_gain == "weight" else 1 + weight
+
+
+def head_norm(config: TransformerConfig, parameters: Parameters, x: Features) -> Features:
+    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
+    return rms_norm(x, gain(config, parameters["weight"]), config.norm_eps)
+
 
 NORMS: dict[str, Callable[..., Vectors]] = {
     "layer": layer_norm,
@@ -26,12 +34,7 @@ NORMS: dict[str, Callable[..., Vectors]] = {
 
 
 def norm(
-    config: TransformerConfig,
-    parameters: Mapping[str, Array],
-    x: Vectors,
-    tap: Tap = identity,
-    *,
-    training: bool = False,
+    config: TransformerConfig, parameters: Parameters, x: Vectors, tap: Tap = identity, *, training: bool = False
 ) -> Vectors:
     """The norm that `config.norm` names."""
     affine = [gain(config, parameters["weight"])]

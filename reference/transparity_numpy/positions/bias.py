@@ -1,28 +1,73 @@
-"""The bias of the scores by distance, for relative positions and ALiBi."""
+"""The bias of the scores by distance: learned for each range of distances (T5), or linear in the distance (ALiBi)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
-from jaxtyping import Inexact
+import numpy as np
+from jaxtyping import Float64, Inexact, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
-from transparity_numpy.positions.alibi import alibi_bias
-from transparity_numpy.positions.relative import relative_bias
-from transparity_numpy.shapes import Positions
+from transparity_numpy.shapes import Parameters, Positions
+
+
+def distances(positions: Positions, keys: int) -> Int[Array, "#batch queries keys"]:
+    """Return key position − query position, for the keys at 0 … `keys` − 1."""
+    return np.arange(keys) - positions[..., None]
+
+
+def relative_buckets(
+    distances: Int[Array, "*batch"], buckets: int, max_distance: int, *, both: bool
+) -> Int[Array, "*batch"]:
+    """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
+
+    In each direction, the first half of the buckets hold one distance each. The others hold ranges that grow
+    geometrically up to `max_distance`. With `both`, half of all buckets are for later keys. Without it, later keys
+    count as distance 0.
+    """
+    offset = buckets // 2 * (distances > 0) if both else 0
+    buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))
+    exact = buckets // 2
+    shares = np.arange(1, buckets - exact) / (buckets - exact)
+    # A range that starts at a whole number must not start just above it because the power was rounded.
+    begins = exact * (max_distance / exact) ** shares * (1 - 1e-12)
+    return offset + np.where(distances < exact, distances, exact + np.searchsorted(begins, distances, side="right"))
+
+
+def relative_bias(
+    config: TransformerConfig, table: Mapping[str, Array], positions: Positions, keys: int, *, both: bool
+) -> Inexact[Array, "#batch heads queries keys"]:
+    """table[bucket(key − query)] for each head; with `both`, queries also see later keys."""
+    limits = (config.relative_buckets, config.relative_max_distance)
+    buckets = relative_buckets(distances(positions, keys), *limits, both=both)
+    return np.moveaxis(table["weight"][buckets], -1, 1)
+
+
+def alibi_slopes(num_heads: int) -> Float64[Array, " heads"]:
+    """Return the slope of each head (Press et al. 2022, §3, and their code).
+
+    If `num_heads` is a power of two, the slopes are 2^(−8 i / heads) for i = 1 … heads. Otherwise they are the slopes
+    for the next lower power of two, then every other slope for the next higher one.
+    """
+    below = 2 ** int(math.log2(num_heads))
+    slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
+    between = 2.0 ** (-4 / below * np.arange(1, 2 * (num_heads - below) + 1, 2))
+    return np.concatenate([slopes, between])
+
+
+def alibi_bias(
+    config: TransformerConfig, positions: Positions, keys: int, dtype: DTypeLike
+) -> Inexact[Array, "#batch heads queries keys"]:
+    """−slope · |key − query|."""
+    slopes = alibi_slopes(config.num_heads).astype(dtype)
+    return -slopes[:, None, None] * np.abs(distances(positions, keys)).astype(dtype)[:, None]
 
 
 def score_bias(
-    config: TransformerConfig,
-    parameters: Mapping[str, Any],
-    positions: Positions,
-    keys: int,
-    dtype: DTypeLike,
-    *,
-    both: bool,
+    config: TransformerConfig, parameters: Parameters, positions: Positions, keys: int, dtype: DTypeLike, *, both: bool
 ) -> Inexact[Array, "#batch heads queries keys"] | None:
     """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1; None if there is no bias.
 

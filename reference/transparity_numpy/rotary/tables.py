@@ -1,7 +1,8 @@
-"""Rotary tables: the cosine and sine of every angle, with the scaling that the configuration names."""
+"""Rotary tables: the cosine and sine of every angle. Each scaling is a function and a row of `SCALINGS`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,12 +11,55 @@ from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
-from transparity_numpy.rotary.linear import linear_frequencies
-from transparity_numpy.rotary.llama3 import llama3_frequencies
-from transparity_numpy.rotary.longrope import longrope_frequencies
 from transparity_numpy.rotary.plain import plain_frequencies
-from transparity_numpy.rotary.yarn import yarn_frequencies
 from transparity_numpy.shapes import Positions, RotaryTables
+
+
+def linear_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
+    """frequency / factor."""
+    return plain_frequencies(config) / config.rotary_factor
+
+
+def llama3_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
+    """(1 − share) · frequency / factor + share · frequency.
+
+    The share rises from 0 to 1 between angles that make `rotary_slow_turns` and `rotary_fast_turns` turns in the
+    original length.
+    """
+    frequencies = plain_frequencies(config)
+    slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
+    turns = config.rotary_original_length * frequencies / (2 * math.pi)
+    share = np.clip((turns - slow) / (fast - slow), 0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies
+
+
+def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
+    """Return the pairs of features between which the angles go from unscaled to scaled (Peng et al. 2024, §3.2).
+
+    The angles of these pairs make `rotary_fast_turns` and `rotary_slow_turns` turns in the original length. The
+    authors' code rounds to whole pairs.
+    """
+    original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
+    fast, slow = config.rotary_fast_turns, config.rotary_slow_turns
+    first, last = (width * math.log(original / turns, config.rope_theta) for turns in (fast, slow))
+    if config.rotary_truncate:
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    first, last = max(first, 0.0), min(last, config.rotated_dim - 1.0)
+    return first, last if first != last else last + 0.001
+
+
+def yarn_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
+    """(1 − share) · frequency / factor + share · frequency, where the share falls from 1 to 0 between `yarn_ends`."""
+    frequencies = plain_frequencies(config)
+    first, last = yarn_ends(config)
+    share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
+    return (1 - share) * (frequencies / config.rotary_factor) + share * frequencies
+
+
+def longrope_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Float64[Array, " pairs"]:
+    """frequency / factor, with the long factors if the sequence is longer than the original length (`beyond`)."""
+    return plain_frequencies(config) / np.array(config.rotary_long_factors if beyond else config.rotary_short_factors)
+
 
 SCALINGS: dict[str, Callable[..., Float64[Array, " pairs"]]] = {
     "none": plain_frequencies,

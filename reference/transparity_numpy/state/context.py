@@ -1,4 +1,4 @@
-"""The inputs that all layers of a stack share, as one value."""
+"""The inputs of a layer besides x and its weights, as one value."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import NamedTuple
 from jaxtyping import Bool, Inexact
 from numpy import ndarray as Array
 
+from transparity.taps import Tap, identity, scoped
 from transparity_numpy.shapes import IsQuery, Lengths, Mask, Memory, Positions, RotaryTables
+from transparity_numpy.state.cache import Cache
 
 
 class LayerContext(NamedTuple):
-    """The inputs of a layer besides x, its weights and its cache. Only the window in the mask, the rotary tables and
-    the temperature differ between kinds of layers."""
+    """The inputs of a layer besides x and its weights.
+
+    The window in the mask, the rotary tables and the temperature differ between kinds of layers, `tap` and `cache`
+    between layers.
+    """
 
     mask: Mask
     """True where self-attention may attend."""
@@ -35,3 +40,12 @@ class LayerContext(NamedTuple):
     """True where cross-attention may attend; None without cross-attention."""
     training: bool = False
     """Whether the model is in training, where a batch norm normalizes by the batch."""
+    tap: Tap = identity
+    """The function that every named activation goes through."""
+    cache: Cache | None = None
+    """The cached keys and values, or states, by part; the layer updates them. None without a cache."""
+
+    def under(self, scope: str) -> LayerContext:
+        """Return the context of the part `scope`, with the part's own names of activations and its own cache."""
+        cache = None if self.cache is None else self.cache.get(scope)
+        return self._replace(tap=scoped(self.tap, scope), cache=cache)

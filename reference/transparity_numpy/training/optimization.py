@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity.parameters import is_learned
 from transparity.training import Training
-from transparity_numpy.training.differentiation import loss_and_gradients
+from transparity_numpy.training.loss import loss_and_gradients
 
 Parameters = Mapping[str, Array]
 

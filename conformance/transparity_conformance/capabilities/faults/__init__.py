@@ -135,7 +135,7 @@ CACHE_FAULTS = _read(
     "cache",
     "cache",
     "decoding.steps.step",
-    *("mixers.attention", "mixers.convolution", "mixers.recurrence", "mixers.gated_delta", "mixers.state_space"),
-    *("mixers.latent", "mixers.table", "layers", "transformer"),
+    *("mixers.attention", "mixers.recurrence", "mixers.gated_delta", "mixers.state_space"),
+    *("mixers.latent", "layers", "transformer"),
     call=decode,
 )

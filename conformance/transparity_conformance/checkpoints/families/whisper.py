@@ -13,7 +13,7 @@ from transparity_conformance.checkpoints.naming import StoredTensor, linears
 from transparity_conformance.checkpoints.tables.codecs import Family
 from transparity_conformance.checkpoints.tables.rows import by_tensors, derived, rename, tokens, unwritten
 from transparity_conformance.checkpoints.tables.values import Fields, as_whole
-from transparity_numpy.positions.sinusoidal import sinusoidal_positions
+from transparity_numpy.positions.added import sinusoidal_positions
 
 POSITIONS = "encoder.embed_positions.weight"
 

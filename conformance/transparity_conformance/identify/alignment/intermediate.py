@@ -13,8 +13,8 @@ from transparity_conformance.catalogue.fault import Hypothesis, WalkState
 from transparity_conformance.diagnosis.walk import TapReached, applied, made_with
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
-from transparity_numpy.positions.alibi import alibi_slopes
-from transparity_numpy.positions.sinusoidal import sinusoidal_positions
+from transparity_numpy.positions.added import sinusoidal_positions
+from transparity_numpy.positions.bias import alibi_slopes
 from transparity_numpy.rotary.plain import rotate
 from transparity_numpy.rotary.tables import rotary_frequencies
 from transparity_numpy.transformer import transformer

@@ -30,7 +30,7 @@ from transparity_conformance.oracle.differentiation.leaning import (
 )
 from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of
 from transparity_conformance.oracle.probes import is_large
-from transparity_numpy.arithmetic.dropout import dropping
+from transparity_numpy.arithmetic.changes import dropping
 from transparity_numpy.arithmetic.functional import STEP
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer

@@ -26,9 +26,8 @@ from transparity_conformance.oracle.differentiation.leaning import (
 )
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_numpy.arithmetic.functional import STEP
-from transparity_numpy.training import differentiation
-from transparity_numpy.training.differentiation import Parameters, loss_of
-from transparity_numpy.training.loss import cross_entropy
+from transparity_numpy.training import loss as of_reference
+from transparity_numpy.training.loss import Parameters, cross_entropy, loss_of
 from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
@@ -38,7 +37,7 @@ def loss_and_gradients(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return the loss and its gradients, as the reference's function of the same name does."""
     if not rows_are_apart(config, training=training):
-        return differentiation.loss_and_gradients(config, parameters, targets, training=training, **tokens)
+        return of_reference.loss_and_gradients(config, parameters, targets, training=training, **tokens)
     sizes = {name: value.size for name, value in parameters.items() if is_learned(name)}
     every = [(name, number) for name, size in sizes.items() for number in range(size)]
     at_once = max(1, AT_ONCE // (targets.size * config.stack_vocab_size(config.stacks[-1])))

@@ -174,7 +174,7 @@ def layer(bench: Bench) -> Iterator[ClaimEvidence]:
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by the standard deviation over n − 1, plus eps."""
-    yield from at_every_spread(bench, "norms.unbiased.layer_norm_unbiased")
+    yield from at_every_spread(bench, "norms.layer.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)

@@ -23,7 +23,7 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
     """Every distance is in the bucket of T5's definition, also if the limit of a bucket is a whole number."""
-    bucket_of = bench.function("positions.relative.relative_buckets")
+    bucket_of = bench.function("positions.bias.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
     for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
@@ -49,7 +49,7 @@ def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def alibi_slopes(bench: Bench) -> Iterator[ClaimEvidence]:
     """The slopes for 1 to 33 heads equal the slopes of ALiBi's authors, in float64 for every dtype."""
-    slopes = bench.function("positions.alibi.alibi_slopes")
+    slopes = bench.function("positions.bias.alibi_slopes")
     for heads in range(1, 34):
         yield bench.evidence(f"{heads} heads").within("slopes", slopes(heads), _slopes(heads), FEW_ULPS)
 
@@ -124,7 +124,7 @@ def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) ->
 @claim(topic="embeddings", dtypes=("float32",), of_reference=True, harness=True)
 def sinusoidal(bench: Bench) -> Iterator[ClaimEvidence]:
     """The table of sines and cosines, interleaved or in halves, follows the formula in float64 for every dtype."""
-    table = bench.function("positions.sinusoidal.sinusoidal_positions")
+    table = bench.function("positions.added.sinusoidal_positions")
     for length, size in ((1, 2), (101, 6), (11, 24)):
         angles = [[position / 10_000 ** (i // 2 * 2 / size) for i in range(size)] for position in range(length)]
         truth = [[(math.cos if i % 2 else math.sin)(row[i]) for i in range(size)] for row in angles]

@@ -17,7 +17,7 @@ from transparity_conformance.identify.fitting.values.numbers import is_same
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import silu
-from transparity_numpy.mixers.convolution import causal_convolution
+from transparity_numpy.mixers.recurrence import causal_convolution
 
 NEAR = 16
 """The largest number of operations between a convolution's input and silu of its result."""

@@ -21,7 +21,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, is_sam
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest, softplus
-from transparity_numpy.mixers.table import MIXERS
+from transparity_numpy.layers import MIXERS
 from transparity_numpy.state.context import LayerContext
 
 USUAL = (("query", "key", "value"), ("value", "key", "query"))
@@ -91,8 +91,8 @@ class Taken:
         batch, length, _ = self.rates.step.shape
         x = self.linears["decay"].given.reshape(batch, length, -1)[:rows]
         made: Arrays = {}
-        given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None])
-        MIXERS[config.mixer_name](config, nest(own.parameters), x, given, recording(made))
+        given = LayerContext(np.ones((1, 1, 1, 1), bool), np.arange(length)[None], tap=recording(made))
+        MIXERS[config.mixer_name](config, nest(own.parameters), x, given)
         return made["gated_context"]
 
 

@@ -1,9 +1,10 @@
-"""Dropout in training, applied to the activations that the configuration names."""
+"""Taps that change activations: dropout in training, and rounding to a lower precision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -29,3 +30,13 @@ def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
         return dropout(value) if name.endswith(at) else value
 
     return drop
+
+
+def rounding(dtype: torch.dtype) -> Tap:
+    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own
+    dtype."""
+
+    def rounded(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        return value.to(dtype).to(value.dtype)
+
+    return rounded

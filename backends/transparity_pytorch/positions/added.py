@@ -1,12 +1,28 @@
-"""Sinusoidal positions: a table that is added to the embeddings."""
+"""Positions that are added to the embeddings: rows of a learned table, or sinusoidal."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from transparity.config import RopeLayout, Timescales
+from transparity.config import RopeLayout, Timescales, TransformerConfig
+from transparity_pytorch.shapes import IsToken
+
+
+def position_ids(
+    config: TransformerConfig, is_token: IsToken, positions: Int[Tensor, "#batch length"]
+) -> Int[Tensor, "#batch length"]:
+    """Return the rows of the position table for the tokens at `positions`.
+
+    With `position_count` "visible", only tokens that are not padding are counted, and padding has the row before the
+    first (RoBERTa, OPT).
+    """
+    if config.position_count == "all":
+        return positions + config.position_offset
+    positions = positions.expand(len(is_token), positions.shape[1])
+    counted = is_token.cumsum(dim=1) * is_token
+    return counted.take_along_dim(positions, dim=1) + config.position_offset - 1
 
 
 def sinusoidal_positions(

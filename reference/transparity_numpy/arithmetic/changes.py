@@ -1,4 +1,4 @@
-"""Dropout in training, applied to the activations that the configuration names."""
+"""Taps that change activations: dropout in training, and rounding to a lower precision."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Inexact
 from numpy import ndarray as Array
+from numpy.typing import DTypeLike
 
 from transparity.taps import Tap
 
@@ -23,3 +24,13 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
         return np.where(masks[name], value / value.real.dtype.type(1 - rate), value.dtype.type(0))
 
     return drop
+
+
+def rounding(dtype: DTypeLike) -> Tap:
+    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own
+    dtype."""
+
+    def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
+        return value.astype(dtype).astype(value.dtype)
+
+    return rounded

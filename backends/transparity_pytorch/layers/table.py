@@ -1,9 +1,0 @@
-"""The table of layers: each kind of layer has a file in this folder, and a row here."""
-
-from __future__ import annotations
-
-from transparity_pytorch.layers.layer import Layer
-from transparity_pytorch.layers.parallel import ParallelLayer
-
-LAYERS: dict[str, type[Layer]] = {"sequential": Layer, "parallel": ParallelLayer, "parallel-one-norm": ParallelLayer}
-"""The function for each `config.branches`."""

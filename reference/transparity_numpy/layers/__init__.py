@@ -1,1 +1,0 @@
-"""Layers: a mixer and a feed-forward with their residuals, sequential or parallel."""

@@ -12,6 +12,7 @@
 | `alignment`, `listening` | activations found by value, and the cost of recording |
 | `modules`, `ranks` | models of Keras and equinox, and sharded ports |
 | `against` | copies of files of transformers with one mistake, checked against the original |
+| `breadth` | classes of transformers as references, checked against copies of their files |
 | `drafts` | models written by hand with several mistakes, checked against transformers |
 | `fuzz` | unusual inputs |
 | `mutants`, `equivalents` | mutated lines of the columns, and mutations that compute the same |
@@ -44,7 +45,7 @@ POOLS = {
     "attacks": "meta.attacks.run",
     "audits": "meta.audits.measure",
     "adapting": "meta.adapting.measure",
-    "adapters": "meta.adapting.wrong",
+    "adapters": "meta.adapting.measure",
     "fitting": "meta.fitting.measure",
     "alignment": "meta.listening.alignment",
     "listening": "meta.listening.cost",
@@ -52,6 +53,7 @@ POOLS = {
     "ranks": "meta.ranks.measure",
     "fuzz": "meta.fuzz.campaign",
     "against": "meta.against.power",
+    "breadth": "meta.against.breadth",
     "mutants": "meta.mutation.mutate",
     "equivalents": "meta.mutation.equivalents",
 }

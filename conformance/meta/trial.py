@@ -6,17 +6,32 @@ import argparse
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
+
+from meta.pool.bug import View
 
 Answer = Mapping[str, Any]
 """The outcome of a trial, as JSON values."""
 
 
-class Trial(Protocol):
-    """One test of the checker; `str(trial)` describes it."""
+@dataclass(frozen=True)
+class Trial:
+    """One test of the checker.
 
-    def run(self) -> dict[str, Any]:
-        """Return the outcome."""
+    Attributes:
+        name: a description.
+        run: returns the outcome.
+        kind: the kind of trials that a measure counts together.
+        wanted: the right answer, if the measures need it.
+    """
+
+    name: str
+    run: Callable[[], dict[str, Any]]
+    kind: str = ""
+    wanted: Any = None
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of the answers.
+    """A share of the answers to trials of one kind and view; an empty string stands for any.
 
     `judge` returns whether an answer is right, or None if it does not count, or the pair (right, of).
     """
@@ -47,6 +62,13 @@ class Measure:
     title: str
     judge: Callable[[Any, Answer], bool | tuple[int, int] | None]
     target: float = 0.0
+    kind: str = ""
+    view: View | Literal[""] = ""
+
+    def mark(self, trial: Any, answer: Answer) -> bool | tuple[int, int] | None:
+        """Return the judgment of an answer, or None if the trial has another kind or view."""
+        counts = (not self.kind or trial.kind == self.kind) and (not self.view or trial.view == self.view)
+        return self.judge(trial, answer) if counts else None
 
 
 def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
@@ -55,11 +77,11 @@ def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
     return Share(title, sum(counted), len(counted), target)
 
 
-def shares(measures: Iterable[Any], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
+def shares(measures: Iterable[Measure], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
     """Return the share of every measure for which some answer counts."""
     result = []
     for measure in measures:
-        marks = [mark for mark in (measure.judge(*each) for each in found) if mark is not None]
+        marks = [mark for mark in (measure.mark(*each) for each in found) if mark is not None]
         pairs = [mark if isinstance(mark, tuple) else (mark, 1) for mark in marks]
         right, of = (sum(numbers) for numbers in zip(*pairs, strict=True)) if pairs else (0, 0)
         result += [Share(measure.title, right, of, measure.target)] if pairs else []

@@ -71,8 +71,7 @@ def generated_pages() -> dict[str, str]:
         _causes,
         _gallery,
         _columns,
-        _normal,
-        _configuration,
+        _tables,
         notebooks.notebooks,
     ]
     parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
@@ -98,13 +97,12 @@ def _forward() -> dict[str, str]:
 
 
 def _columns() -> dict[str, str]:
-    found = json.loads(kept("agreements", _own("side_by_side/probe"), _agreements))
+    def make() -> str:
+        return json.dumps([dataclasses.asdict(each) for each in agreements().values()])
+
+    found = json.loads(kept("agreements", _own("side_by_side/probe"), make))
     near = {(each["model"], each["tap"]): Agreement(**each) for each in found}
     return column_pages(Columns(watched(), near))
-
-
-def _agreements() -> str:
-    return json.dumps([dataclasses.asdict(each) for each in agreements().values()])
 
 
 def _gallery() -> dict[str, str]:
@@ -112,12 +110,13 @@ def _gallery() -> dict[str, str]:
     return {"gallery.md": _filled("gallery.md", gallery.PLACE, diagnoses), **reports}
 
 
-def _normal() -> dict[str, str]:
-    return {"normal.md": _filled("normal.md", noise.PLACE, kept("normal", _own("noise"), noise.tables))}
-
-
-def _configuration() -> dict[str, str]:
-    return {"configuration.md": _filled("configuration.md", model.PLACE, model.fields())}
+def _tables() -> dict[str, str]:
+    """Return the pages with tables of rounding errors and of the fields of a configuration."""
+    errors = kept("normal", _own("noise"), noise.tables)
+    return {
+        "normal.md": _filled("normal.md", noise.PLACE, errors),
+        "configuration.md": _filled("configuration.md", model.PLACE, model.fields()),
+    }
 
 
 def _document(name: str) -> dict[str, str]:
@@ -133,17 +132,17 @@ def _filled(page: str, place: str, text: str) -> str:
 
 def _causes() -> dict[str, str]:
     """Return the pages of causes whose fault is visible in a run, with pictures of the run."""
+
+    def make() -> str:
+        return json.dumps({name: section(shown) for name, shown in runs().items()})
+
     pages, found = written_pages(), {}
-    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "errors", "figures"), _sections))
+    sections: dict[str, str] = json.loads(kept("causes", _own("causes", "errors", "figures"), make))
     for name, shown in sections.items():
         page = f"causes/{name}.md"
         text, _, last = site_text(f"docs/{page}", pages).rpartition("[All faults]")
         found[page] = f"{text}{shown}\n[All faults]{last}"
     return found
-
-
-def _sections() -> str:
-    return json.dumps({name: section(shown) for name, shown in runs().items()})
 
 
 def _own(*modules: str) -> list[bytes]:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from docs.site.errors import PRECISION, Run, by_head, by_length, by_position, by_tap
+from docs.site.pages import table
 
 from transparity_conformance.catalogue import hypotheses, whole_model
 from transparity_conformance.catalogue.fault import Hypothesis
@@ -117,8 +118,8 @@ def section(shown: list[Run]) -> str:
         parts += [f"The error at `{tap}` by head (down) and position (across):", heads]
     if len(lengths := at_each_length(shown)) > 1:
         parts += ["The error of the result by length:", f'<div class="plot">{by_length(lengths)}</div>']
-    rows = [f"| {each.probe.purpose} | {_counted(each.share('logits'))} |" for each in shown]
-    parts.append("\n".join(["| inputs | error of the result, in budgets |", "|---|--:|", *rows]))
+    rows = [(each.probe.purpose, _counted(each.share("logits"))) for each in shown]
+    parts.append(table(("inputs", "error of the result, in budgets"), rows, numbers=1))
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from docs.site.pages import cell, table
+from docs.site.pages import TITLES, cell, table
 
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters, parameter_shapes
@@ -18,8 +18,6 @@ from transparity_conformance.suite.claims import documents as printed
 
 PLACE = "<!-- run: by docs/site/documents.py, in the site -->"
 """The line of a document's page that the generated part replaces."""
-
-COLUMNS = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
 
 DOCUMENTS = ("000", "001", "002", "003", "004")
 
@@ -108,12 +106,12 @@ def _numbers(each: Printed) -> str:
         ValueError: A column computes other numbers.
     """
     expected = np.array(each.numbers)
-    for column in COLUMNS:
+    for column in TITLES:
         found = as_numbers(each.compute(column))
         if not np.array_equal(found.ravel(), expected.ravel()):
             raise ValueError(f"{each.title}: {column} computes {found.tolist()}, not what the document prints.")
     shown = f"```text\n{_text(expected)}\n```"
-    told = f"{each.title}, as printed, and exactly so by {', '.join(COLUMNS.values())}:"
+    told = f"{each.title}, as printed, and exactly so by {', '.join(TITLES.values())}:"
     return "\n\n".join(part for part in (told, shown, each.note) if part)
 
 
@@ -133,7 +131,7 @@ def _shape(name: str) -> str:
     given = {key: np.array(tokens)[:, : None if key == "source" else -1] for key, tokens in batch.items()}
     parameters = initialize_parameters(config, 9)
     logits = {}
-    for column in COLUMNS:
+    for column in TITLES:
         logits[column] = as_numbers(backend(column)(config, parameters, dtype="float32").logits(**given))
         if logits[column].shape != shape:
             raise ValueError(
@@ -142,7 +140,7 @@ def _shape(name: str) -> str:
     first = logits["numpy"]
     rows = [
         (f"`{name}`, {title}", str(logits[column].shape), f"{np.abs(logits[column] - first).max():.0e}")
-        for column, title in COLUMNS.items()
+        for column, title in TITLES.items()
     ]
     told = (
         f"The document prints `torch.Size({list(shape)})` for its batch. With the document's sizes, in float32, with "

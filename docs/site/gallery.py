@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.site.kept import kept
-from docs.site.pages import ROOT, SOURCES
+from docs.site.pages import ROOT, SOURCES, lines_around
 
 from transparity_conformance import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -123,15 +123,7 @@ def _section(diagnosis: Diagnosis, found: dict[str, Any]) -> str:
         f"[the thread]({diagnosis.link})",
         f"[`{diagnosis.cause}`](causes/{diagnosis.cause}.md)",
     ]
-    parts = [f"## {diagnosis.title}", diagnosis.story, _lines(diagnosis, found["line"]), f"> {found['says']}"]
+    line, text = found["line"], diagnosis.file.read_text(encoding="utf-8")
+    shown = "" if line is None else lines_around(diagnosis.file.name, text, line, AROUND)
+    parts = [f"## {diagnosis.title}", diagnosis.story, shown, f"> {found['says']}"]
     return "\n\n".join([*(part for part in parts if part), " · ".join(links)]) + "\n"
-
-
-def _lines(diagnosis: Diagnosis, line: int | None) -> str:
-    """Return the wrong line with the lines around it; empty if the line is unknown."""
-    if line is None:
-        return ""
-    lines = diagnosis.file.read_text(encoding="utf-8").splitlines()
-    begin = max(0, line - 1 - AROUND)
-    code = "\n".join(lines[begin : line + AROUND]).strip("\n")
-    return f'```python title="{diagnosis.file.name}" linenums="{begin + 1}" hl_lines="{line - begin}"\n{code}\n```'

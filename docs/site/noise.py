@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from docs.site.pages import table
 
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.cases import CASES
@@ -46,6 +47,5 @@ def measured(config: TransformerConfig, length: int) -> list[float]:
 
 
 def _table(first: str, rows: Sequence[tuple[int, list[float]]]) -> str:
-    lines = [f"| {first} | {' | '.join(PRECISIONS)} |", "|--:|" + "--:|" * len(PRECISIONS)]
-    lines += [f"| {key} | {' | '.join(f'{value:.0e}' for value in values)} |" for key, values in rows]
-    return "\n".join(lines) + "\n"
+    cells = [(str(key), *(f"{value:.0e}" for value in values)) for key, values in rows]
+    return table((first, *PRECISIONS), cells, numbers=1 + len(PRECISIONS)) + "\n"

@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 SOURCES = "https://github.com/transparity/transparity/blob/main"
 """The address of the repository, for links to files that are not in the site."""
 
+TITLES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
+"""The names of the columns' frameworks, by backend."""
+
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
 
@@ -155,7 +158,14 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table, whose cells are Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """Return a Markdown table, whose cells are Markdown; the last `numbers` columns are aligned to the right."""
+    lines = [heads, ["---"] * (len(heads) - numbers) + ["--:"] * numbers, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def lines_around(name: str, text: str, line: int, around: int) -> str:
+    """Return a block of code with a highlighted line of the file `name`, and the lines around it."""
+    begin = max(0, line - 1 - around)
+    code = "\n".join(text.splitlines()[begin : line + around]).rstrip("\n")
+    return f'```python title="{name}" linenums="{begin + 1}" hl_lines="{line - begin}"\n{code}\n```'

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from meta.adapting.catalogue import ALIKE, GPT2, LLAMA, PORTS
+from meta.adapting.measure import ALIKE, GPT2, LLAMA, PORTS, broken
 from meta.adapting.measure import adapted as measured
-from meta.adapting.wrong import broken
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checking.adapting import contradicting, summary
@@ -41,7 +40,7 @@ SAMPLE = (
 )
 
 PORT = """
-from meta.adapting.catalogue import PORTS
+from meta.adapting.measure import PORTS
 
 
 def Model(config):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.looping import for_each
 
-from meta.adapting.catalogue import GPT2, PORTS
+from meta.adapting.measure import GPT2, PORTS
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.identify.adapting.adapt import adapt

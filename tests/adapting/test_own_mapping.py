@@ -11,8 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from meta.adapting.catalogue import PORTS
-from meta.adapting.measure import adapted
+from meta.adapting.measure import PORTS, adapted
 from transparity.config import TransformerConfig
 from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meta.ranks.cases import CONFIGS, Case
-from meta.ranks.measure import started
+from meta.ranks.measure import CONFIGS, Case, started
 from transparity_conformance.checking.calls import run_all
 from transparity_conformance.checking.stages.ranks import against_one
 from transparity_conformance.checking.systems import divisible

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from meta.ranks.cases import CONFIGS, RIGHT, WRONG, Case
-from meta.ranks.measure import checked, started
+from meta.ranks.measure import CONFIGS, RIGHT, WRONG, Case, checked, started
 from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
 from transparity_conformance.capabilities.sharding import ALONE

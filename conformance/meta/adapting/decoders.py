@@ -184,17 +184,19 @@ class Style:
     """Additional modules and buffers of a layer, by name."""
 
 
-def put(root, path, part):
-    """Register a module or a buffer under a dotted path."""
+def put(root: nn.Module, path: str, part: Any) -> None:
+    """Register a module, a parameter or a buffer under a dotted path."""
     *holders, name = path.split(".")
     for each in holders:
         if each not in root._modules:
             root.add_module(each, nn.Module())
         root = root._modules[each]
-    if isinstance(part, torch.Tensor):
-        root.register_buffer(name, part)
-    else:
+    if isinstance(part, nn.Module):
         root.add_module(name, part)
+    elif isinstance(part, nn.Parameter):
+        root.register_parameter(name, part)
+    else:
+        root.register_buffer(name, part)
 
 
 class Layer(nn.Module):

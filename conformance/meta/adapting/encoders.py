@@ -1,10 +1,9 @@
 # mypy: ignore-errors
-"""Encoders and encoder-decoders: BERT, T5, the Annotated Transformer, and PyTorch's `nn.Transformer`."""
+"""Encoder-decoders: the Annotated Transformer, and PyTorch's `nn.Transformer`."""
 
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 
@@ -16,133 +15,6 @@ def attend(q, k, v, mask, scale):
     scores = (q @ k.transpose(-2, -1) * scale).masked_fill(mask == 0, -1e9)
     y = scores.softmax(-1) @ v
     return y.transpose(1, 2).reshape(y.size(0), y.size(2), -1)
-
-
-class Bert(nn.Module):
-    """BERT with separate query, key and value layers, three embedding tables, post-norm sublayers, and a pooler."""
-
-    class Layer(nn.Module):
-        def __init__(self, c):
-            super().__init__()
-            d, f, self.heads = c.embed_dim, c.feed_forward_dim, c.num_heads
-            self.attention = nn.ModuleDict(
-                {
-                    "self": nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value")}),
-                    "output": nn.ModuleDict({"dense": nn.Linear(d, d), "LayerNorm": nn.LayerNorm(d, 1e-12)}),
-                }
-            )
-            self.intermediate = nn.ModuleDict({"dense": nn.Linear(d, f)})
-            self.output = nn.ModuleDict({"dense": nn.Linear(f, d), "LayerNorm": nn.LayerNorm(d, 1e-12)})
-
-        def forward(self, x, mask):
-            inner, out = self.attention["self"], self.attention["output"]
-            q, k, v = (split(inner[name](x), self.heads) for name in ("query", "key", "value"))
-            y = attend(q, k, v, mask, q.size(-1) ** -0.5)
-            x = out["LayerNorm"](out["dense"](y) + x)
-            return self.output["LayerNorm"](self.output["dense"](F.gelu(self.intermediate["dense"](x))) + x)
-
-    def __init__(self, c):
-        super().__init__()
-        d = c.embed_dim
-        self.embeddings = nn.ModuleDict(
-            {
-                "word_embeddings": nn.Embedding(c.source_vocab_size, d),
-                "position_embeddings": nn.Embedding(c.max_length, d),
-                "token_type_embeddings": nn.Embedding(c.num_token_types, d),
-                "LayerNorm": nn.LayerNorm(d, 1e-12),
-            }
-        )
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList([self.Layer(c) for _ in range(c.num_encoder_layers)])})
-        self.pooler = nn.ModuleDict({"dense": nn.Linear(d, d)})
-        self.is_pooled = c.head == "pooled"
-
-    def forward(self, input_ids, attention_mask, token_type_ids):
-        e = self.embeddings
-        x = e["word_embeddings"](input_ids) + e["token_type_embeddings"](token_type_ids)
-        x = e["LayerNorm"](x + e["position_embeddings"](torch.arange(input_ids.size(1))))
-        for layer in self.encoder["layer"]:
-            x = layer(x, attention_mask[:, None, None])
-        return torch.tanh(self.pooler["dense"](x[:, 0])) if self.is_pooled else x
-
-
-class T5Norm(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-class T5(nn.Module):
-    """T5 with numbered lists of sublayers, one shared embedding, and relative biases in each stack's first layer."""
-
-    def attention(self, c, bias):
-        d, a = c.embed_dim, c.num_heads * c.head_dim
-        parts = {name: nn.Linear(d, a, bias=False) for name in "qkv"} | {"o": nn.Linear(a, d, bias=False)}
-        if bias:
-            parts["relative_attention_bias"] = nn.Embedding(c.relative_buckets, c.num_heads)
-        return nn.ModuleDict(parts)
-
-    def stack(self, c, layers, crosses):
-        d, f, blocks = c.embed_dim, c.feed_forward_dim, []
-        for i in range(layers):
-            parts = [nn.ModuleDict({"SelfAttention": self.attention(c, i == 0), "layer_norm": T5Norm(d)})]
-            if crosses:
-                parts.append(nn.ModuleDict({"EncDecAttention": self.attention(c, False), "layer_norm": T5Norm(d)}))
-            dense = nn.ModuleDict({"wi": nn.Linear(d, f, bias=False), "wo": nn.Linear(f, d, bias=False)})
-            parts.append(nn.ModuleDict({"DenseReluDense": dense, "layer_norm": T5Norm(d)}))
-            blocks.append(nn.ModuleDict({"layer": nn.ModuleList(parts)}))
-        return nn.ModuleDict({"block": nn.ModuleList(blocks), "final_layer_norm": T5Norm(d)})
-
-    def __init__(self, c):
-        super().__init__()
-        self.c, self.shared = c, nn.Embedding(c.source_vocab_size, c.embed_dim)
-        self.encoder = self.stack(c, c.num_encoder_layers, False)
-        self.decoder = self.stack(c, c.num_decoder_layers, True)
-
-    def bias(self, stack, queries, keys, both):
-        c = self.c
-        table = stack["block"][0]["layer"][0]["SelfAttention"]["relative_attention_bias"]
-        far = torch.arange(keys) - torch.arange(queries)[:, None]
-        number, start = c.relative_buckets, torch.zeros_like(far)
-        if both:
-            number //= 2
-            start, far = (far > 0) * number, far.abs()
-        else:
-            far = (-far).clamp(min=0)
-        exact = number // 2
-        ratio = torch.log(far.clamp(min=1).float() / exact) / math.log(c.relative_max_distance / exact)
-        large = (exact + (ratio * (number - exact)).long()).clamp(max=number - 1)
-        return table(start + torch.where(far < exact, far, large)).permute(2, 0, 1)
-
-    def attended(self, a, x, memory, mask, bias):
-        q, k, v = (split(a[name](y), self.c.num_heads) for name, y in (("q", x), ("k", memory), ("v", memory)))
-        scores = q @ k.transpose(-1, -2) + bias
-        y = scores.masked_fill(mask == 0, torch.finfo(torch.float32).min).softmax(-1) @ v
-        return a["o"](y.transpose(1, 2).flatten(2))
-
-    def run(self, stack, ids, mask, memory=None, memory_mask=None):
-        x, length = self.shared(ids), ids.size(1)
-        bias = self.bias(stack, length, length, memory is None)
-        for block in stack["block"]:
-            first, *cross, last = block["layer"]
-            y = first["layer_norm"](x)
-            x = x + self.attended(first["SelfAttention"], y, y, mask, bias)
-            for part in cross:
-                y = part["layer_norm"](x)
-                x = x + self.attended(part["EncDecAttention"], y, memory, memory_mask, 0)
-            dense = last["DenseReluDense"]
-            x = x + dense["wo"](F.relu(dense["wi"](last["layer_norm"](x))))
-        return stack["final_layer_norm"](x)
-
-    def forward(self, input_ids, decoder_input_ids):
-        source = (input_ids != self.c.pad_id)[:, None, None]
-        length = decoder_input_ids.size(1)
-        future = torch.ones(length, length, dtype=torch.bool).tril()
-        memory = self.run(self.encoder, input_ids, source)
-        y = self.run(self.decoder, decoder_input_ids, future, memory, source)
-        return y * self.c.embed_dim**-0.5 @ self.shared.weight.T
 
 
 class Annotated(nn.Module):
@@ -231,4 +103,4 @@ class Torch(nn.Module):
         return self.out(self.transformer(x, y, **options))
 
 
-PORTS = {"bert": Bert, "t5": T5, "annotated": Annotated, "torch-transformer": Torch}
+PORTS = {"annotated": Annotated, "torch-transformer": Torch}

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meta.adapting.catalogue import PORTS
-from meta.adapting.measure import adapted
-from meta.adapting.wrong import BUGS, broken
+from meta.adapting.measure import BUGS, PORTS, adapted, broken
 from transparity_conformance.checking.adapting import contradicting
 
 

@@ -1,4 +1,4 @@
-"""Measure how many classes of transformers can be a reference: `python -m meta.against.breadth [--only TYPE …]`.
+"""The pool `breadth`: how many classes of transformers can be a reference.
 
 Each class is built small from its default configuration, in a process with limited time and memory. The float32 and
 float64 outputs must agree. Then a copy of the class's file is checked against the class. Any verdict except `agrees`
@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import multiprocessing
-import random
 import re
 import resource
 import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from meta.against.classes import KINDS, classes, configured, exists
 from meta.against.copies import copied
+from meta.trial import Answer, Measure, Trial
 from transparity_conformance import check
 from transparity_conformance.against.small.build import build
 from transparity_conformance.against.small.inputs import example_inputs
@@ -70,16 +67,15 @@ class Exact(TorchDispatchMode):
     shaped: frozenset[str] = frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(_widened, (args, kwargs or {}))
+        def widened(value: Any) -> Any:
+            return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
+
+        args, kwargs = tree_map(widened, (args, kwargs or {}))
         if "softmax" in str(func) and len(args) > 2 and args[2] is True:  # the argument `half_to_float`
             args = (*args[:2], False)
         if func.overloadpacket.__name__ in SHAPED:
             self.shaped |= {func.overloadpacket.__name__}
         return func(*args, **kwargs)
-
-
-def _widened(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -115,7 +111,8 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
     torch.set_default_dtype(torch.float32)
     begun = time.monotonic()
     report = copy_checked(model)
-    answer |= {"checked": round(time.monotonic() - begun, 1), "memory": _memory_in_mb()}
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10  # in megabytes
+    answer |= {"checked": round(time.monotonic() - begun, 1), "memory": memory}
     if report.verdict != "agrees":
         worst = max(report.measured, key=lambda each: each.error / each.budget)
         raise AssertionError(f"{report.verdict}: {worst.error:.1e} of {worst.budget:.1e} on {worst.probe}")
@@ -129,10 +126,6 @@ def copy_checked(model: Any) -> Report:
         port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()
         port.load_state_dict(model.state_dict())
         return check(port, against=model, budget=SEARCH)
-
-
-def _memory_in_mb() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def _error(narrow: torch.Tensor, wide: torch.Tensor, mask: torch.Tensor | None) -> float:
@@ -180,47 +173,33 @@ def answer_of(model_type: str, name: str) -> dict[str, Any]:
     return answer | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def table(found: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """Return a table with one row per kind: the number of classes that reached each stage."""
-    shown = Table("kind", *STAGES, "share", title="Classes of transformers as references (share: agrees / builds)")
-    for kind in dict.fromkeys(kind for kind, _ in found):
-        reached = Counter(STAGES.index(answer["stage"]) for each, answer in found if each == kind)
-        counts = [sum(reached[later] for later in range(stage, len(STAGES))) for stage in range(len(STAGES))]
-        shown.add_row(kind, *map(str, counts), f"{counts[-1] / max(counts[2], 1):.1%}")
-    return shown
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="measure only these kinds")
 
 
-def chosen(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Yield the classes that the options select, or a sample of each kind."""
-    for kind in options.kinds:
-        found = [each for each in classes([kind]) if not options.only or each[1] in options.only]
-        yield from random.Random(0).sample(found, min(options.sample or len(found), len(found)))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all classes of the chosen kinds; print one line for each failure, and the table."""
-    parser = argparse.ArgumentParser(description="Measure how many classes of transformers can be a reference.")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--only", nargs="*", default=[], metavar="TYPE", help="measure only these model types")
-    parser.add_argument("--sample", type=int, metavar="N", help="measure N random classes of each kind")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append every result to this file")
-    options = parser.parse_args(arguments)
+def trials(options: argparse.Namespace) -> list[Trial]:
+    """Return the classes of the chosen kinds."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
     transformers.LlamaForCausalLM  # noqa: B018 - imports what all processes need
-    console, found = Console(width=240, highlight=False), []
-    for kind, model_type, name in chosen(options):
-        answer = answer_of(model_type, name)
-        found.append((kind, answer))
-        if answer["stage"] != STAGES[-1] or options.only:
-            console.print(f"{kind} {model_type} {name}: {answer}", soft_wrap=True, markup=False)
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps({"kind": kind, "type": model_type, "class": name} | answer) + "\n")
-    console.print(table(found))
-    return 0
+    return [
+        Trial(f"{kind} {model_type} {name}", partial(answer_of, model_type, name), kind)
+        for kind, model_type, name in classes(options.kinds)
+    ]
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
+    """Return a judge of classes that pass the stage `first`: whether they pass `stage`."""
+
+    def judge(_: Trial, answer: Answer) -> bool | None:
+        passed = STAGES.index(answer["stage"])
+        return passed >= STAGES.index(stage) if passed >= STAGES.index(first) else None
+
+    return judge
+
+
+MEASURES = (
+    *(Measure(f"{kind}: {stage}", _reached(stage), kind=kind) for kind in KINDS for stage in STAGES[1:]),
+    *(Measure(f"{kind}: agree, of those that build", _reached("agrees", "builds"), kind=kind) for kind in KINDS),
+)

@@ -1,13 +1,11 @@
 """Create mutants and twins of modeling files from transformers.
 
-A mutant has one generic mistake in one line; a twin is rewritten but computes the same.
-`python -m meta.against.mutants FAMILY … --n 12 --out FOLDER` writes a folder for each family. It contains the saved
-model in `model/`, one folder with a `port.py` for each mutant and twin, and `mutants.json`.
+A mutant has one generic mistake in one line; a twin is rewritten but computes the same. The folder of a family contains
+the saved model in `model/`, one folder with a `port.py` for each mutant and twin, and `mutants.json`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import itertools
 import json
@@ -22,7 +20,6 @@ import transformers
 from torch import Tensor
 
 from meta.against.copies import (
-    FAMILIES,
     calls_of,
     copied,
     difference,
@@ -217,17 +214,17 @@ def _exchanged(family: Family) -> Iterator[Edit]:
                     yield Edit(first + 1, "".join(parts), second + 1)
 
 
-def write_pool(name: str, out: Path, n: int, seed: int) -> list[dict[str, object]]:
-    """Write the folder of a family, and return the contents of its `mutants.json`."""
+def write_pool(name: str, out: Path, n: int, seed: int) -> None:
+    """Write the folder of a family."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     family = original(name, out / name / "model")
     rows: list[dict[str, object]] = []
     for each in [*mutants(family, n, seed), *twins(family, 2, seed)]:
         copied(model_class(name), out / name / each.id, each.text)
-        row = {"family": name, "id": each.id, "kind": each.kind, "line": each.line, "old": each.old, "new": each.new}
-        where = {"statement": _statement(each.text, each.line), "uses": list(each.uses)}
-        rows.append({**row, **where, "twin": each.id.startswith("t")})
+        row = {key: value for key, value in vars(each).items() if key != "text"}
+        rows.append(row | {"statement": _statement(each.text, each.line), "twin": each.id.startswith("t")})
     (out / name / "mutants.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return rows
 
 
 def _statement(text: str, line: int) -> list[int]:
@@ -235,23 +232,3 @@ def _statement(text: str, line: int) -> list[int]:
     spans = [(part.lineno, part.end_lineno or 0) for part in ast.walk(ast.parse(text)) if isinstance(part, ast.stmt)]
     first, last = min((span for span in spans if span[0] <= line <= span[1]), key=lambda span: span[1] - span[0])
     return [first, last]
-
-
-def main() -> None:
-    """Write mutants and twins of the given families, or of all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("families", nargs="*", default=list(FAMILIES))
-    parser.add_argument("--n", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    for name in given.families:
-        rows = write_pool(name, given.out, given.n, given.seed)
-        kinds = Counter(row["kind"] for row in rows if not row["twin"])
-        print(f"{name}: {dict(kinds)}, {sum(bool(row['twin']) for row in rows)} twins", flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The pool `against`: mutants and twins, each checked against its original.
 
-The original is the class of transformers from which the port was copied. Write the mutants with
-`python -m meta.against.mutants --out FOLDER`, and pass the same folder as `--pool-folder`.
+The original is the class of transformers from which the port was copied. Families without mutants in `--pool-folder`
+get mutants first.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from meta.trial import Answer, Measure
+from meta.against.copies import FAMILIES
+from meta.against.mutants import write_pool
+from meta.trial import Answer, Measure, Trial
 from transparity_conformance import check
+from transparity_conformance.against.check import from_transformers
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -30,47 +32,29 @@ BUDGET = 8.0
 """The processor seconds that the checker may spend on searching for edits that explain a difference."""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A trial: a mutant, or a twin if `is_twin`, is checked against its original."""
-
-    folder: Path
-    family: str
-    id: str
-    line: int
-    last: int
-    """The last line of the mutated statement."""
-    is_twin: bool
-
-    def __str__(self) -> str:
-        return f"{self.family} {self.id}"
-
-    def run(self) -> dict[str, Any]:
-        """Check the port against its original."""
-        model = original(self.folder / self.family / "model")
-        port = self.folder / self.family / self.id / "port.py"
-        torch.set_num_threads(1)
-        begun = time.process_time()  # other processes do not change the processor time
-        made = load_port(f"{port}:load")(str(self.folder / self.family / "model"))
-        report = check(made, against=model, budget=BUDGET, name=str(self))
-        seconds = time.process_time() - begun
-        theirs = Path(sys.modules[type(model).__module__].__file__ or "")
-        return {
-            "verdict": report.verdict,
-            "lines": _lines(report, port, theirs),
-            "use": sorted(lines_of_use(port.read_text(encoding="utf-8"), self.line, self.last)),
-            "causes": [cause.says for fault in report.faults for cause in fault.causes],
-            "faults": len(report.faults),
-            "unexplained": sum(not fault.causes for fault in report.faults),
-            "seconds": round(seconds, 1),
-        }
+def judged(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Check the port of a mutant or a twin against its original."""
+    model, port = original(folder / "model"), folder / row["id"] / "port.py"
+    torch.set_num_threads(1)
+    begun = time.process_time()  # other processes do not change the processor time
+    made = load_port(f"{port}:load")(str(folder / "model"))
+    report = check(made, against=model, budget=BUDGET, name=f"{folder.name} {row['id']}")
+    seconds = time.process_time() - begun
+    theirs = Path(sys.modules[type(model).__module__].__file__ or "")
+    return {
+        "verdict": report.verdict,
+        "lines": _lines(report, port, theirs),
+        "use": sorted(lines_of_use(port.read_text(encoding="utf-8"), *row["statement"])),
+        "causes": [cause.says for fault in report.faults for cause in fault.causes],
+        "faults": len(report.faults),
+        "unexplained": sum(not fault.causes for fault in report.faults),
+        "seconds": round(seconds, 1),
+    }
 
 
 @functools.cache
 def original(folder: Path) -> Any:
     """Load the original model of a folder with transformers."""
-    from transparity_conformance.against.check import from_transformers
-
     return from_transformers(folder)
 
 
@@ -154,50 +138,54 @@ def _called(node: ast.Call) -> set[str]:
     return {getattr(node.func, "id", ""), getattr(node.func, "attr", "")} - {""}
 
 
-def trials(options: argparse.Namespace) -> list[Mutant]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pool-folder", type=Path, default=Path("reports/against"))
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--mutants", type=int, default=12, metavar="N", help="write N mutants of each family")
+
+
+def trials(options: argparse.Namespace) -> list[Trial]:
+    """Return the mutants and twins of the chosen families; a trial's `wanted` is the range of its mutated lines."""
     found = []
-    for file in sorted(options.pool_folder.glob("*/mutants.json")):
-        for row in json.loads(file.read_text(encoding="utf-8")):
+    for name in sorted(options.families):
+        folder = options.pool_folder / name
+        if not (folder / "mutants.json").is_file():
+            write_pool(name, options.pool_folder, options.mutants, options.seed)
+        for row in json.loads((folder / "mutants.json").read_text(encoding="utf-8")):
             first, last = row["statement"]
-            found.append(Mutant(options.pool_folder, row["family"], row["id"], first, last, row["twin"]))
+            kind = "twin" if row["twin"] else "mutant"
+            found.append(Trial(f"{name} {row['id']}", partial(judged, folder, row), kind, range(first, last + 1)))
     return found
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pool-folder", type=Path, default=Path("reports/against"))
-
-
-def line_of(trial: Mutant, answer: Answer) -> str:
+def line_of(trial: Trial, answer: Answer) -> str:
     """Return the line to print for a wrong result."""
-    is_right = answer["verdict"] == ("agrees" if trial.is_twin else "diverges")
-    if is_right and (trial.is_twin or (_is_near(trial, answer) and not answer["unexplained"])):
+    is_twin = trial.kind == "twin"
+    is_right = answer["verdict"] == ("agrees" if is_twin else "diverges")
+    if is_right and (is_twin or (_is_near(trial, answer) and not answer["unexplained"])):
         return ""
     causes = answer["causes"] or "no cause"
-    return f"{trial}: {answer['verdict']}, line {trial.line} reported as {answer['lines']}, {causes}"
+    return f"{trial}: {answer['verdict']}, line {trial.wanted.start} reported as {answer['lines']}, {causes}"
 
 
-def _is_near(trial: Mutant, answer: Answer) -> bool:
+def _is_near(trial: Trial, answer: Answer) -> bool:
     """Return whether a reported line is the mutated line, or uses its result."""
     return _is_line(trial, answer) or bool(set(answer["lines"]) & set(answer["use"]))
 
 
-def _is_line(trial: Mutant, answer: Answer) -> bool:
-    return any(trial.line <= line <= trial.last for line in answer["lines"])
+def _is_line(trial: Trial, answer: Answer) -> bool:
+    return any(line in trial.wanted for line in answer["lines"])
 
 
-def _of_mutants(judge: Any) -> Any:
-    return lambda trial, answer: None if trial.is_twin else judge(trial, answer)
+def _is_explained(_: Trial, answer: Answer) -> bool:
+    return bool(answer["causes"]) and not answer["unexplained"]
 
 
-MEASURES: Sequence[Measure] = (
-    Measure("mistakes detected", _of_mutants(lambda _, answer: answer["verdict"] == "diverges"), 1.0),
-    Measure("the line, or a line that uses its result, reported first", _of_mutants(_is_near), 0.9),
-    Measure("the mutated line itself reported first", _of_mutants(_is_line)),
-    Measure(
-        "explained by edits, on all probes",
-        _of_mutants(lambda _, answer: bool(answer["causes"]) and not answer["unexplained"]),
-        0.6,
-    ),
-    Measure("twins that agree", lambda trial, answer: answer["verdict"] == "agrees" if trial.is_twin else None, 1),
+MEASURES = (
+    Measure("mistakes detected", lambda _, answer: answer["verdict"] == "diverges", 1.0, "mutant"),
+    Measure("the line, or a line that uses its result, reported first", _is_near, 0.9, "mutant"),
+    Measure("the mutated line itself reported first", _is_line, kind="mutant"),
+    Measure("explained by edits, on all probes", _is_explained, 0.6, "mutant"),
+    Measure("twins that agree", lambda _, answer: answer["verdict"] == "agrees", 1, "twin"),
     Measure("under 5 s of processor time, without imports", lambda _, answer: answer["seconds"] < 5),
 )

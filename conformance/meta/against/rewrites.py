@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import copy
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from meta.against.observing import Site, key_of
@@ -61,125 +63,10 @@ HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
 A letter that is missing here matches every expression.
 """
 
-MISTAKES = {
-    "mask": """
-        A + M -> A | A + torch.triu(M, 2) | A + M.transpose(-1, -2)
-        I < A -> I <= A
-        I <= A -> I < A
-        I > A -> I >= A
-        I >= A -> I > A""",
-    "operator": """
-        A + B -> A - B
-        A - B -> A + B | B - A
-        X * Y -> X + Y
-        A * K -> A / K
-        K * A -> A / K
-        A / B -> A * B
-        -A -> A""",
-    "left out": """
-        F(X, ...) -> X
-        X.F(...) -> X
-        X + Y -> X | Y
-        X + A -> X
-        X * A -> X
-        A * X -> X
-        X / A -> X
-        X - A -> X""",
-    "twice": """
-        P(X, ...) -> P(P(X, ...), ...)
-        X * N -> X * N * N
-        X + N -> X + N + N
-        X + V -> X + V + V""",
-    "order": """
-        A[..., :B] -> A[..., B:] | A[..., ::2]
-        A[..., B:] -> A[..., :B] | A[..., 1::2]
-        A[:, :, :, :B] -> A[:, :, :, B:]
-        A[:, :, :, B:] -> A[:, :, :, :B]
-        A[..., ::2] -> A[..., 1::2]
-        A[..., 1::2] -> A[..., ::2]
-        A[:, :, :, ::2] -> A[:, :, :, 1::2]
-        A[:, :, :, 1::2] -> A[:, :, :, ::2]
-        A[..., 0, :] -> A[..., 1, :]
-        A[..., 1, :] -> A[..., 2, :]
-        A.chunk(2, ...) -> A.chunk(2, ...)[::-1]
-        A.split(...) -> A.split(...)[::-1]
-        torch.cat((A, A), ...) -> torch.repeat_interleave(A, 2, dim=-1)
-        torch.cat((A, B), ...) -> torch.cat((B, A), ...)
-        torch.stack((A, B), ...) -> torch.stack((B, A), ...)
-        torch.stack([A, B], ...) -> torch.stack([B, A], ...)
-        A[:, :, None, :, :].expand(B, C, D, ...) -> A[:, None].expand(B, D, C, ...)
-        repeat_kv(A, B) -> A.repeat(1, B, 1, 1)
-        A.repeat_interleave(N, ...) -> torch.cat([A] * N, dim=-1)
-        A.view(B, C, D, H) -> A.view(B, D, C, H)
-        A.view(B, C, D, T, H) -> A.view(B, C, T, D, H)
-        A.reshape(B, C, D, H) -> A.reshape(B, D, C, H)""",
-    "axis": """
-        A.transpose(...) -> A
-        A.mean(-1, ...) -> A.mean(-2, ...) | A.mean(1, ...)
-        A.sum(-1, ...) -> A.sum(-2, ...)
-        A.softmax(dim=-1) -> A.softmax(dim=-2)
-        A.softmax(dim=-1, dtype=B) -> A.softmax(dim=-2, dtype=B)
-        nn.functional.softmax(A, dim=-1) -> nn.functional.softmax(A, dim=-2) | nn.functional.softmax(A, dim=1)
-        nn.functional.softmax(A, dim=-1, dtype=B) -> nn.functional.softmax(A, dim=-2, dtype=B)
-        F.softmax(A, dim=-1, dtype=B) -> F.softmax(A, dim=-2, dtype=B)
-        nn.Softmax(dim=-1)(A) -> nn.Softmax(dim=-2)(A)
-        torch.stack(A, dim=-1) -> torch.stack(A, dim=-2)
-        A.cumsum(-1) -> A.cumsum(-2)""",
-    "activation": """
-        G(X, ...) -> torch.nn.functional.relu(X) | torch.nn.functional.silu(X) | torch.nn.functional.gelu(X)
-        G(X, ...) -> torch.nn.functional.gelu(X, approximate="tanh") | torch.tanh(X) | torch.sigmoid(X)
-        nn.functional.softmax(X, ...) -> torch.sigmoid(X)
-        X.softmax(...) -> torch.sigmoid(X)""",
-    "rounding": """
-        torch.float32 -> torch.bfloat16
-        A.to(torch.float32) -> A.to(torch.bfloat16).float()
-        A.float() -> A.to(torch.bfloat16).float()
-        A + B -> (A + B).to(torch.bfloat16).float()
-        A * B -> (A * B).to(torch.bfloat16).float()
-        torch.matmul(A, B) -> torch.matmul(A, B).to(torch.bfloat16).float()
-        A.pow(...) -> A.pow(...).to(torch.bfloat16).float()
-        F(X, ...) -> F(X, ...).to(torch.bfloat16).float()""",
-    "normalisation": """
-        A.mean(...) -> A.sum(...)
-        A.sum(..., keepdim=True) -> A.amax(..., keepdim=True)
-        torch.rsqrt(A) -> torch.sqrt(A) | torch.reciprocal(A)
-        A.pow(2) -> A.abs()
-        R(X) -> torch.nn.functional.layer_norm(X, R.weight.shape, R.weight)
-        Z(X) -> torch.nn.functional.rms_norm(X, Z.weight.shape, Z.weight, 1e-5)
-        Z(X) -> torch.nn.functional.layer_norm(X, Z.weight.shape)""",
-}
+_TABLES = tomllib.loads(Path(__file__).with_name("rewrites.toml").read_text(encoding="utf-8"))
+MISTAKES: dict[str, str] = _TABLES["mistakes"]
 """The rewrites that are mistakes, by kind; `OTHER_KINDS` has further kinds."""
-
-EQUIVALENTS = {
-    "commuted": """
-        A + B -> B + A
-        A * B -> B * A""",
-    "reciprocal": """
-        A / B -> A * (1 / B)
-        torch.rsqrt(A) -> 1 / torch.sqrt(A)
-        A * torch.rsqrt(B) -> A / torch.sqrt(B)""",
-    "product": """
-        torch.matmul(A, B) -> torch.einsum("...ij,...jk->...ik", A, B) | A @ B
-        L(A) -> A @ L.weight.t() | torch.nn.functional.linear(A, L.weight)
-        J(A) -> torch.addmm(J.bias, A.flatten(0, -2), J.weight.t()).unflatten(0, A.shape[:-1])""",
-    "softmax": """
-        nn.functional.softmax(A, ...) -> torch.exp(A.float() - torch.logsumexp(A.float(), dim=-1, keepdim=True))
-        A.softmax(...) -> torch.exp(A.float() - torch.logsumexp(A.float(), dim=-1, keepdim=True))""",
-    "scaling": "torch.matmul(A, B) * C -> torch.matmul(A * C, B)",
-    "shape": """
-        A.view(...) -> A.reshape(...)
-        A.reshape(...) -> A.contiguous().view(...)
-        A.view(B).transpose(1, 2) -> A.view(B).permute(0, 2, 1, 3)
-        A.chunk(2, ...) -> A.split(A.shape[-1] // 2, ...)""",
-    "activation": """
-        S(A) -> A * torch.sigmoid(A)
-        E(A) -> 0.5 * A * (1 + torch.erf(A / 2**0.5))""",
-    "square": """
-        A.pow(2) -> A * A | A.square()
-        A.mean(-1, keepdim=True) -> A.sum(-1, keepdim=True) / A.shape[-1]""",
-    "mask": "A + M -> A.masked_fill(M < 0, torch.finfo(A.dtype).min)",
-    "heads": "repeat_kv(A, B) -> torch.repeat_interleave(A, B, dim=1)",
-}
+EQUIVALENTS: dict[str, str] = _TABLES["equivalents"]
 """The rewrites that compute the same, by kind."""
 
 

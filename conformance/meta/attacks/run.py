@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import meta.attacks.precision
 import meta.attacks.shapes  # noqa: F401 - importing them registers their attacks
 from meta.attacks import process
 from meta.attacks.attack import ATTACKS, Attack
-from meta.trial import Answer, Measure
+from meta.trial import Answer, Measure, Trial
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
 from transparity_conformance import check
@@ -34,31 +34,18 @@ EXIT_CODES = {"agrees": 0, "diverges": 1, "refused": 2, "inconclusive": 3}
 LIMIT = 120
 """The seconds after which a program counts as hanging."""
 
-
 SEARCH = 3.0
 """The seconds for the search for causes; it is short because only the verdict counts here."""
 
 
-@dataclass(frozen=True)
-class AttackTrial:
-    """An attack that runs in this process."""
-
-    attack: Attack
-
-    @property
-    def id(self) -> str:
-        return self.attack.id
-
-    def __str__(self) -> str:
-        return f"{self.attack.kind}: {self.id}"
-
-    def run(self) -> dict[str, Any]:
-        try:
-            report = check(self.attack.build, dtype=self.attack.dtype, budget=SEARCH, **subject(self.attack))
-        except TransparityError as error:
-            return {"verdict": "refused", "code": 2, "why": str(error)[:200]}
-        verdict = str(report.verdict)
-        return {"verdict": verdict, "code": EXIT_CODES[verdict], "why": "; ".join(_causes(report))}
+def attacked(attack: Attack) -> dict[str, Any]:
+    """Check an attack in this process."""
+    try:
+        report = check(attack.build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
+    except TransparityError as error:
+        return {"verdict": "refused", "code": 2, "why": str(error)[:200]}
+    verdict = str(report.verdict)
+    return {"verdict": verdict, "code": EXIT_CODES[verdict], "why": "; ".join(_causes(report))}
 
 
 def is_let_through(answer: Answer) -> bool:
@@ -78,35 +65,30 @@ def _causes(report: Any) -> Iterator[str]:
         yield f"{fault.where}: {' / '.join(cause.mistake for cause in fault.causes) or 'unexplained'}"
 
 
-@dataclass(frozen=True)
-class ProcessTrial:
-    """A program of `process`, checked from the command line."""
-
-    id: str
-
-    def __str__(self) -> str:
-        return f"process: {self.id}"
-
-    def run(self) -> dict[str, Any]:
-        build = f"{Path(process.__file__)}:build_{self.id.replace('-', '_')}"
-        command = [sys.executable, "-m", "transparity_conformance", "check", build, "--preset", "notes-lm"]
-        command += ["--timeout", "15"] * ("never" in self.id)
-        given: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LIMIT, "start_new_session": True}
-        try:
-            done = subprocess.run(command, **given, check=False)
-            code, text = done.returncode, done.stdout + done.stderr
-        except subprocess.TimeoutExpired:
-            code, text = 124, f"no answer within {LIMIT} s"
-        verdict = "traceback" if "Traceback" in text else {0: "agrees", 1: "diverges", 2: "refused"}.get(code, "")
-        return {"verdict": verdict or "inconclusive", "code": code, "why": re.sub(r"\s+", " ", text).strip()[-120:]}
+def attacked_process(id: str) -> dict[str, Any]:
+    """Check a program of `process` from the command line."""
+    build = f"{Path(process.__file__)}:build_{id.replace('-', '_')}"
+    command = [sys.executable, "-m", "transparity_conformance", "check", build, "--preset", "notes-lm"]
+    command += ["--timeout", "15"] * ("never" in id)
+    given: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LIMIT, "start_new_session": True}
+    try:
+        done = subprocess.run(command, **given, check=False)
+        code, text = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired:
+        code, text = 124, f"no answer within {LIMIT} s"
+    verdict = "traceback" if "Traceback" in text else {0: "agrees", 1: "diverges", 2: "refused"}.get(code, "")
+    return {"verdict": verdict or "inconclusive", "code": code, "why": re.sub(r"\s+", " ", text).strip()[-120:]}
 
 
-def trials(options: argparse.Namespace) -> list[AttackTrial | ProcessTrial]:
+def trials(options: argparse.Namespace) -> list[Trial]:
     """Return every attack, then every program."""
-    return [*map(AttackTrial, ATTACKS), *map(ProcessTrial, process.PROGRAMS)]
+    return [
+        *(Trial(f"{each.kind}: {each.id}", partial(attacked, each), wanted=each.id) for each in ATTACKS),
+        *(Trial(f"process: {id}", partial(attacked_process, id), wanted=id) for id in process.PROGRAMS),
+    ]
 
 
 MEASURES = (
     Measure("caught", lambda _, answer: not is_let_through(answer)),
-    Measure("as listed", lambda trial, answer: is_let_through(answer) == (trial.id in LET_THROUGH), 1.0),
+    Measure("as listed", lambda trial, answer: is_let_through(answer) == (trial.wanted in LET_THROUGH), 1.0),
 )

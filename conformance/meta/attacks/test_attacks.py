@@ -9,7 +9,7 @@ import pytest
 
 from meta.attacks import process
 from meta.attacks.attack import ATTACKS, Attack
-from meta.attacks.run import LET_THROUGH, AttackTrial, is_let_through
+from meta.attacks.run import LET_THROUGH, attacked, is_let_through
 
 HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH and not attack.fields]
 """Attacks without a configuration of their own; the others take long, and only `nox -s power` runs them."""
@@ -38,5 +38,5 @@ def test_attacks_import_nothing_of_the_checker() -> None:
 @pytest.mark.parametrize("attack", random.Random(0).sample(HELD, 5), ids=str)
 def test_an_attack_is_caught(attack: Attack) -> None:
     """Run a sample; `nox -s power` runs all attacks and compares the undetected ones with `limits.toml`."""
-    answer = AttackTrial(attack).run()
+    answer = attacked(attack)
     assert not is_let_through(answer), answer

@@ -7,6 +7,7 @@ Many faults are not detected without the audit. With `--twins`, the loaders of t
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meta.pool.bug import edited, rows
-from meta.trial import Answer, Measure
+from meta.trial import Measure, Trial
 from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checking.check import check
@@ -45,7 +46,7 @@ Load = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Planted:
-    """A trial: a loader with a fault.
+    """A loader with a fault.
 
     `name` is the field or tensor that the audit must report; `old` is replaced by `new` in the loader's file.
     """
@@ -76,24 +77,14 @@ class Planted:
         return answer
 
 
-@dataclass(frozen=True)
-class Right:
-    """A trial: a correct loader, which is a file of `loaders/` or `transformers`."""
-
-    loader: str
-    family: str
-    kind = "right"
-
-    def __str__(self) -> str:
-        return f"{self.loader}, {self.family}"
-
-    def run(self) -> dict[str, Any]:
-        if self.loader in RIGHT:
-            return checked(load_port(f"{FOLDER / self.loader}.py:load"), self.family)
-        with warnings.catch_warnings():  # import warnings do not concern this project
-            warnings.simplefilter("ignore")
-            from meta.exam.subjects.hub import named as published
-        return checked(published, self.family)
+def judged_right(loader: str, family: str) -> dict[str, Any]:
+    """Check a correct loader, which is a file of `loaders/` or `transformers`."""
+    if loader in RIGHT:
+        return checked(load_port(f"{FOLDER / loader}.py:load"), family)
+    with warnings.catch_warnings():  # import warnings do not concern this project
+        warnings.simplefilter("ignore")
+        from meta.exam.subjects.hub import named as published
+    return checked(published, family)
 
 
 PLANTED = tuple(
@@ -127,22 +118,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--twins", action="store_true", help="also check the loaders of transformers")
 
 
-def trials(options: argparse.Namespace) -> list[Planted | Right]:
+def trials(options: argparse.Namespace) -> list[Trial]:
     """Return every fault, then every correct loader."""
-    right = [Right(loader, family) for loader, families in RIGHT.items() for family in families]
-    return [*PLANTED, *right, *(Right("transformers", family) for family in FAMILIES if options.twins)]
-
-
-def _of(kind: str, is_right: Callable[[Any, Answer], bool]) -> Callable[[Any, Answer], bool | None]:
-    return lambda trial, answer: is_right(trial, answer) if trial.kind == kind else None
+    right = [(loader, family) for loader, families in RIGHT.items() for family in families]
+    right += [("transformers", family) for family in FAMILIES if options.twins]
+    return [
+        *(Trial(str(planted), planted.run, planted.kind, planted.name) for planted in PLANTED),
+        *(Trial(", ".join(each), functools.partial(judged_right, *each), "right") for each in right),
+    ]
 
 
 MEASURES = [
-    Measure(f"{kind}s: {title}", _of(kind, is_right), target)
+    Measure(f"{kind}s: {title}", is_right, target, kind)
     for kind in ("field", "tensor")
     for title, is_right, target in (
         ("found", lambda _, answer: answer["verdict"] == "diverges", 1.0),
-        ("named", lambda trial, answer: trial.name in answer["named"], 1.0),
+        ("named", lambda trial, answer: trial.wanted in answer["named"], 1.0),
         ("found without the audit", lambda _, answer: answer["without"] != "agrees", 0.0),
     )
-] + [Measure("correct loaders agree", _of("right", lambda _, answer: answer["verdict"] == "agrees"), 1.0)]
+] + [Measure("correct loaders agree", lambda _, answer: answer["verdict"] == "agrees", 1.0, "right")]

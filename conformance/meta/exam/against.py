@@ -6,7 +6,6 @@ the code with the bug. Bugs that are visible only with a cache or in another con
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import importlib
 import inspect
@@ -19,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from meta.exam import measure, run
-from meta.exam.measure import ExamTrial, add_options, choose
+from meta.exam.measure import add_options, choose
 from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import answer_of, is_line, relative
-from meta.trial import Answer, Share, share
+from meta.trial import Answer, Share, Trial, share
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.port_calls import PortError, call_port
@@ -90,13 +89,14 @@ def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarr
     return [{name: draw.integers(3, config.vocab_size, shape)} for shape in shapes]
 
 
-def trials(options: Any) -> list[ExamTrial]:
+def trials(options: Any) -> list[Trial]:
     options.cache = options.cache.with_name(f"{options.cache.name}-against")
-    every = [dataclasses.replace(trial, way="against") for trial in measure.trials(options)]
-    return [each for each in every if _is_asked(each.bug)]
+    every = measure.trials(options, "against")
+    return [each for each in every if is_asked(each.wanted)]
 
 
-def _is_asked(bug: Bug) -> bool:
+def is_asked(bug: Bug) -> bool:
+    """Return whether one forward pass of a module shows the bug."""
     return bug.subject in SUBJECTS and bug.hidden not in HIDDEN and "cached" not in bug.port
 
 
@@ -115,24 +115,23 @@ def _changed(bug: Bug) -> set[int]:
     return {line for kind, begin, end, _, _ in codes if kind != "equal" for line in range(begin, end + 2)}
 
 
-def _causes(answer: Answer) -> list[str]:
-    return [cause["says"] for fault in answer["faults"] for cause in fault["causes"]]
-
-
-def line_of(trial: ExamTrial, answer: Answer) -> str:
+def line_of(trial: Trial, answer: Answer) -> str:
     """Return the checker's answer to a bug next to the bug's description, for comparison."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:
-        return f"{trial}: {answer['verdict'] or answer['error']}; {trial.bug.story}"
-    line = "right line" if trial.bug.control or is_right_line(trial.bug, answer) else "another line"
+        return f"{trial}: {answer['verdict'] or answer['error']}; {trial.wanted.story}"
+    line = "right line" if trial.wanted.control or is_right_line(trial.wanted, answer) else "another line"
     source = answer["faults"][0]["source"] or {"line": 0, "code": ""}
-    told = "; ".join(_causes(answer)) or "unexplained"
-    return f"{trial} ({answer['seconds']} s): {trial.bug.story}\n    {line} {source['line']} `{source['code']}`: {told}"
+    causes = [cause["says"] for fault in answer["faults"] for cause in fault["causes"]]
+    told = "; ".join(causes) or "unexplained"
+    return (
+        f"{trial} ({answer['seconds']} s): {trial.wanted.story}\n    {line} {source['line']} `{source['code']}`: {told}"
+    )
 
 
-def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
-    answered = [(trial.bug, answer) for trial, answer in found if "missing" not in answer]
+def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
+    answered = [(trial.wanted, answer) for trial, answer in found if "missing" not in answer]
     wrong = [(bug, answer) for bug, answer in answered if not bug.control]
     diverged = [(bug, answer) for bug, answer in wrong if answer["faults"] and (bug.uses or not bug.is_in_loader)]
     explained = [all(fault["causes"] for fault in answer["faults"]) for _, answer in diverged]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from meta.pool.bug import Bug, PoolError, read
+from meta.pool.bug import Bug, read_folder
 
 BUGS = Path(__file__).parent / "bugs"
 
@@ -43,17 +44,15 @@ def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
     return [*settings.values(), *bugs]
 
 
-def twins_by_bug(bugs: Sequence[Bug]) -> dict[str, str]:
-    """Return the id of each bug's unchanged twin."""
-    twins = {_setting(bug): bug.id for bug in bugs if bug.is_twin}
-    return {bug.id: twins[_setting(bug)] for bug in bugs}
-
-
 @functools.cache
 def exam() -> dict[str, Bug]:
     """Return all bugs and their twins, by id."""
-    bugs = [bug for path in sorted(BUGS.glob("*.toml")) for bug in with_twins(read(path))]
-    by_id = {bug.id: bug for bug in bugs}
-    if len(by_id) < len(bugs):
-        raise PoolError("Two bugs of the exam have the same id; rename one of them.")
-    return by_id
+    groups = itertools.groupby(read_folder(BUGS), lambda bug: bug.group)
+    return {bug.id: bug for _, bugs in groups for bug in with_twins(list(bugs))}
+
+
+@functools.cache
+def twins() -> dict[str, str]:
+    """Return the id of each bug's unchanged twin."""
+    by_setting = {_setting(bug): bug.id for bug in exam().values() if bug.is_twin}
+    return {bug.id: by_setting[_setting(bug)] for bug in exam().values()}

@@ -13,18 +13,17 @@ import json
 import multiprocessing
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import transparity_conformance
 from meta.exam import run
-from meta.exam.bug import exam, twins_by_bug
+from meta.exam.bug import exam, twins
 from meta.exam.rules import scores
 from meta.pool.bug import Bug, PoolError
-from meta.pool.judge import Judged, judged
-from meta.trial import Answer, Share
+from meta.pool.judge import judged
+from meta.trial import Answer, Share, Trial
 
 CACHE = Path("reports/exam")
 TIMEOUT = 900.0
@@ -84,26 +83,14 @@ def _process(bug: Bug, folder: str, way: str) -> Any:
     return context.Process(target=run.main, args=(bug.id, folder, way))
 
 
-@dataclass(frozen=True)
-class ExamTrial:
-    """A bug of the exam, and whether a stored result may be reused."""
-
-    bug: Bug
-    cache: Path = CACHE
-    keep: bool = False
-    again: bool = False
-    way: str = "run"
-    """The module of `meta.exam` that runs the checker."""
-
-    def __str__(self) -> str:
-        return self.bug.id
-
-    def run(self) -> dict[str, Any]:
-        found = None if self.again else kept(self.bug, self.cache, whatever_checker=self.keep)
-        try:
-            return found or taken(self.bug, self.cache, self.way)
-        except PoolError as error:
-            return {"missing": str(error), "verdict": ""}
+def answer_of(bug: Bug, options: argparse.Namespace, way: str) -> dict[str, Any]:
+    """Return the stored result of a bug, or run it; `way` is the module of `meta.exam` that runs the checker."""
+    is_run_again = options.again is not None and options.again in bug.id
+    found = None if is_run_again else kept(bug, options.cache, whatever_checker=options.keep)
+    try:
+        return found or taken(bug, options.cache, way)
+    except PoolError as error:
+        return {"missing": str(error), "verdict": ""}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -112,34 +99,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", metavar="WORD", help="run bugs again whose id contains this word")
 
 
-def trials(options: argparse.Namespace) -> list[ExamTrial]:
+def trials(options: argparse.Namespace, way: str = "run") -> list[Trial]:
     """Return every bug and every twin."""
-    again = options.again
-    return [
-        ExamTrial(bug, options.cache, options.keep, again is not None and again in bug.id) for bug in exam().values()
-    ]
+    return [Trial(bug.id, functools.partial(answer_of, bug, options, way), wanted=bug) for bug in exam().values()]
 
 
-def choose(every: Sequence[ExamTrial], options: argparse.Namespace) -> list[ExamTrial]:
+def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
     """Return the bugs whose id or story contains `--only`, or a sample of them, with their twins."""
-    by_id, word = exam(), options.only
-    twins = twins_by_bug(list(by_id.values()))
-    found = [bug.id for bug in by_id.values() if word in bug.id or word in bug.story]
+    word = options.only
+    found = [bug.id for bug in exam().values() if word in bug.id or word in bug.story]
     if options.sample:
         found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
-    wanted = {*found, *(twins[name] for name in found)}
-    return [trial for trial in every if trial.bug.id in wanted]
+    wanted = {*found, *(twins()[name] for name in found)}
+    return [trial for trial in every if trial.wanted.id in wanted]
 
 
-def judgment(bug: Bug, by_id: Mapping[str, Answer]) -> Judged:
-    """Judge the result of a bug; findings that its twin also has do not count."""
-    return judged(bug, by_id[bug.id], by_id.get(twins_by_bug(list(exam().values()))[bug.id]))
-
-
-def line_of(trial: ExamTrial, answer: Answer) -> str:
+def line_of(trial: Trial, answer: Answer) -> str:
     if "missing" in answer:
         return f"no result: {answer['missing']}"
-    each = judged(trial.bug, answer)
+    each = judged(trial.wanted, answer)
     marks = {True: "yes", False: "no", None: "–"}
     named = f"falsely {each.falsely[0]}" if each.falsely else marks[each.named]
     found = (
@@ -148,6 +126,7 @@ def line_of(trial: ExamTrial, answer: Answer) -> str:
     return f"{trial}: {'control, ' if each.control else ''}{found}, {len(each.rules)} rules; {each.says}"
 
 
-def shares(found: Sequence[tuple[ExamTrial, Answer]]) -> list[Share]:
-    by_id = {trial.bug.id: answer for trial, answer in found if "missing" not in answer}
-    return scores([judgment(exam()[name], by_id) for name in by_id])
+def shares(found: Sequence[tuple[Trial, Answer]]) -> list[Share]:
+    by_id = {trial.wanted.id: answer for trial, answer in found if "missing" not in answer}
+    # findings that the twin of a bug also has do not count
+    return scores([vars(judged(exam()[name], by_id[name], by_id.get(twins()[name]))) for name in by_id])

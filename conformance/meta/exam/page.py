@@ -1,5 +1,7 @@
 """Write docs/exam.md and docs/exam.png from docs/exam.json: `python -m meta.exam.page [--cache FOLDER]`.
 
+docs/exam.json has the published results: the first and the latest judgment of every bug, by its id.
+
 `--cache FOLDER` first merges results of `python -m meta.measure --pool exam` into docs/exam.json.
 `--first FOLDER` stores results as the first judgments.
 """
@@ -7,22 +9,88 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meta.exam import kept
-from meta.exam.bug import exam
-from meta.exam.kept import Row, judgments
+from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, TARGETS, rule_scores, scores
-from meta.page import table, with_part
+from meta.page import DOCS, table, with_part
+from meta.pool.judge import Judged, judged
 from meta.trial import Share
 from transparity_conformance.report.describing.causes import meanings
 
-PAGE, PLOT = kept.FILE.with_suffix(".md"), kept.FILE.with_suffix(".png")
+FILE = DOCS / "exam.json"
+PAGE, PLOT = FILE.with_suffix(".md"), FILE.with_suffix(".png")
 
+TOLD = ("story", "source", "group", "file", "hidden", "control")
+"""The fields of a row that come from the bug's table; they are not stored."""
+
+JUDGED = ("detected", "placed", "named", "falsely", "line")
+
+Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
+
+
+def read(file: Path = FILE) -> dict[str, Row]:
+    """Return the published results by id, except rows of removed bugs."""
+    found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return {name: told(name) | dict(row) for name, row in found.items() if name in exam()}
+
+
+def told(name: str) -> dict[str, Any]:
+    """Return the fields of a row that come from the bug's table."""
+    return {key: getattr(exam()[name], key) for key in TOLD}
+
+
+def merged(rows: Rows, cache: Path) -> dict[str, Row]:
+    """Merge new results from a folder into the rows; a known bug keeps its first judgment.
+
+    Rows of removed bugs are dropped. Bugs without a new result keep their row.
+    """
+    bugs = exam()
+    results = {name: json.loads(path.read_text("utf-8")) for name in bugs if (path := cache / f"{name}.json").is_file()}
+    found = {name: row for name, row in rows.items() if name in bugs}
+    for name, result in results.items():
+        if result["digest"] != bugs[name].digest():  # the result belongs to an older version of the bug
+            continue
+        now = judged(bugs[name], result, results.get(twins()[name]))
+        found[name] = row_of(name, now, rows.get(name))
+    return {name: found[name] for name in bugs if name in found}
+
+
+def row_of(name: str, now: Judged, before: Row | None) -> Row:
+    """Return the row of a bug with a new judgment."""
+    judgment = {key: getattr(now, key) for key in JUDGED}
+    first = judgment if before is None else before["first"]
+    return {
+        **told(name),
+        "rules": list(now.rules),
+        "seconds": now.seconds,
+        **judgment,
+        "says": now.says,
+        "first": first,
+    }
+
+
+def with_first_sight(rows: Rows, cache: Path) -> dict[str, Row]:
+    """Return the rows with the judgments from a folder as their first judgments."""
+    first = merged({}, cache)
+    return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
+
+
+def write(rows: Rows, file: Path = FILE) -> None:
+    """Write what was measured, a row per line."""
+    measured = {name: {key: row[key] for key in row if key not in TOLD} for name, row in rows.items()}
+    lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in measured.items())
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def judgments(rows: Rows, *, first: bool = False) -> list[Row]:
+    """Return the first or the latest judgment of each row."""
+    return [{**row, **row["first"]} if first else row for row in rows.values()]
 
 
 def bugs_of(rows: Rows) -> Rows:
@@ -33,25 +101,28 @@ def percent(share: Share) -> str:
     return f"{share.right} of {share.of} ({share.right / max(share.of, 1):.0%})".replace("%)", "\u00a0%)")
 
 
+def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
+    """Return the bugs that the checker and each rule detect, and the correct ports that they reject."""
+    found = judgments(rows)
+    own = {share.title: share for share in scores(found)}
+    alone = own["controls and twins accepted"]
+    first = ("transparity check", own["detected"], Share("", alone.of - alone.right, alone.of))
+    return [first, *((RULES[name].says, *each) for name, each in rule_scores(found).items())]
+
+
 def beside_rules(rows: Rows) -> str:
     """Return a table: the bugs that the checker and each rule detect, and the correct ports that they reject."""
-    by_rule, own = rule_scores(judgments(rows)), {share.title: share for share in scores(judgments(rows))}
-    alone = own["controls and twins accepted"]
-    refused = Share("", alone.of - alone.right, alone.of)
-    lines = [["**transparity check**", percent(own["detected"]), percent(refused)]]
-    lines += [[RULES[name].says, percent(found), percent(false)] for name, (found, false) in by_rule.items()]
+    lines = [[name, percent(found), percent(refused)] for name, found, refused in compared(rows)]
+    lines[0][0] = f"**{lines[0][0]}**"
     return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))
 
 
 def answers(rows: Rows) -> str:
     """Return a table with the shares of right answers, for the first and the latest judgments."""
     both = zip(scores(judgments(rows, first=True)), scores(judgments(rows)), strict=True)
-    lines = [[now.title, percent(then), percent(now), _target(now.title)] for then, now in both]
+    wanted = {title: f"{target:.0%}".replace("%", " %") for title, target in TARGETS.items()}
+    lines = [[now.title, percent(then), percent(now), wanted.get(now.title, "")] for then, now in both]
     return table(["measure", "first answers", "current", "wanted"], lines, (1, 2, 3))
-
-
-def _target(title: str) -> str:
-    return f"{TARGETS[title]:.0%}".replace("%", " %") if title in TARGETS else ""
 
 
 def by_where(rows: Rows) -> str:
@@ -82,8 +153,8 @@ def _kinds(row: Row) -> dict[str, bool]:
 
 def missed(rows: Rows) -> str:
     """Return a table of all flawed answers, by the kind of flaw."""
-    order = [*_kinds({**dict.fromkeys(kept.JUDGED), "control": True})]
-    order += _kinds({**dict.fromkeys(kept.JUDGED), "control": False})
+    order = [*_kinds({**dict.fromkeys(JUDGED), "control": True})]
+    order += _kinds({**dict.fromkeys(JUDGED), "control": False})
     found = [(title, name, row) for name, row in rows.items() for title, broken in _kinds(row).items() if broken]
     found.sort(key=lambda each: order.index(each[0]))
     lines = [[title, f"`{name}`", answer(row["says"])] for title, name, row in found]
@@ -107,7 +178,8 @@ def every_bug(rows: Rows) -> str:
     """Return a table with one line for each bug and each control."""
     lines = []
     for name, row in rows.items():
-        story = f"[{row['story']}](https://{_link(row['source'])})" if row["source"] else row["story"]
+        thread = re.sub(r"#(\d+)$", r"/issues/\1", row["source"])
+        story = f"[{row['story']}](https://{thread})" if thread else row["story"]
         way = row["detected"] or ("–" if row["control"] else "no")
         named = "–" if row["control"] else MARKS[row["named"]]
         shows = "control" if row["control"] else row["hidden"]
@@ -115,10 +187,6 @@ def every_bug(rows: Rows) -> str:
             [f"`{name}`", story, shows, way, named, MARKS[row["line"]], f"{len(row['rules'])} of {len(RULES)}"]
         )
     return table(["id", "what is wrong", "shows", "found by", "named", "line", "rules that refuse"], lines)
-
-
-def _link(source: str) -> str:
-    return re.sub(r"#(\d+)$", r"/issues/\1", source)
 
 
 PARTS: dict[str, Callable[[Rows], str]] = {
@@ -144,15 +212,12 @@ def plot(rows: Rows, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    own = {share.title: share for share in scores(judgments(rows))}
-    alone = own["controls and twins accepted"]
-    bars = [("transparity check", own["detected"], Share("", alone.of - alone.right, alone.of))]
-    bars += [(RULES[name].says, found, false) for name, (found, false) in rule_scores(judgments(rows)).items()]
-    names, found, false = zip(*bars[::-1], strict=True)
+    names, found, refused = zip(*compared(rows)[::-1], strict=True)
+    bugs, ports = found[-1].of, refused[-1].of
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, width_ratios=(3, 2))
     for axes, shares, title, colour in (
-        (left, found, f"of {own['detected'].of} bugs, detected", "tab:blue"),
-        (right, false, f"of {alone.of} right ports, refused", "tab:red"),
+        (left, found, f"of {bugs} bugs, detected", "tab:blue"),
+        (right, refused, f"of {ports} right ports, refused", "tab:red"),
     ):
         drawn = axes.barh(names, [100 * share.right / share.of for share in shares], color=colour, height=0.65)
         axes.bar_label(drawn, [str(share.right) for share in shares], padding=3)
@@ -171,10 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--first", type=Path, metavar="FOLDER", help="store the results of this folder as first judgments"
     )
     options = parser.parse_args(arguments)
-    rows: Any = kept.read()
-    rows = kept.merged(rows, options.cache) if options.cache else rows
-    rows = kept.with_first_sight(rows, options.first) if options.first else rows
-    kept.write(rows)
+    rows: Any = read()
+    rows = merged(rows, options.cache) if options.cache else rows
+    rows = with_first_sight(rows, options.first) if options.first else rows
+    write(rows)
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
     plot(rows, PLOT)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from meta.pool.judge import Judged
 from meta.trial import Share, share
 
 SHORT, LONG = 5, 32
@@ -78,30 +78,33 @@ def _passes(rule: Rule, port: np.ndarray | None, right: np.ndarray) -> bool:
     return rule.passes(port.astype(np.float64), right)
 
 
+Judgment = Mapping[str, Any]
+"""The fields of a `Judged`."""
+
 TARGETS = {"detected": 0.97, "named": 0.85, "right line": 0.85, "controls and twins accepted": 1.0}
 
 
-def scores(found: Sequence[Judged]) -> list[Share]:
+def scores(found: Sequence[Judgment]) -> list[Share]:
     """Return the checker's shares of detected, placed and named bugs, of right lines, and of accepted controls."""
-    wrong = [each for each in found if not each.control]
-    right = [each for each in found if each.control]
+    wrong = [each for each in found if not each["control"]]
+    right = [each for each in found if each["control"]]
     counts = {
-        "detected": [bool(each.detected) for each in wrong],
-        "placed": [each.placed for each in wrong if each.placed is not None],
-        "named": [each.named for each in wrong],
-        "falsely named": [bool(each.falsely) for each in wrong],
-        "right line": [each.line for each in wrong if each.line is not None],
-        "controls and twins accepted": [not each.detected for each in right],
+        "detected": [bool(each["detected"]) for each in wrong],
+        "placed": [each["placed"] for each in wrong if each["placed"] is not None],
+        "named": [each["named"] for each in wrong],
+        "falsely named": [bool(each["falsely"]) for each in wrong],
+        "right line": [each["line"] for each in wrong if each["line"] is not None],
+        "controls and twins accepted": [not each["detected"] for each in right],
     }
     return [share(title, marks, TARGETS.get(title, 0.0)) for title, marks in counts.items()]
 
 
-def rule_scores(found: Sequence[Judged]) -> dict[str, tuple[Share, Share]]:
+def rule_scores(found: Sequence[Judgment]) -> dict[str, tuple[Share, Share]]:
     """Return for each rule the share of bugs that it detects, and the share of controls and twins that it rejects."""
-    wrong = [each for each in found if not each.control]
-    right = [each for each in found if each.control]
+    wrong = [each for each in found if not each["control"]]
+    right = [each for each in found if each["control"]]
 
-    def failing(name: str, of: Sequence[Judged]) -> Share:
-        return share(RULES[name].says, [name in each.rules for each in of])
+    def failing(name: str, of: Sequence[Judgment]) -> Share:
+        return share(RULES[name].says, [name in each["rules"] for each in of])
 
     return {name: (failing(name, wrong), failing(name, right)) for name in RULES}

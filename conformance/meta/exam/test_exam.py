@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meta.exam import kept, page, run
-from meta.exam.bug import exam, twins_by_bug
+from meta.exam import page, run
+from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, failed, scores
 from meta.pool.bug import Bug
 from meta.pool.judge import judged
@@ -66,9 +66,8 @@ def test_a_rule_refuses_no_answer_another_shape_and_nan() -> None:
 
 def test_every_bug_of_the_exam_has_its_place_and_a_twin() -> None:
     bugs = exam()
-    twins = twins_by_bug(list(bugs.values()))
     for bug in bugs.values():
-        assert bugs[twins[bug.id]].is_twin
+        assert bugs[twins()[bug.id]].is_twin
         if not bug.is_twin and bug.path.is_file():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the warnings concern other people's code
@@ -123,7 +122,7 @@ def test_an_error_or_an_audit_detects_what_it_tells_by_name() -> None:
 def test_a_control_that_is_called_a_bug_counts_against_the_checker() -> None:
     control = Bug("c", "g", "s", "", "none.py", ({"old": "", "new": ""},), control=True)
     found = [judged(control, answer("diverges", "norm-eps")), judged(control, answer("agrees"))]
-    alone = scores(found)[-1]
+    alone = scores([*map(vars, found)])[-1]
     assert (alone.right, alone.of, alone.is_reached) == (1, 2, False)
 
 
@@ -135,7 +134,7 @@ def test_an_audit_of_a_control_may_list_what_is_told_alone() -> None:
 
 def test_the_page_is_what_the_published_results_say() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.rendered(text, kept.read()) == text, "run python -m meta.exam.page"
+    assert page.rendered(text, page.read()) == text, "run python -m meta.exam.page"
     assert page.PLOT.is_file()
 
 
@@ -145,9 +144,9 @@ def test_a_page_without_a_place_for_a_part_is_refused() -> None:
 
 
 def test_the_published_results_are_those_of_bugs_that_there_are() -> None:
-    stored = json.loads(kept.FILE.read_text(encoding="utf-8"))
+    stored = json.loads(page.FILE.read_text(encoding="utf-8"))
     assert stored.keys() <= exam().keys()
-    assert {key for row in stored.values() for key in row if key in kept.TOLD} == set()
+    assert {key for row in stored.values() for key in row if key in page.TOLD} == set()
 
 
 def test_a_named_cause_has_its_title_and_another_answer_is_unchanged() -> None:
@@ -155,16 +154,16 @@ def test_a_named_cause_has_its_title_and_another_answer_is_unchanged() -> None:
     assert shown == f"logits, model.py:3: [{meanings()['norm-eps'].title}](causes/norm-eps.md)"
     assert page.answer("logits, model.py:3: unexplained") == "logits, model.py:3: unexplained"
     assert page.answer("agrees") == "agrees"
-    causes = {row["says"].rpartition(": ")[2] for row in kept.read().values() if ", " in row["says"].partition(": ")[0]}
+    causes = {row["says"].rpartition(": ")[2] for row in page.read().values() if ", " in row["says"].partition(": ")[0]}
     assert {cause for cause in causes if " " not in cause} - {"unexplained"} <= meanings().keys()
 
 
 def test_a_result_that_is_taken_in_again_keeps_what_was_found_at_first_sight(tmp_path: Path) -> None:
-    name, rows = next(iter(exam())), dict[str, kept.Row]()
+    name, rows = next(iter(exam())), dict[str, page.Row]()
     for verdict in ("diverges", "agrees"):
         (tmp_path / f"{name}.json").write_text(json.dumps(answer(verdict, "norm-eps", digest=exam()[name].digest())))
-        rows = kept.merged(rows, tmp_path)
+        rows = page.merged(rows, tmp_path)
     assert (rows[name]["detected"], rows[name]["first"]["detected"]) == ("", "verdict")
-    assert [each.detected for each in kept.judgments(rows, first=True)] == ["verdict"]
+    assert [each["detected"] for each in page.judgments(rows, first=True)] == ["verdict"]
     (tmp_path / f"{name}.json").write_text(json.dumps(answer("diverges", digest="of another text")))
-    assert kept.merged(rows, tmp_path) == rows
+    assert page.merged(rows, tmp_path) == rows

@@ -11,11 +11,11 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from meta.fitting.drawn import MOST_DEPARTURES, computes_the_same, drawn, module, template_of
-from meta.trial import Answer, Measure
+from meta.trial import Answer, Measure, Trial
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity_conformance.identify.fitting.fit import Fit, fit
@@ -24,34 +24,26 @@ from transparity_conformance.identify.fitting.templates import NOT_RUN, differen
 NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 
 
-@dataclass(frozen=True)
-class FittingTrial:
-    """A trial: `fit` must find a random configuration; with `single`, the module computes only in float32."""
+def fitted(seed: int, *, single: bool = False) -> dict[str, Any]:
+    """Run `fit` on a random module; return wrong and undetermined fields with their original and found values.
 
-    seed: int
-    single: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.seed} {drawn(self.seed)[0]}"
-
-    def run(self) -> dict[str, Any]:
-        """Run `fit` on the module; return wrong and undetermined fields with their original and found values."""
-        name, config = drawn(self.seed)
-        model = module(config, self.seed)
-        if self.single:
-            model.double = lambda: model  # type: ignore[method-assign]
-        answer: dict[str, Any] = {"departures": len(differences(config, template_of(name))), "wrong": {}, "untold": {}}
-        began = time.process_time()
-        try:
-            made = fit(model, self.seed)
-            answer["seconds"] = time.process_time() - began
-            answer["wrong"], answer["untold"] = compared(config, made)
-            answer["error"] = (
-                "" if made.is_confirmed else f"not confirmed, because the error is {made.share:.2g} × the budget"
-            )
-        except Exception as error:  # noqa: BLE001 - it is counted, whatever it is
-            answer |= {"error": f"{type(error).__name__}: {error}", "seconds": time.process_time() - began}
-        return answer
+    With `single`, the module computes only in float32.
+    """
+    name, config = drawn(seed)
+    model = module(config, seed)
+    if single:
+        model.double = lambda: model  # type: ignore[method-assign]
+    answer: dict[str, Any] = {"departures": len(differences(config, template_of(name))), "wrong": {}, "untold": {}}
+    began = time.process_time()
+    try:
+        made = fit(model, seed)
+        answer["seconds"] = time.process_time() - began
+        answer["wrong"], answer["untold"] = compared(config, made)
+        told = f"not confirmed, because the error is {made.share:.2g} × the budget"
+        answer["error"] = "" if made.is_confirmed else told
+    except Exception as error:  # noqa: BLE001 - it is counted, whatever it is
+        answer |= {"error": f"{type(error).__name__}: {error}", "seconds": time.process_time() - began}
+    return answer
 
 
 def is_found(answer: Answer) -> bool:
@@ -90,13 +82,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--float32", action="store_true", help="use modules that compute only in float32")
 
 
-def trials(options: argparse.Namespace) -> list[FittingTrial]:
+def trials(options: argparse.Namespace) -> list[Trial]:
     """Return one trial for each seed."""
     seeds = range(options.seed, options.seed + options.number)
-    return [FittingTrial(seed, options.float32) for seed in seeds]
+    return [Trial(f"{seed} {drawn(seed)[0]}", partial(fitted, seed, single=options.float32)) for seed in seeds]
 
 
-def _with(number: int) -> Callable[[FittingTrial, Answer], bool | None]:
+def _with(number: int) -> Callable[[Trial, Answer], bool | None]:
     return lambda _, answer: is_found(answer) if answer["departures"] == number else None
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from meta.fitting.drawn import MOST_DEPARTURES, drawn, module, template_of
-from meta.fitting.measure import FittingTrial, compared, is_found
+from meta.fitting.measure import compared, fitted, is_found
 from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.templates import differences
 
@@ -22,7 +22,7 @@ than positions. 5013 and 5021 multiply token embeddings and have position embedd
 @pytest.mark.long
 @pytest.mark.parametrize("seed", SAMPLE)
 def test_a_drawn_configuration_is_found(seed: int) -> None:
-    answer = FittingTrial(seed).run()
+    answer = fitted(seed)
     assert is_found(answer), answer
 
 

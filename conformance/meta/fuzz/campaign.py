@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 from unittest.mock import patch
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from meta.fuzz import columns, files, ports
 from meta.fuzz.outcome import Outcome, outcome
 from meta.fuzz.strategies import QUIETLY, Draw, Hostile, T
-from meta.trial import Answer, Measure
+from meta.trial import Answer, Measure, Trial
 from transparity_conformance.oracle.backends import installed
 
 Door = Callable[[Draw, Path], str]
@@ -83,39 +84,29 @@ def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
     return found
 
 
-@dataclass(frozen=True)
-class DoorTrial:
-    """A trial: inputs for one entry point; the time to import the frameworks does not count."""
-
-    door: Door
-    inputs: int
-    seed: int
-
-    def __str__(self) -> str:
-        return self.door.__name__
-
-    def run(self) -> dict[str, Any]:
-        for name in installed():
-            columns.model(name)
-        found = judged(self.door, self.inputs, self.seed)
-        return {
-            "what": Counter(each.what for each in found),
-            "longest": max(each.seconds for each in found),
-            "megabytes": max(each.megabytes for each in found),
-            "violations": [each.violation for each in found if each.violation],
-        }
+def tried(door: Door, inputs: int, number: int) -> dict[str, Any]:
+    """Summarize the outcomes of inputs to one entry point; the time to import the frameworks does not count."""
+    for name in installed():
+        columns.model(name)
+    found = judged(door, inputs, number)
+    return {
+        "what": Counter(each.what for each in found),
+        "longest": max(each.seconds for each in found),
+        "megabytes": max(each.megabytes for each in found),
+        "violations": [each.violation for each in found if each.violation],
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inputs", type=int, default=TOTAL)
 
 
-def trials(options: argparse.Namespace) -> list[DoorTrial]:
+def trials(options: argparse.Namespace) -> list[Trial]:
     """Return every entry point with its share of the inputs."""
-    return [DoorTrial(door, inputs_of(door, options.inputs), options.seed) for door in DOORS]
+    return [Trial(door.__name__, partial(tried, door, inputs_of(door, options.inputs), options.seed)) for door in DOORS]
 
 
-def _right(trial: DoorTrial, answer: Answer) -> tuple[int, int]:
+def _right(_: Trial, answer: Answer) -> tuple[int, int]:
     inputs = sum(answer["what"].values())
     return inputs - len(answer["violations"]), inputs
 

@@ -12,14 +12,14 @@ import functools
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from meta.pool.port import CASES, port_with
-from meta.pool.trials import Trial, single_trials
-from meta.trial import Answer, Measure
+from meta.pool.trials import single_trials
+from meta.trial import Answer, Measure, Trial
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
@@ -73,20 +73,8 @@ def _probe(case: str) -> Probe:
     return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 
-@dataclass(frozen=True)
-class AlignmentTrial:
-    """A trial: a column, or the independent port with a fault; `group` says which."""
-
-    group: str
-    name: str
-    case: str
-    build: Build
-
-    def __str__(self) -> str:
-        return self.name
-
-    def run(self) -> dict[str, Any]:
-        return aligned(self.build, _probe(self.case))
+def aligned_in(case: str, build: Build) -> dict[str, Any]:
+    return aligned(build, _probe(case))
 
 
 def of_logits(build: Build) -> Build:
@@ -107,27 +95,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def trials(options: argparse.Namespace) -> list[AlignmentTrial]:
+def trials(options: argparse.Namespace) -> list[Trial]:
     """Return every column on each configuration, and a sample of faulty independent ports for each configuration."""
     cases = options.case or list(CASES)
-    right = [
-        AlignmentTrial(f"right, {framework}", f"{case}, {framework}", case, column(framework))
+    found = [
+        Trial(f"{case}, {framework}", partial(aligned_in, case, column(framework)), f"right, {framework}")
         for framework, case in itertools.product(options.framework or FRAMEWORKS, cases)
     ]
-    steady = [each for each in single_trials("fault") if each.view == "operations" and _is_steady(each)]
-    wrong = []
+    steady = [
+        each
+        for each in single_trials("fault")
+        if each.view == "operations" and not {"dropout-active", "low-precision"} & set(each.bugs[0].causes)
+    ]
     for case in cases:
         single = [trial for trial in steady if trial.case == case]
         drawn = random.Random(0).sample(single, min(options.faults, len(single)))
-        wrong += [AlignmentTrial("with a fault", str(trial), case, port_with(*trial.bugs)) for trial in drawn]
-    return [*right, *wrong]
+        found += [Trial(str(each), partial(aligned_in, case, port_with(*each.bugs)), "with a fault") for each in drawn]
+    return found
 
 
-def _is_steady(trial: Trial) -> bool:
-    return not {"dropout-active", "low-precision"} & set(trial.bugs[0].causes)
-
-
-def line_of(trial: AlignmentTrial, answer: Answer) -> str:
+def line_of(trial: Trial, answer: Answer) -> str:
     """Return the line to print for a trial with missing or wrong taps."""
     if answer["found"] == answer["taps"] and not answer["wrong"]:
         return ""
@@ -135,12 +122,12 @@ def line_of(trial: AlignmentTrial, answer: Answer) -> str:
     return f"{trial}: {answer['found']} of {answer['taps']} taps found; wrong values: {wrong}"
 
 
-def _of(group: str, right: Callable[[Answer], int]) -> Callable[[AlignmentTrial, Answer], tuple[int, int] | None]:
-    return lambda trial, answer: (right(answer), answer["taps"]) if trial.group == group else None
+def _taps(right: Callable[[Answer], int]) -> Callable[[Trial, Answer], tuple[int, int]]:
+    return lambda _, answer: (right(answer), answer["taps"])
 
 
 MEASURES = [
-    Measure(f"{group}: {title}", _of(group, right), target)
+    Measure(f"{group}: {title}", _taps(right), target, group)
     for group in (*(f"right, {framework}" for framework in FRAMEWORKS), "with a fault")
     for title, right, target in (
         ("taps found", lambda answer: answer["found"], FOUND),

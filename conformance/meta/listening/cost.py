@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
+import itertools
 import math
 import time
 import timeit
@@ -17,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from meta.trial import Measure
+from meta.trial import Measure, Trial
 from transparity.config import TransformerConfig
 from transparity.taps import tap_shapes
 from transparity_conformance.checkpoints.examples import example_config
@@ -122,22 +124,15 @@ def cost(framework: str, size: str) -> Cost:
     return Cost(eager, listened, len(operations), sum(each.value.nbytes for each in operations), 8 * taps)
 
 
-@dataclasses.dataclass(frozen=True)
-class CostTrial:
-    size: str
-    framework: str
-
-    def __str__(self) -> str:
-        return f"{self.size} {self.framework}"
-
-    def run(self) -> dict[str, Any]:
-        found = cost(self.framework, self.size)
-        ratios = {"times": found.listened / found.eager, "times_the_taps": found.recorded / found.taps}
-        return {**dataclasses.asdict(found), **ratios, "is_within": found.is_within}
+def measured(framework: str, size: str) -> dict[str, Any]:
+    found = cost(framework, size)
+    ratios = {"times": found.listened / found.eager, "times_the_taps": found.recorded / found.taps}
+    return {**dataclasses.asdict(found), **ratios, "is_within": found.is_within}
 
 
-def trials(options: argparse.Namespace) -> list[CostTrial]:
-    return [CostTrial(size, framework) for size in SIZES for framework in FRAMEWORKS]
+def trials(options: argparse.Namespace) -> list[Trial]:
+    pairs = itertools.product(SIZES, FRAMEWORKS)
+    return [Trial(f"{size} {framework}", functools.partial(measured, framework, size)) for size, framework in pairs]
 
 
 MEASURES = (Measure("at most three eager passes plus 2 s", lambda _, answer: answer["is_within"], 1.0),)

@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import importlib
 import tomllib
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meta.pool.bug import rows
-from meta.trial import Measure
+from meta.trial import Measure, Trial
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Report
@@ -50,32 +50,25 @@ def causes(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
-@dataclass(frozen=True)
-class ModuleTrial:
-    """A trial: a case in a framework.
+def answer_of(framework: str, family: str, mistakes: Mistakes, expected: set[str]) -> dict[str, Any]:
+    """Return whether the verdict and the causes are right, with the line of the first fault."""
+    report = judged(framework, family, mistakes)
+    is_right = report.verdict == ("diverges" if expected else "agrees")
+    found, source = causes(report), report.faults[0].source if report.faults else None
+    line = "no line" if source is None else f"line {source['line']}: {source['code']}"
+    return {"is_right": is_right and found == expected, "says": f"{report.verdict} {', '.join(found)}; {line}"}
+
+
+def trials(options: argparse.Namespace) -> list[Trial]:
+    """Return every case in every framework.
 
     Keras uses the backend in the environment variable KERAS_BACKEND, or PyTorch.
     """
-
-    framework: str
-    family: str
-    mistakes: Mistakes
-    expected: set[str]
-
-    def __str__(self) -> str:
-        return f"{self.framework}, {self.family}, {self.mistakes}"
-
-    def run(self) -> dict[str, Any]:
-        report = judged(self.framework, self.family, self.mistakes)
-        is_right = report.verdict == ("diverges" if self.expected else "agrees")
-        found, source = causes(report), report.faults[0].source if report.faults else None
-        line = "no line" if source is None else f"line {source['line']}: {source['code']}"
-        says = f"{report.verdict} {', '.join(found)}; {line}"
-        return {"is_right": is_right and found == self.expected, "says": says}
-
-
-def trials(options: argparse.Namespace) -> list[ModuleTrial]:
-    return [ModuleTrial(framework, *case) for framework in LINES for case in CASES]
+    return [
+        Trial(f"{framework}, {family}, {mistakes}", partial(answer_of, framework, family, mistakes, expected))
+        for framework in LINES
+        for family, mistakes, expected in CASES
+    ]
 
 
 MEASURES = (Measure("judged rightly", lambda _, answer: answer["is_right"], 1.0),)

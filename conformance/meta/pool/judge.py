@@ -269,50 +269,44 @@ def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
     return [bug for bug in found if bug in at_line or not any(bug.causes == other.causes for other in at_line)]
 
 
-Right = Callable[[Bugs, Answer], bool]
+def _by_bugs(
+    title: str, kind: str, view: View | Literal[""], right: Callable[[Bugs, Answer], bool], target: float
+) -> Measure:
+    """Return a measure of trials with bugs.
 
+    A crash is wrong. A trial in which a bug changes nothing does not count.
+    """
 
-@dataclass(frozen=True)
-class KindMeasure:
-    """A measure of the trials of one kind and one view; an empty string stands for any."""
+    def judge(trial: Any, answer: Answer) -> bool | None:
+        return None if answer["verdict"] == "inert" else not answer["error"] and right(trial.bugs, answer)
 
-    title: str
-    kind: str
-    view: View | Literal[""]
-    right: Right
-    target: float
-
-    def judge(self, trial: Any, answer: Answer) -> bool | None:
-        """Return whether an answer is right, or None if it does not count; a crash is wrong."""
-        if self.kind not in ("", trial.kind) or self.view not in ("", trial.view) or answer["verdict"] == "inert":
-            return None
-        return not answer["error"] and self.right(trial.bugs, answer)
+    return Measure(title, judge, target, kind, view)
 
 
 KINDS_OF_TRUTH = {"of any kind": ""} | {f"{kind}s": kind for kind in ("fault", "pair", "triple", "draft")}
 
 MEASURES = (
-    KindMeasure("detected, with taps", "fault", "taps", is_detected, 1.0),
-    KindMeasure("detected, by logits", "fault", "logits", is_detected, 1.0),
-    KindMeasure("detected, by operations", "fault", "operations", is_detected, 1.0),
-    KindMeasure("placed, with taps", "fault", "taps", is_placed, 0.98),
-    KindMeasure("placed, by operations", "fault", "operations", is_placed, 0.98),
-    KindMeasure("named first, with taps", "fault", "taps", is_named, 0.98),
-    KindMeasure("named first, by operations", "fault", "operations", is_named, 0.98),
-    KindMeasure("named first, by logits", "fault", "logits", is_named, 0.92),
-    KindMeasure("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
-    KindMeasure("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
-    KindMeasure("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
-    KindMeasure("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
-    KindMeasure("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
-    KindMeasure("three faults: detected, and no false cause, by logits", "triple", "logits", nothing_else_named, 0.90),
-    KindMeasure("no false alarm", "control", "", agrees, 1.0),
-    KindMeasure("uncatalogued faults: detected", "uncatalogued", "", is_detected, 1.0),
-    KindMeasure("uncatalogued faults: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
-    KindMeasure("uncatalogued faults: no cause named", "uncatalogued", "", is_unexplained, 1.0),
-    KindMeasure("odd faults: detected, and no certain cause named", "odd", "", is_unnamed, 1.0),
-    *(KindMeasure(f"no false statement: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
-    KindMeasure("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
+    _by_bugs("detected, with taps", "fault", "taps", is_detected, 1.0),
+    _by_bugs("detected, by logits", "fault", "logits", is_detected, 1.0),
+    _by_bugs("detected, by operations", "fault", "operations", is_detected, 1.0),
+    _by_bugs("placed, with taps", "fault", "taps", is_placed, 0.98),
+    _by_bugs("placed, by operations", "fault", "operations", is_placed, 0.98),
+    _by_bugs("named first, with taps", "fault", "taps", is_named, 0.98),
+    _by_bugs("named first, by operations", "fault", "operations", is_named, 0.98),
+    _by_bugs("named first, by logits", "fault", "logits", is_named, 0.92),
+    _by_bugs("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
+    _by_bugs("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
+    _by_bugs("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
+    _by_bugs("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
+    _by_bugs("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
+    _by_bugs("three faults: detected, and no false cause, by logits", "triple", "logits", nothing_else_named, 0.90),
+    _by_bugs("no false alarm", "control", "", agrees, 1.0),
+    _by_bugs("uncatalogued faults: detected", "uncatalogued", "", is_detected, 1.0),
+    _by_bugs("uncatalogued faults: placed, with taps", "uncatalogued", "taps", is_placed, 1.0),
+    _by_bugs("uncatalogued faults: no cause named", "uncatalogued", "", is_unexplained, 1.0),
+    _by_bugs("odd faults: detected, and no certain cause named", "odd", "", is_unnamed, 1.0),
+    *(_by_bugs(f"no false statement: {name}", kind, "", is_true, 0.995) for name, kind in KINDS_OF_TRUTH.items()),
+    _by_bugs("faults of capabilities named", "capability", "", is_named_where_it_shows, 1.0),
 )
 
 
@@ -320,13 +314,13 @@ def _drafted(count: Callable[[Any, Answer], tuple[int, int]]) -> Callable[[Any, 
     return lambda trial, answer: count(trial, answer["draft"]) if "draft" in answer else None
 
 
+def _named_of(step: str) -> Callable[[Any, Answer], tuple[int, int] | None]:
+    return _drafted(lambda trial, draft: (len(draft[step]), len(trial.bugs)))
+
+
 DRAFTED = (
-    Measure(
-        "drafts: bugs named in one run", _drafted(lambda trial, draft: (len(draft["named"]), len(trial.bugs))), 0.85
-    ),
-    Measure(
-        "drafts: bugs named after fixes", _drafted(lambda trial, draft: (len(draft["fixed"]), len(trial.bugs))), 0.95
-    ),
-    Measure("drafts: right line", _drafted(lambda trial, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
+    Measure("drafts: bugs named in one run", _named_of("named"), 0.85),
+    Measure("drafts: bugs named after fixes", _named_of("fixed"), 0.95),
+    Measure("drafts: right line", _drafted(lambda _, draft: (sum(draft["lines"]), len(draft["lines"]))), 0.90),
 )
 """The measures of drafts, which have several bugs: the shares of named bugs and of right lines."""

@@ -16,7 +16,7 @@ import pytest
 
 from meta.pool import judge
 from meta.pool.bug import Bug, PoolError, read, text_of
-from meta.pool.judge import MEASURES, KindMeasure
+from meta.pool.judge import MEASURES
 from meta.pool.port import CASES, FILES, differ, is_right, modules_with, pool, probes_called
 from meta.pool.trials import (
     KINDS,
@@ -30,6 +30,7 @@ from meta.pool.trials import (
     shares,
     single_trials,
 )
+from meta.trial import Measure
 from transparity_conformance.capabilities.table import FAULTS
 
 OF_CAPABILITIES = [fault for subject, faults in FAULTS.items() if subject != "sharding" for fault in faults]
@@ -179,11 +180,11 @@ def test_a_checker_that_always_agrees_reaches_no_target_but_one() -> None:
 @pytest.mark.parametrize(
     "measure", [each for each in MEASURES if each.kind not in ("", *SEVERAL, "draft")], ids=lambda each: each.title
 )
-def test_the_checker_reaches_a_measure_on_one_trial(measure: KindMeasure) -> None:
+def test_the_checker_reaches_a_measure_on_one_trial(measure: Measure) -> None:
     trials = [each for each in single_trials(measure.kind) if measure.view in ("", each.view) and each.case in CASES]
     trial = next(each for each in sampled(trials, 1, seed=1) if each.acts())
     found = trial.run()
-    assert measure.judge(trial, found), f"{trial}: {judge.says(found)}, not {failures(trial, found)}"
+    assert measure.mark(trial, found), f"{trial}: {judge.says(found)}, not {failures(trial, found)}"
 
 
 ROW = """

@@ -243,7 +243,7 @@ def shares(found: Answered) -> list[Share]:
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
     """Return the titles of the measures by which an answer is wrong."""
-    return [measure.title for measure in MEASURES if measure.judge(trial, answer) is False]
+    return [measure.title for measure in MEASURES if measure.mark(trial, answer) is False]
 
 
 def line_of(trial: Trial, answer: Answer) -> str:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from meta.exam.subjects import renamed
 from meta.ranks.collectives import join_group
 from transparity.config import TransformerConfig
 
@@ -62,29 +63,24 @@ class Model(nn.Module):
 
 
 NAMES = {
-    "q": "self_attention.query",
-    "k": "self_attention.key",
-    "v": "self_attention.value",
-    "out": "self_attention.output",
-    "up": "feed_forward.up",
-    "down": "feed_forward.down",
-    "norm1": "self_attention_norm",
-    "norm2": "feed_forward_norm",
+    "decoder.token_embedding.": "token.",
+    "decoder.position_embedding.": "position.",
+    "decoder.final_norm.": "norm.",
+    "decoder.layers.": "blocks.",
+    "self_attention_norm.": "norm1.",
+    "feed_forward_norm.": "norm2.",
+    "self_attention.": "",
+    "feed_forward.": "",
+    "query.": "q.",
+    "key.": "k.",
+    "value.": "v.",
+    "output.": "out.",
 }
 
 
 def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool) -> dict[str, torch.Tensor]:
     """Return the weights by the names of the modules."""
-    ends = {"token": "decoder.token_embedding", "position": "decoder.position_embedding", "norm": "decoder.final_norm"}
-    ours = ends | {"head": "head"}
-    for i in range(config.num_decoder_layers):
-        ours |= {f"blocks.{i}.{name}": f"decoder.layers.{i}.{theirs}" for name, theirs in NAMES.items()}
-    found = {
-        f"{name}.{kind}": torch.tensor(parameters[f"{theirs}.{kind}"])
-        for name, theirs in ours.items()
-        for kind in ("weight", "bias")
-        if f"{theirs}.{kind}" in parameters
-    }
+    found = {renamed(name, NAMES): torch.tensor(value) for name, value in parameters.items()}
     if fused:
         for i in range(config.num_decoder_layers):
             parts = [found.pop(f"blocks.{i}.{name}.weight") for name in "qkv"]

@@ -19,6 +19,20 @@ Change = Callable[[Any, Any], None]
 """A function that plants a mistake, given the model and the layer."""
 
 
+MISTAKES: dict[str, str] = {}
+"""The sentence of each mistake."""
+
+
+def mistake(says: str) -> Callable[[Change], Callable[[str], Any]]:
+    """Return a decorator that lists a mistake, and replaces the function that plants it by a loader."""
+
+    def listed(change: Change) -> Callable[[str], Any]:
+        MISTAKES[change.__name__] = says
+        return loaded(change)
+
+    return listed
+
+
 def loaded(change: Change) -> Callable[[str], Any]:
     """Return a loader that plants the mistake."""
 
@@ -34,50 +48,60 @@ def loaded(change: Change) -> Callable[[str], Any]:
     return load
 
 
-def _permuted(model: Any, layer: Any) -> None:
+@mistake("rows of queries and keys permuted for the other layout of the rotation")
+def permuted(model: Any, layer: Any) -> None:
     for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
         weight, dim = projection.weight.data, layer.self_attn.head_dim
         halves = weight.view(len(weight) // dim, 2, dim // 2, -1).transpose(1, 2)
         projection.weight.data = halves.reshape(weight.shape).contiguous()
 
 
-def _gate_and_up(model: Any, layer: Any) -> None:
+@mistake("gate and up swapped")
+def gate_and_up(model: Any, layer: Any) -> None:
     layer.mlp.gate_proj, layer.mlp.up_proj = layer.mlp.up_proj, layer.mlp.gate_proj
 
 
-def _transposed(model: Any, layer: Any) -> None:
+@mistake("the output projection transposed")
+def transposed(model: Any, layer: Any) -> None:
     layer.self_attn.o_proj.weight.data = layer.self_attn.o_proj.weight.data.T.contiguous()
 
 
-def _base(model: Any, layer: Any) -> None:
+@mistake("another base of the rotation")
+def base(model: Any, layer: Any) -> None:
     rotary = model.model.rotary_emb
     count = len(rotary.inv_freq)
     rotary.inv_freq = 500.0 ** -(torch.arange(count, dtype=torch.float32) / count)
     rotary.original_inv_freq = rotary.inv_freq
 
 
-def _eps(model: Any, layer: Any) -> None:
+@mistake("eps of the norms 1e-2")
+def eps(model: Any, layer: Any) -> None:
     layer.input_layernorm.variance_epsilon = layer.post_attention_layernorm.variance_epsilon = 1e-2
 
 
-def _one_plus(model: Any, layer: Any) -> None:
+@mistake("gains of the norms 1 + w")
+def one_plus(model: Any, layer: Any) -> None:
     layer.input_layernorm.weight.data += 1
     layer.post_attention_layernorm.weight.data += 1
 
 
-def _gelu(model: Any, layer: Any) -> None:
+@mistake("GELU in place of SiLU")
+def gelu(model: Any, layer: Any) -> None:
     layer.mlp.act_fn = torch.nn.GELU()
 
 
-def _scale(model: Any, layer: Any) -> None:
+@mistake("scores scaled by 1/√embed_dim")
+def scale(model: Any, layer: Any) -> None:
     layer.self_attn.scaling = model.config.hidden_size**-0.5
 
 
-def _no_scale(model: Any, layer: Any) -> None:
+@mistake("scores not scaled")
+def no_scale(model: Any, layer: Any) -> None:
     layer.self_attn.scaling = 1.0
 
 
-def _norms(model: Any, layer: Any) -> None:
+@mistake("the two norms swapped")
+def norms(model: Any, layer: Any) -> None:
     layer.input_layernorm, layer.post_attention_layernorm = layer.post_attention_layernorm, layer.input_layernorm
 
 
@@ -87,30 +111,14 @@ class _WithoutResidual(modeling_llama.LlamaDecoderLayer):  # type: ignore[misc] 
         return self.mlp(self.post_attention_layernorm(hidden_states + attended))
 
 
-def _no_residual(model: Any, layer: Any) -> None:
+@mistake("no residual around the feed-forward")
+def no_residual(model: Any, layer: Any) -> None:
     layer.__class__ = _WithoutResidual
 
 
-def _values_are_keys(model: Any, layer: Any) -> None:
+@mistake("the keys' weights used for the values")
+def values_are_keys(model: Any, layer: Any) -> None:
     layer.self_attn.v_proj.weight.data = layer.self_attn.k_proj.weight.data.clone()
 
 
-MISTAKES = {
-    "permuted": "rows of queries and keys permuted for the other layout of the rotation",
-    "gate_and_up": "gate and up swapped",
-    "transposed": "the output projection transposed",
-    "base": "another base of the rotation",
-    "eps": "eps of the norms 1e-2",
-    "one_plus": "gains of the norms 1 + w",
-    "gelu": "GELU in place of SiLU",
-    "scale": "scores scaled by 1/√embed_dim",
-    "no_scale": "scores not scaled",
-    "norms": "the two norms swapped",
-    "no_residual": "no residual around the feed-forward",
-    "values_are_keys": "the keys' weights used for the values",
-}
-
-permuted, gate_and_up, transposed, base = map(loaded, (_permuted, _gate_and_up, _transposed, _base))
-eps, one_plus, gelu, scale = map(loaded, (_eps, _one_plus, _gelu, _scale))
-no_scale, norms, no_residual, values_are_keys = map(loaded, (_no_scale, _norms, _no_residual, _values_are_keys))
 right = loaded(lambda model, layer: None)

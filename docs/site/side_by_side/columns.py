@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from docs.site.figures import figure, shows
-from docs.site.pages import ROOT, SOURCES, SUBJECTS, column_page
+from docs.site.pages import ROOT, SOURCES, SUBJECTS, TITLES, column_page, table
 from docs.site.side_by_side.aligning import aligned
 from docs.site.side_by_side.lines import broken
 from docs.site.side_by_side.probe import LINES, Agreement, Seen
@@ -29,8 +29,6 @@ COLUMNS = {
     "PyTorch": "backends/transparity_pytorch",
     "JAX": "backends/transparity_flax",
 }
-NAMES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
-
 CLAIMS = {
     "mixers/attention": r"attention\.|forward\.(query|scores|weights|context|attention)|independent\..*attention",
     "inputs/embedding": r"embeddings\.|forward\.embedding",
@@ -227,7 +225,7 @@ def _named(name: str, value: object) -> str:
 def _agreed(agreement: Agreement | None) -> str:
     if agreement is None:
         return ""
-    each = ", ".join(f"{NAMES[name]} {difference:.0e}" for name, difference in agreement.differences.items())
+    each = ", ".join(f"{TITLES[name]} {difference:.0e}" for name, difference in agreement.differences.items())
     return f"<p>Largest differences of the columns in float32, relative to the largest element: {each}.</p>"
 
 
@@ -239,17 +237,14 @@ def _agreement(subject: str) -> str:
     if not claims:
         return ""
     used = ["numpy float64", "pytorch float64", "flax float64", "numpy float32", "pytorch float32", "flax float32"]
-    titles = [f"{NAMES[column.split()[0]]} {column.split()[1]}" for column in used]
-    table = [f"| claim | {' | '.join(titles)} |", f"|---|{'--:|' * len(used)}"]
+    titles = [f"{TITLES[column.split()[0]]} {column.split()[1]}" for column in used]
+    rows = []
     for name, cells in claims.items():
         by_column = dict(zip(kept["columns"], cells, strict=True))
-        table.append(f"| `{name}` | {' | '.join((by_column[column] or ['–'])[0] for column in used)} |")
+        rows.append((f"`{name}`", *((by_column[column] or ["–"])[0] for column in used)))
     told = "The largest error of the [last conformance run](../agreement.md), as a share of its tolerance."
-    return (
-        '??? note "How far the columns agree here"\n\n'
-        + textwrap.indent(f"{told}\n\n" + "\n".join(table), "    ")
-        + "\n"
-    )
+    text = f"{told}\n\n{table(('claim', *titles), rows, numbers=len(used))}"
+    return f'??? note "How far the columns agree here"\n\n{textwrap.indent(text, "    ")}\n'
 
 
 def _plain(subject: str) -> str:

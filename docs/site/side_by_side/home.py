@@ -11,7 +11,7 @@ from typing import Any
 
 from docs import three_columns
 from docs.site.kept import kept
-from docs.site.pages import ROOT
+from docs.site.pages import ROOT, lines_around
 
 from transparity_conformance import check
 from transparity_conformance.report.check.findings import sentence
@@ -66,15 +66,12 @@ def answer() -> str:
 
 def section(found: Mapping[str, Any]) -> str:
     """Return both lines side by side, with the checker's sentence about them."""
-    both = "\n".join(f"<div markdown>\n{_lines(found[side])}\n</div>" for side in ("yours", "theirs"))
+    both = "\n".join(f"<div markdown>\n{_around(found[side])}\n</div>" for side in ("yours", "theirs"))
     title = "## Two implementations, side by side"
     link = "[Check a port of any model against another implementation of it](against.md)"
     return f'{title}\n\n> {found["says"]}\n\n<div class="both" markdown>\n{both}\n</div>\n\n{link}.\n'
 
 
-def _lines(source: Mapping[str, Any]) -> str:
-    name, line = Path(source["file"]).name, int(source["line"])
-    lines = files()[name].splitlines()
-    begin = max(0, line - 1 - AROUND)
-    code = "\n".join(lines[begin : line + AROUND])
-    return f'```python title="{name}" linenums="{begin + 1}" hl_lines="{line - begin}"\n{code}\n```'
+def _around(source: Mapping[str, Any]) -> str:
+    name = Path(source["file"]).name
+    return lines_around(name, files()[name], int(source["line"]), AROUND)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from meta.against.classes import configured
 from meta.against.power import lines_of_use
-from meta.trial import Measure
+from meta.trial import Measure, Trial
 from transparity_conformance import check
 from transparity_conformance.against.small.build import build
 from transparity_conformance.running.loading import load_file
@@ -28,33 +28,23 @@ CLASSES = {
 """The transformers class that each draft reimplements, by model type."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    model_type: str
-
-    def __str__(self) -> str:
-        return self.model_type
-
-    @property
-    def file(self) -> Path:
-        return Path(__file__).with_name(f"{self.model_type.removesuffix('_text')}.py")
-
-    def run(self) -> dict[str, Any]:
-        """Check the draft against the original class, with the same weights."""
-        model: Any = build(configured(self.model_type), CLASSES[self.model_type])
-        draft = load_file(self.file).Draft(model.config).eval()
-        draft.load_state_dict(model.state_dict())
-        begun = time.process_time()
-        report = check(draft, against=model)
-        told = {fault.source["line"] for fault in report.faults if fault.source is not None}
-        marked = marks(self.file.read_text(encoding="utf-8"))
-        return {
-            "verdict": report.verdict,
-            "told": [line for line, right in marked.items() if right & told],
-            "missed": [line for line, right in marked.items() if not right & told],
-            "causes": [cause.says for fault in report.faults for cause in fault.causes],
-            "seconds": round(time.process_time() - begun, 1),
-        }
+def judged(model_type: str) -> dict[str, Any]:
+    """Check the draft against the original class, with the same weights."""
+    file = Path(__file__).with_name(f"{model_type.removesuffix('_text')}.py")
+    model: Any = build(configured(model_type), CLASSES[model_type])
+    draft = load_file(file).Draft(model.config).eval()
+    draft.load_state_dict(model.state_dict())
+    begun = time.process_time()
+    report = check(draft, against=model)
+    told = {fault.source["line"] for fault in report.faults if fault.source is not None}
+    marked = marks(file.read_text(encoding="utf-8"))
+    return {
+        "verdict": report.verdict,
+        "told": [line for line, right in marked.items() if right & told],
+        "missed": [line for line, right in marked.items() if not right & told],
+        "causes": [cause.says for fault in report.faults for cause in fault.causes],
+        "seconds": round(time.process_time() - begun, 1),
+    }
 
 
 def marks(text: str) -> Mapping[int, set[int]]:
@@ -64,7 +54,7 @@ def marks(text: str) -> Mapping[int, set[int]]:
 
 
 def trials(options: argparse.Namespace) -> Sequence[Trial]:
-    return [Trial(name) for name in CLASSES]
+    return [Trial(name, partial(judged, name)) for name in CLASSES]
 
 
 MEASURES = (

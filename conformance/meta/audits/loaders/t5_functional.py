@@ -89,9 +89,4 @@ class T5:
 
 
 def load(folder):
-    model = T5(json.loads(Path(folder, "config.json").read_text()), load_file(Path(folder, "model.safetensors")))
-
-    def forward(input_ids, decoder_input_ids, attention_mask):
-        return model(input_ids, decoder_input_ids, attention_mask)
-
-    return forward
+    return T5(json.loads(Path(folder, "config.json").read_text()), load_file(Path(folder, "model.safetensors")))

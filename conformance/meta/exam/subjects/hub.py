@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +23,22 @@ _OTHERS = ("cohere", "gemma3_text", "granite", "gpt_neox", "mamba2", "ministral3
 FIELDS |= dict.fromkeys((*_EXPERTS, *_OTHERS, "clip_text_model", "modernbert"), LONGER)
 
 
-def load(folder: str) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+def _loader(kind: str, **named: Any) -> Callable[[str], Any]:
+    """Return a function that loads a folder by a class of transformers."""
+    return lambda folder: getattr(transformers, kind).from_pretrained(folder, **named)
 
 
-def eager(folder: str) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+EAGER = {"attn_implementation": "eager"}
 
-
-def encoder(folder: str) -> Any:
-    return transformers.AutoModel.from_pretrained(folder)
-
-
-def eager_encoder(folder: str) -> Any:
-    return transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
-
-
-def translator(folder: str) -> Any:
-    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
-
-
-def eager_translator(folder: str) -> Any:
-    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager")
+load, eager = _loader("AutoModelForCausalLM"), _loader("AutoModelForCausalLM", **EAGER)
+encoder, listener = _loader("AutoModel"), _loader("AutoModelForSpeechSeq2Seq")
+translator, eager_translator = _loader("AutoModelForSeq2SeqLM"), _loader("AutoModelForSeq2SeqLM", **EAGER)
 
 
 def named(folder: str) -> Any:
     """Load the class that config.json names."""
     name = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return getattr(transformers, name).from_pretrained(folder)
-
-
-def listener(folder: str) -> Any:
-    return transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder)
 
 
 class Cached:

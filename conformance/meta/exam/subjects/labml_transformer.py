@@ -17,6 +17,7 @@ from labml_nn.transformers.models import (
 )
 from labml_nn.transformers.utils import subsequent_mask
 
+from meta.exam.subjects import renamed
 from transparity import TransformerConfig
 
 CONFIG = TransformerConfig(
@@ -37,20 +38,29 @@ CONFIG = TransformerConfig(
     pad_id=None,
 )
 
-PARTS = {
-    "query": "query.linear",
-    "key": "key.linear",
-    "value": "value.linear",
-    "output": "output",
+NAMES = {
+    "encoder.token_embedding.": "src_embed.linear.",
+    "decoder.token_embedding.": "tgt_embed.linear.",
+    "head.": "generator.projection.",
+    "final_norm.": "norm.",
+    "self_attention_norm.": "norm_self_attn.",
+    "cross_attention_norm.": "norm_src_attn.",
+    "feed_forward_norm.": "norm_ff.",
+    "self_attention.": "self_attn.",
+    "cross_attention.": "src_attn.",
+    "query.": "query.linear.",
+    "key.": "key.linear.",
+    "value.": "value.linear.",
+    "up.": "layer1.",
+    "down.": "layer2.",
 }
 
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
     """Return the model with our parameters; its inputs have the shape (length, batch)."""
     model = _model(config)
-    state = _state(config, {name: torch.tensor(value) for name, value in parameters.items()})
     tables = {name: value for name, value in model.state_dict().items() if name.endswith("positional_encodings")}
-    model.load_state_dict(state | tables)
+    model.load_state_dict(tables | {renamed(name, NAMES): torch.tensor(value) for name, value in parameters.items()})
     model.eval()
 
     def forward(source: Any, target: Any) -> Any:
@@ -79,25 +89,3 @@ def _layer(c: TransformerConfig, *, cross: bool) -> Any:
         feed_forward=FeedForward(c.embed_dim, c.feed_forward_dim, 0.0),
         dropout_prob=0.0,
     )
-
-
-def _state(c: TransformerConfig, p: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    state = {
-        "src_embed.linear.weight": p["encoder.token_embedding.weight"],
-        "tgt_embed.linear.weight": p["decoder.token_embedding.weight"],
-    }
-    for leaf in ("weight", "bias"):
-        state[f"generator.projection.{leaf}"] = p[f"head.{leaf}"]
-        for side, count in (("encoder", c.num_encoder_layers), ("decoder", c.num_decoder_layers)):
-            state[f"{side}.norm.{leaf}"] = p[f"{side}.final_norm.{leaf}"]
-            for i in range(count):
-                at = f"{side}.layers.{i}"
-                names = {"self_attn": "self_attention"} | ({"src_attn": "cross_attention"} if side == "decoder" else {})
-                for theirs, ours in names.items():
-                    state[f"{at}.norm_{theirs}.{leaf}"] = p[f"{at}.{ours}_norm.{leaf}"]
-                    for part, to in PARTS.items():
-                        state[f"{at}.{theirs}.{to}.{leaf}"] = p[f"{at}.{ours}.{part}.{leaf}"]
-                state[f"{at}.norm_ff.{leaf}"] = p[f"{at}.feed_forward_norm.{leaf}"]
-                state[f"{at}.feed_forward.layer1.{leaf}"] = p[f"{at}.feed_forward.up.{leaf}"]
-                state[f"{at}.feed_forward.layer2.{leaf}"] = p[f"{at}.feed_forward.down.{leaf}"]
-    return state

@@ -16,12 +16,13 @@ def load(folder: str) -> Any:
     """Load the model in a hub's folder with settings as in LitGPT's list of configurations."""
     c = json.loads(Path(folder, "config.json").read_text())
     tensors, state = load_file(f"{folder}/model.safetensors"), dict[str, Any]()
-    config = Config(**_shared(c), **_gemma2(c) if c["model_type"] == "gemma2" else _llama(c))
-    if c["model_type"] == "gemma2":
+    is_gemma2, is_qwen2 = c["model_type"] == "gemma2", c["model_type"] == "qwen2"
+    llama = {"name": "small", "mlp_class_name": "LLaMAMLP", "attn_bias": is_qwen2}
+    config = Config(**_shared(c), **_gemma2(c) if is_gemma2 else llama)
+    if is_gemma2:
         copy_weights_gemma_2({}, state, tensors)
     else:
-        copy = copy_weights_qwen_2_5 if c["model_type"] == "qwen2" else copy_weights_hf_llama
-        copy(config, {}, state, tensors)
+        (copy_weights_qwen_2_5 if is_qwen2 else copy_weights_hf_llama)(config, {}, state, tensors)
     model = GPT(config)
     model.load_state_dict(state)
     return model
@@ -44,10 +45,6 @@ def _shared(c: dict[str, Any]) -> dict[str, Any]:
         "norm_class_name": "RMSNorm",
         "norm_eps": c["rms_norm_eps"],
     }
-
-
-def _llama(c: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "small", "mlp_class_name": "LLaMAMLP", "attn_bias": c["model_type"] == "qwen2"}
 
 
 def _gemma2(c: dict[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from transparity.text import SENTENCE, VALUE, safe
-from transparity_conformance.report.audit.result import Audit
+from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.coverage import Coverage
 from transparity_conformance.report.formatting import count
-from transparity_conformance.report.ranks import RanksComparison, ThirdComparison
-from transparity_conformance.report.timing import Timing
+from transparity_conformance.report.parts import Coverage, RanksComparison, ThirdComparison, Timing
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
@@ -300,3 +298,37 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else "inf"
     return value
+
+
+@dataclass(frozen=True)
+class CapabilityResult:
+    """The claims about a capability, its divergences, and what was not compared."""
+
+    claims: tuple[ClaimResult, ...] = ()
+    faults: tuple[Divergence, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    calls: int = 0
+    """The number of calls of one object, each compared with the same call of a new object."""
+
+    def __add__(self, other: CapabilityResult) -> CapabilityResult:
+        return CapabilityResult(
+            self.claims + other.claims,
+            self.faults + other.faults,
+            self.not_compared + other.not_compared,
+            self.notes + other.notes,
+            self.calls + other.calls,
+        )
+
+
+def not_compared(*reasons: str) -> CapabilityResult:
+    """Return a result that has only reasons why nothing was compared."""
+    return CapabilityResult(not_compared=reasons)
+
+
+def with_capabilities(report: Report, found: CapabilityResult) -> Report:
+    """Return the report on the forward pass with the results of capabilities added."""
+    coverage = dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls)
+    both = (*found.not_compared, *report.not_compared)
+    added = report.adding(*found.faults, claims=found.claims, notes=found.notes, coverage=coverage)
+    return dataclasses.replace(added, not_compared=both)

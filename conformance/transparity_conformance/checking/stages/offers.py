@@ -16,17 +16,31 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
-from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
 from transparity_conformance.capabilities.port_calls import PortError, call_port
-from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
+from transparity_conformance.capabilities.table import (
+    ATTRIBUTES,
+    CAPABILITIES,
+    OF_GIVEN,
+    compare_capabilities,
+    compare_capability,
+    offered_by,
+)
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
 from transparity_conformance.oracle.undetermined import judged_gap
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
+from transparity_conformance.report.report import (
+    CapabilityResult,
+    Cause,
+    ClaimResult,
+    Divergence,
+    Report,
+    known_so_far,
+    not_compared,
+    with_capabilities,
+)
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
 OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"

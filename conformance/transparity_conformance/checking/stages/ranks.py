@@ -21,7 +21,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.ranks import RanksComparison
+from transparity_conformance.report.parts import RanksComparison
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.joining import Differing

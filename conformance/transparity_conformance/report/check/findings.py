@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from transparity.text import listed
-from transparity_conformance.report.audit.result import CAUSES
+from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share

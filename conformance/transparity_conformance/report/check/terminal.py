@@ -28,9 +28,9 @@ from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.check.view import CheckView, check_view, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height
+from transparity_conformance.report.parts import Timing
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.terminal import plain_table
-from transparity_conformance.report.timing import Timing
 
 STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
 MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}

@@ -148,6 +148,6 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
 
 def failed(claim: str, key: str, error: PortError) -> CapabilityResult:
     """Return the result of a capability whose call raised an exception."""
-    cause = Cause("raises", f"it raised {error}", None, 0.0, 1.0)
+    cause = Cause("raises", f"it raised {error}")
     result = ClaimResult(claim, "diverges", math.inf, 0.0, key)
     return CapabilityResult((result,), (Divergence(claim, math.inf, 0.0, (cause,), probe=key),))

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity.text import SENTENCE, safe
@@ -43,7 +43,7 @@ class Coverage:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
 
     def as_dict(self) -> dict[str, Any]:
-        return {field.name: _listed(getattr(self, field.name)) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     def rate(self) -> float:
@@ -69,14 +69,9 @@ class Coverage:
         return ", ".join(parts)
 
 
-def range_of(name: str, values: Iterable[int]) -> str:
+def range_of(name: str, values: Collection[int]) -> str:
     """Return a text such as `head_dim 8 to 34`."""
-    return f"{name} {_range(tuple(values))}"
-
-
-def _range(values: tuple[int, ...]) -> str:
-    least, most = min(values), max(values)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{name} {' to '.join(f'{value:,}' for value in dict.fromkeys((min(values), max(values))))}"
 
 
 def _values(values: tuple[int, ...], noun: str) -> str:
@@ -88,10 +83,6 @@ def _values(values: tuple[int, ...], noun: str) -> str:
 
 def _some(names: tuple[str, ...]) -> str:
     return "; ".join(names[:MOST_NAMED]) + (f"; and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)

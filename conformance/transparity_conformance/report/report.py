@@ -16,7 +16,7 @@ from typing import Any, Literal
 from transparity.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import count
+from transparity_conformance.report.formatting import count, format_share
 from transparity_conformance.report.parts import Coverage, RanksComparison, ThirdComparison, Timing
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
@@ -85,11 +85,11 @@ class Cause:
     """The id of the fault in the catalogue, such as `attention-scale`."""
     says: str
     """A sentence that says how the port differs from the reference."""
-    value: float | None
+    value: float | None = None
     """The fitted number, if the fault has one."""
-    residual: float
+    residual: float = 0.0
     """The largest difference on the first probe that remains with the fault in the reference."""
-    explained: float
+    explained: float = 1.0
     """The share of the disagreement that disappears with the fault in the reference; 1 means all of it."""
     at: str = ""
     """The first tap at which the fault was put into the reference; empty if it is the divergence's own tap."""
@@ -190,6 +190,11 @@ class ClaimResult:
     where: str
     reach: str = ""
     """The calls that the claim covers, if they differ from `coverage`."""
+
+    @property
+    def used(self) -> str:
+        """The used share of the budget in words; `exact` if no rounding is allowed, and none was found."""
+        return "exact" if self.budget == self.error == 0 else format_share(share(self.error, self.budget))
 
 
 @dataclass(frozen=True)

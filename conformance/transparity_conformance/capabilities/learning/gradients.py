@@ -169,7 +169,7 @@ class Disagreement:
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
         """Yield causes for missing gradients and for a common factor; `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
-            yield Cause("gradient-missing", f"no gradient reaches {self.named}", None, 0.0, 1.0)
+            yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):
             return
         said = np.concatenate([actual[name] for name in self.budgets])

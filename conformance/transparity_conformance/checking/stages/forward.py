@@ -256,13 +256,7 @@ def load_as_named(evidence: Evidence) -> None:
         notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"]
     )
     if is_wrong:
-        cause = Cause(
-            "folder-read",
-            f"load(folder) is right for a float32 copy in one file, but wrong for {says}",
-            None,
-            0.0,
-            1.0,
-        )
+        cause = Cause("folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for {says}")
         evidence.add(Divergence("logits", error, budget, (cause,), probe=probe.name))
 
 

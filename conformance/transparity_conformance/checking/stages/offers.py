@@ -198,14 +198,14 @@ def _error_and_budget(
 
 
 def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) -> CapabilityResult:
-    cause = Cause("history", f"{says}: the port keeps state between calls", None, 0.0, 1.0)
+    cause = Cause("history", f"{says}: the port keeps state between calls")
     return _wrong(Divergence("logits", *used, (cause,), probe=probe.name), where)
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """Repeat a request on the same object, and return a divergence if the result is wrong."""
     says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
-    cause = Cause("history", says, None, 0.0, 1.0)
+    cause = Cause("history", says)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():
         answer = answer_or_error(functools.partial(call_port, request.row.ask, port, request.way, key, tokens))

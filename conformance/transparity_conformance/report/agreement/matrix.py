@@ -245,7 +245,7 @@ def badness(item: ClaimEvidence) -> tuple[float, float]:
 
 
 def _topics(claims: Iterable[str]) -> dict[str, list[str]]:
-    return grouped((topic_of(claim), claim) for claim in dict.fromkeys(claims))
+    return grouped((claim.partition(".")[0], claim) for claim in dict.fromkeys(claims))
 
 
 def _in_order(columns: Iterable[Column]) -> list[Column]:
@@ -257,11 +257,6 @@ def _in_order(columns: Iterable[Column]) -> list[Column]:
         return backends.index(column.backend), column.device != "cpu", column.device, wide, column.dtype
 
     return sorted(columns, key=place)
-
-
-def topic_of(claim: str) -> str:
-    """Return `attention` for the claim `attention.weights`."""
-    return claim.partition(".")[0]
 
 
 def name_of(claim: str) -> str:

@@ -202,7 +202,7 @@ def _finding_sentence(finding: Finding) -> str:
     if not finding.causes:
         return f"{line}{place}: {finding.unexplained}, unexplained"
     own = all(cause.source for cause in finding.causes)
-    text = f"{'' if own else line}{place}: {'; and '.join(_with_its_line(cause) for cause in finding.causes)}"
+    text = f"{'' if own else line}{place}: {'; and '.join(map(_with_its_line, finding.causes))}"
     return text if finding.explained >= PRACTICALLY_ALL or finding.explained <= 0 else f"{text}; {partly(finding)}"
 
 

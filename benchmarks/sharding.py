@@ -27,7 +27,7 @@ from rich.table import Table
 
 from transparity.parameters import initialize_parameters, load_parameters
 from transparity_conformance.oracle.backends import backend, harness
-from transparity_conformance.suite.ranks.processes import Ranks, State
+from transparity_conformance.suite.ranks import Ranks, State
 
 FORWARD = WORKLOADS["batch-8"]
 TRAIN = dataclasses.replace(FORWARD, name="batch-8-train", kind="train", steps=TRAINED)

@@ -10,7 +10,7 @@ from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.fields import audited_of
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.judge import ignore_progress
-from transparity_conformance.report.audit.result import Audit
+from transparity_conformance.report.audit import Audit
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 

@@ -16,7 +16,7 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import explicit, written
 from transparity_conformance.checkpoints.families import FAMILIES
-from transparity_conformance.report.audit.result import Audit, AuditedField
+from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build as build_numpy

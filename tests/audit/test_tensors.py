@@ -15,7 +15,7 @@ from tests.audit.audited import LOADERS, audit_of, changed
 from transparity_conformance.checking.audit.tensors import kind_of, tensor_file
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.report.audit.result import AuditedTensor
+from transparity_conformance.report.audit import AuditedTensor
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.hub import recorded_messages, seeded
 from transparity_conformance.running.loading import load_port

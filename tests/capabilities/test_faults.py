@@ -13,7 +13,6 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass
-from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
     GENERATION,
@@ -33,11 +32,11 @@ from transparity_conformance.capabilities.faults import (
 )
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
-from transparity_conformance.capabilities.table import FAULTS
+from transparity_conformance.capabilities.table import FAULTS, compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.report import CapabilityResult
 from transparity_conformance.running.process.running import run
 from transparity_numpy.decoding.generation import generate
 from transparity_numpy.port import build as numpy_build

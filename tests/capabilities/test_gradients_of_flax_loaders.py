@@ -12,13 +12,13 @@ import pytest
 from flax import nnx
 
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS_OF_GIVEN
+from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.oracle.probes import probe_parameters, probes_with
-from transparity_conformance.report.capability_result import CapabilityResult
+from transparity_conformance.report.report import CapabilityResult
 from transparity_conformance.running.hub import loaded_here
 from transparity_flax.state.parameters import load as load_parameters
 from transparity_flax.transformer import Transformer

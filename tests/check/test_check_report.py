@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from transparity_conformance.report.audit.result import Audit, AuditedField
+from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.check.findings import findings, located, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
 from transparity_conformance.report.check.markdown import as_markdown, digest

@@ -13,8 +13,8 @@ from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.generation import GENERATION
+from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.identify.alignment import heard
 from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.cases import CASES

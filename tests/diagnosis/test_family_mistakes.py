@@ -20,9 +20,9 @@ from transparity.config import TransformerConfig
 from transparity.presets import PRESETS, preset
 from transparity.taps import recording, tap_shapes
 from transparity_conformance.capabilities.capability import BuiltPort, ForwardPass
-from transparity_conformance.capabilities.compare import compare_capability
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.requests import Request, beam_requests, greedy_requests
+from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.catalogue import hypotheses, whole_model, widest
 from transparity_conformance.diagnosis.judge import judge
 from transparity_conformance.diagnosis.walk import walk

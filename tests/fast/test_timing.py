@@ -13,7 +13,7 @@ from meta.pool.port import port_with
 from transparity_conformance import check
 from transparity_conformance.checking import check as checking
 from transparity_conformance.report.check.terminal import as_text
-from transparity_conformance.report.timing import Stopwatch, Timing
+from transparity_conformance.report.parts import Stopwatch, Timing
 
 PORT = """
 from transparity_numpy.port import build as of_reference

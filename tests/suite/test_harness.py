@@ -8,8 +8,7 @@ from tests.looping import for_each
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.report.comparison import BackendSubject
 from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import Claim, all_claims
-from transparity_conformance.suite.collect import make, not_compared
+from transparity_conformance.suite.claims import Claim, all_claims, make, not_compared
 from transparity_conformance.suite.plugin import Ledger
 from transparity_conformance.suite.test_claims import test_claim as make_and_record
 

@@ -23,7 +23,7 @@ from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.diagnosis.judge import ignore_progress
-from transparity_conformance.report.audit.result import CAUSES, Audit
+from transparity_conformance.report.audit import CAUSES, Audit
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.loading import load_port
 

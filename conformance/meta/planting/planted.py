@@ -25,8 +25,7 @@ from transparity_conformance.oracle.strategies import models
 from transparity_conformance.report.comparison import BackendSubject
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import all_claims
-from transparity_conformance.suite.ranks.processes import State
-from transparity_conformance.suite.ranks.remote import launched
+from transparity_conformance.suite.ranks import State, launched
 from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"

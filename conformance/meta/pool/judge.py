@@ -11,7 +11,7 @@ import numpy as np
 
 from meta.pool.bug import Bug, View
 from meta.trial import Answer, Measure
-from transparity_conformance.report.audit.result import CAUSES
+from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Divergence, Report
 

@@ -32,9 +32,8 @@ from transparity_conformance.capabilities.port_calls import call_port, signature
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.oracle.budgets import RULES
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
-from transparity_conformance.report.coverage import Coverage
-from transparity_conformance.report.report import Measured, Report
+from transparity_conformance.report.parts import Coverage
+from transparity_conformance.report.report import CapabilityResult, Measured, Report, not_compared, with_capabilities
 from transparity_conformance.running.forward import add_tensors, called_by_its_names, filled_by_name, required_arguments
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.loading import load_port, require

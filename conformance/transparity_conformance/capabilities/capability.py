@@ -16,9 +16,8 @@ from transparity_conformance.oracle.budgets import EVERY
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.reach.models import ReachProbe
-from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence
 
 Build = Callable[[TransformerConfig, Arrays], Any]
 

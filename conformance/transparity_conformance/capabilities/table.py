@@ -1,12 +1,19 @@
-"""The table of all capabilities of a port besides its forward pass.
+"""The table of all capabilities of a port besides its forward pass, and their comparison with the reference.
 
 Checks in this process, bundles, the command line and the documentation use this table. The name of a capability is the
 name of a section in a bundle and of an option in the command line.
+
+A port in this process may raise any exception. Its results are judged as arrays by the functions in each `Capability`.
 """
 
 from __future__ import annotations
 
-from transparity_conformance.capabilities.capability import Capability
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.decoding.generation import (
     BEAMS,
     BEAMS_OF_GIVEN,
@@ -27,7 +34,23 @@ from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
-from transparity_conformance.capabilities.port_calls import has_method
+from transparity_conformance.capabilities.port_calls import (
+    PortCallError,
+    PortError,
+    PortProcessError,
+    call_port,
+    has_method,
+    signature_of,
+)
+from transparity_conformance.oracle.probes import LONGEST
+from transparity_conformance.report.report import (
+    CapabilityResult,
+    Cause,
+    ClaimResult,
+    Divergence,
+    Verdict,
+    not_compared,
+)
 
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
@@ -51,3 +74,80 @@ ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 def offered_by(forward: object) -> list[Capability]:
     """Return the capabilities that a port has."""
     return [row for row in CAPABILITIES.values() if has_method(forward, row.attribute)]
+
+
+def compare_capabilities(
+    port: BuiltPort, forward: ForwardPass, *, is_right: bool, left_out: Mapping[str, str]
+) -> CapabilityResult:
+    """Compare every capability of a port, except those in `left_out`, which maps a name to the reason.
+
+    `is_right` tells whether the forward pass agrees with the reference.
+    """
+    offered = offered_by(port.forward)
+    missing = [row for row in CAPABILITIES.values() if row not in offered and row.name not in left_out]
+    found = not_compared(*(f"{row.attribute}: the port has no such method" for row in missing))
+    found += not_compared(*(f"{CAPABILITIES[name].attribute}: {why}" for name, why in left_out.items()))
+    for row in (row for row in offered if row.name not in left_out):
+        found += compare_capability(row, port, forward, is_right=is_right)
+    return found
+
+
+def compare_capability(
+    row: Capability, port: BuiltPort, forward: ForwardPass, *, is_right: bool = True
+) -> CapabilityResult:
+    """Compare all claims of one capability."""
+    reason = row.reason(first_of(forward.probes)[1], forward.dtype)
+    if reason := reason or ("" if is_right else row.if_forward_diverges):
+        return not_compared(f"{row.attribute}: {reason}")
+    config = first_of(forward.probes)[1].config
+    far = row.is_long and config.max_length > LONGEST
+    too_far = f"{row.attribute}: calls beyond a max_length of {config.max_length:,} would take too long"
+    found = not_compared(*[too_far] * far)
+    for way in row.ways:
+        verdicts = {claim.id: claim.verdict for claim in found.claims}
+        reason = why_not(way, forward, verdicts) or _not_taken(port.forward, row, way)
+        found += not_compared(f"{way.claim}: {reason}") if reason else _compare_way(row, way, port, forward)
+    return found
+
+
+def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
+    """Return the reason why a claim is not compared, whichever arguments the port accepts; empty if it is compared."""
+    if way.requires and verdicts.get(way.requires) != "agrees":
+        return "this depends on greedy generation, which is wrong"
+    return way.why_not(first_of(forward.probes)[1], forward.dtype)
+
+
+def _not_taken(forward: Any, row: Capability, way: Way) -> str:
+    try:
+        signature = signature_of(call_port(getattr, forward, row.attribute))
+    except PortCallError:
+        signature = None
+    if signature is None:  # only a call shows which arguments it accepts
+        return ""
+    taken = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return ""
+    missing = [keyword for keyword in way.keywords if keyword not in taken]
+    return f"the port's {row.attribute} takes no {' and no '.join(missing)}" if missing else ""
+
+
+def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPass) -> CapabilityResult:
+    requests = way.all_requests(forward)
+    answers: dict[str, Any] = {}
+    for key, request in requests.items():
+        try:
+            answers |= call_port(row.ask, port, way, key, request)
+        except PortProcessError:
+            raise
+        except PortError as error:
+            return failed(way.claim, key, error)
+    found, reach = row.judge(way, requests, answers, forward), row.reach(requests)
+    claims = tuple(dataclasses.replace(claim, reach=reach) for claim in found.claims)
+    return dataclasses.replace(found, claims=claims)
+
+
+def failed(claim: str, key: str, error: PortError) -> CapabilityResult:
+    """Return the result of a capability whose call raised an exception."""
+    cause = Cause("raises", f"it raised {error}")
+    result = ClaimResult(claim, "diverges", math.inf, 0.0, key)
+    return CapabilityResult((result,), (Divergence(claim, math.inf, 0.0, (cause,), probe=key),))

@@ -29,8 +29,8 @@ from transparity_conformance.checking.systems import (
 )
 from transparity_conformance.checkpoints.importing import Checkpoint
 from transparity_conformance.diagnosis.judge import Progress
+from transparity_conformance.report.parts import Stopwatch, Timing
 from transparity_conformance.report.report import Interrupted, Report
-from transparity_conformance.report.timing import Stopwatch, Timing
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.forward import required_arguments

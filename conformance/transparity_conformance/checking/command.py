@@ -25,7 +25,7 @@ from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_conformance.report.ranks import RanksComparison
+from transparity_conformance.report.parts import RanksComparison
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.child import TIMEOUT, Completed, run_together
 from transparity_conformance.running.process.joining import Differing

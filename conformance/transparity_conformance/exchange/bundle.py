@@ -6,22 +6,141 @@ writes its results to one file. A capability that needs further inputs has its o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.presets import preset
 from transparity.taps import tap_shapes
+from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
+from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.exchange.manifest import ProbeFields, StoredShapes
-from transparity_conformance.exchange.sections import Section
+from transparity_conformance.exchange.manifest import ProbeFields, SectionFields, StoredShapes
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import LONGEST, Probe, probes_of
 from transparity_conformance.running.inputs import add_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """The requests of one capability in a bundle."""
+
+    row: Capability
+    probe: Probe
+    requests: Mapping[str, Requests]
+    """The requests of each claim that is compared."""
+    reasons: Mapping[str, str]
+    """The reason why a claim is not compared; empty if it is compared."""
+
+    @property
+    def all_requests(self) -> dict[str, Any]:
+        """Return the requests of all claims by name."""
+        return {key: request for requests in self.requests.values() for key, request in requests.items()}
+
+    @property
+    def purpose(self) -> str:
+        """Return the description of the section, with the claims that are not compared."""
+        reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
+        if reasons and not self.all_requests:
+            return "; ".join(reasons)
+        return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
+
+    def tensors(self) -> Arrays:
+        """Return the tensors of all requests, by their names in the file of the section."""
+        return {
+            f"{key}/{name}": value
+            for key, request in self.all_requests.items()
+            for name, value in self.row.tensors(request, self.probe).items()
+        }
+
+    def asked(self) -> Shapes:
+        """Return the shape of every tensor that a port may write for the section."""
+        asked: Shapes = {}
+        for key, request in self.all_requests.items():
+            asked |= self.row.shapes(key, request)
+        return asked
+
+    def described(self) -> SectionFields:
+        """Return the manifest entry of the section."""
+        return SectionFields(
+            purpose=self.purpose,
+            requests={key: self.row.describe(request) for key, request in self.all_requests.items()},
+            inputs={name: list(value.shape) for name, value in self.tensors().items()},
+            actual={name: list(shape) for name, shape in self.asked().items()},
+        )
+
+
+def in_order(sections: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the sections, and of the sections that they need, without repetition.
+
+    Raises `BundleError` for an unknown name.
+    """
+    for name in sections:
+        if name not in CAPABILITIES:
+            raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
+    needed = {need for name in sections for need in CAPABILITIES[name].needs}
+    return tuple(name for name in CAPABILITIES if name in sections or name in needed)
+
+
+def section_of(name: str, probes: Probes, dtype: str) -> Section:
+    """Return the section of a capability, for a bundle with these probes."""
+    row, (_, probe) = CAPABILITIES[name], first_of(probes)
+    of_all = row.reason(probe, dtype)
+    if row.is_long and probe.config.max_length > LONGEST:
+        of_all = of_all or f"it would take too long for a max_length of {probe.config.max_length}"
+    reasons = {way.claim: of_all or way.why_not(probe, dtype) for way in row.ways}
+    requests = {way.claim: way.requests(probes) for way in row.ways if not reasons[way.claim]}
+    return Section(row, probe, requests, reasons)
+
+
+def check_section(path: Path, section: Section, described: SectionFields) -> None:
+    """Raise `BundleError` if a section differs from the one that the checker computes; its `purpose` may differ."""
+    if _comparable(section, described) != _comparable(section, section.described()):
+        name = section.row.name
+        raise BundleError(f"{path} is not valid: the section {name} does not fit the configuration and the probes.")
+
+
+def _comparable(section: Section, described: SectionFields) -> str:
+    """Return a description, without the fields that may differ, as JSON; JSON distinguishes 1, 1.0 and true."""
+    free = section.row.free_fields
+    requests = {
+        key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
+        for key, fields in described.requests.items()
+    }
+    return json.dumps([requests, described.inputs, described.actual], sort_keys=True)
+
+
+def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
+    """Return the section with the requests of a bundle, which must have passed `check_section`.
+
+    Integers and random numbers must be equal to the ones that the checker computes. Parameters are read from the file,
+    because their rounding may differ between machines.
+    """
+    for name, value in section.tensors().items():
+        if "parameters/" not in name and not np.array_equal(value, tensors[name]):
+            raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")
+
+    def request_of(key: str, request: Any) -> Any:
+        begins = f"{key}/"
+        own = {name.removeprefix(begins): value for name, value in tensors.items() if name.startswith(begins)}
+        return section.row.received(request, described.requests[key], own)
+
+    requests = {
+        claim: {key: request_of(key, request) for key, request in of_way.items()}
+        for claim, of_way in section.requests.items()
+    }
+    return dataclasses.replace(section, requests=requests)
+
 
 ACTUAL = "actual.safetensors"
 

@@ -12,20 +12,17 @@ import numpy as np
 
 from transparity.limits.files import is_file, is_folder
 from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Requests, Way
-from transparity_conformance.capabilities.compare import why_not
-from transparity_conformance.capabilities.table import CAPABILITIES
+from transparity_conformance.capabilities.table import CAPABILITIES, why_not
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report, judge
 from transparity_conformance.diagnosis.reach.coverage import covered
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.exchange.bundle import LAYER, Bundle
+from transparity_conformance.exchange.bundle import LAYER, Bundle, Section
 from transparity_conformance.exchange.manifest import MANIFEST, Several, read_manifest
 from transparity_conformance.exchange.reading import read_actual, read_bundle
-from transparity_conformance.exchange.sections import Section
 from transparity_conformance.oracle.probes import lean
 from transparity_conformance.oracle.reach.vocabulary import unseen_tokens
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
-from transparity_conformance.report.report import Report, Verdict
+from transparity_conformance.report.report import CapabilityResult, Report, Verdict, not_compared, with_capabilities
 
 TOO_LITTLE = "too little of the forward pass was compared"
 

@@ -22,20 +22,23 @@ from transparity.inputs import check_inputs, input_form
 from transparity.limits.files import is_folder
 from transparity.limits.stored import Lazy
 from transparity.parameters import check_parameters, parameter_shapes
+from transparity_conformance.checkpoints.exporting import explicit
 from transparity_conformance.checkpoints.files import BundleError, read_bytes
+from transparity_conformance.checkpoints.hashing import hashes, headers
+from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
+from transparity_conformance.checkpoints.reading import tensor_files
 from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress
-from transparity_conformance.exchange.bundle import Bundle, check_name
+from transparity_conformance.exchange.bundle import Bundle, Section, check_name, check_section, received, section_of
 from transparity_conformance.exchange.manifest import (
     CHECKPOINT,
     LARGEST_CONFIG,
     MANIFEST,
+    CheckpointFields,
     Manifest,
     SectionFields,
     read_manifest,
 )
-from transparity_conformance.exchange.sections import Section, check_section, received, section_of
 from transparity_conformance.exchange.tensors import FLOATS, filled, read_tensors
-from transparity_conformance.exchange.weights import import_described
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
@@ -175,3 +178,32 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
                     f"{path} differs from the reference: {name}/{tap} has the error {error:.3g}, "
                     f"but rounding explains at most {strict[tap]:.3g}."
                 )
+
+
+def import_described(
+    folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
+) -> Checkpoint:
+    """Import a checkpoint; raise `BundleError` with the first difference if a bundle describes another checkpoint."""
+    imported = import_checkpoint(folder, described.head)
+    for name, value in explicit(config).items():
+        if (found := explicit(imported.config)[name]) != value:
+            raise _other(folder, f"its {name} is {shown(found)}, expected {shown(value)}")
+    tensors, wanted = headers(tensor_files(folder)), described.tensors
+    for name, fields in wanted.items():
+        if name not in tensors:
+            raise _other(folder, f"it has no tensor {shown(name)}")
+        for field in ("shape", "dtype"):
+            value, was = getattr(tensors[name], field), getattr(fields, field)
+            if value != was:
+                raise _other(folder, f"the {field} of {shown(name)} is {shown(value)}, expected {shown(was)}")
+    if more := [name for name in tensors if name not in wanted]:
+        raise _other(folder, f"it has an additional tensor {shown(more[0])}")
+    for name, found_hash in hashes(tensors, progress):
+        if (was := wanted[name].sha256) != found_hash:
+            shas = f"sha256 {found_hash[:12]}…, expected {shown(was[:12])}…"
+            raise _other(folder, f"the numbers of {shown(name)} differ ({shas})")
+    return imported
+
+
+def _other(folder: Path, what: str) -> BundleError:
+    return BundleError(f"{folder} is not the checkpoint of this bundle: {what}; pass the folder that was exported.")

@@ -17,11 +17,11 @@ from transparity.text import reason
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.checkpoints.hashing import Progress, headers
+from transparity_conformance.checkpoints.hashing import Progress, hashes, headers
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.layers import open_for_pieces, pieces
 from transparity_conformance.checkpoints.reading import tensor_files
-from transparity_conformance.exchange.bundle import Bundle, bundle_probes, check_dtype, check_name
+from transparity_conformance.exchange.bundle import Bundle, bundle_probes, check_dtype, check_name, in_order, section_of
 from transparity_conformance.exchange.manifest import (
     CHECKPOINT,
     MANIFEST,
@@ -29,10 +29,9 @@ from transparity_conformance.exchange.manifest import (
     Manifest,
     ProbeFields,
     Several,
+    TensorFields,
     write_manifest,
 )
-from transparity_conformance.exchange.sections import in_order, section_of
-from transparity_conformance.exchange.weights import described_tensors
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_with
 
@@ -85,7 +84,10 @@ def export_for(
     probes = probes_with(imported.config, imported.parameters, name)
     bundle = Bundle(name, dtype, imported.config, probes, has_weights=False)
     tensors = headers(tensor_files(checkpoint))
-    named = described_tensors(tensors, progress)
+    named = {
+        key: TensorFields(shape=tensors[key].shape, dtype=tensors[key].dtype, sha256=found)
+        for key, found in hashes(tensors, progress)
+    }
     manifest = _write(bundle, folder, CheckpointFields(model_type=imported.model_type, head=head, tensors=named))
     size = sum((folder / file).stat().st_size for file in (*manifest.files, MANIFEST))
     weights = in_bytes(sum(tensor.size for tensor in tensors.values()))

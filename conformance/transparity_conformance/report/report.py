@@ -14,12 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from transparity.text import SENTENCE, VALUE, safe
-from transparity_conformance.report.audit.result import Audit
+from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.coverage import Coverage
-from transparity_conformance.report.formatting import count
-from transparity_conformance.report.ranks import RanksComparison, ThirdComparison
-from transparity_conformance.report.timing import Timing
+from transparity_conformance.report.formatting import count, format_share
+from transparity_conformance.report.parts import Coverage, RanksComparison, ThirdComparison, Timing
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
 
@@ -87,11 +85,11 @@ class Cause:
     """The id of the fault in the catalogue, such as `attention-scale`."""
     says: str
     """A sentence that says how the port differs from the reference."""
-    value: float | None
+    value: float | None = None
     """The fitted number, if the fault has one."""
-    residual: float
+    residual: float = 0.0
     """The largest difference on the first probe that remains with the fault in the reference."""
-    explained: float
+    explained: float = 1.0
     """The share of the disagreement that disappears with the fault in the reference; 1 means all of it."""
     at: str = ""
     """The first tap at which the fault was put into the reference; empty if it is the divergence's own tap."""
@@ -192,6 +190,11 @@ class ClaimResult:
     where: str
     reach: str = ""
     """The calls that the claim covers, if they differ from `coverage`."""
+
+    @property
+    def used(self) -> str:
+        """The used share of the budget in words; `exact` if no rounding is allowed, and none was found."""
+        return "exact" if self.budget == self.error == 0 else format_share(share(self.error, self.budget))
 
 
 @dataclass(frozen=True)
@@ -300,3 +303,37 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else "inf"
     return value
+
+
+@dataclass(frozen=True)
+class CapabilityResult:
+    """The claims about a capability, its divergences, and what was not compared."""
+
+    claims: tuple[ClaimResult, ...] = ()
+    faults: tuple[Divergence, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    calls: int = 0
+    """The number of calls of one object, each compared with the same call of a new object."""
+
+    def __add__(self, other: CapabilityResult) -> CapabilityResult:
+        return CapabilityResult(
+            self.claims + other.claims,
+            self.faults + other.faults,
+            self.not_compared + other.not_compared,
+            self.notes + other.notes,
+            self.calls + other.calls,
+        )
+
+
+def not_compared(*reasons: str) -> CapabilityResult:
+    """Return a result that has only reasons why nothing was compared."""
+    return CapabilityResult(not_compared=reasons)
+
+
+def with_capabilities(report: Report, found: CapabilityResult) -> Report:
+    """Return the report on the forward pass with the results of capabilities added."""
+    coverage = dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls)
+    both = (*found.not_compared, *report.not_compared)
+    added = report.adding(*found.faults, claims=found.claims, notes=found.notes, coverage=coverage)
+    return dataclasses.replace(added, not_compared=both)

@@ -17,7 +17,7 @@ from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation, as_numbers, difference
-from transparity_conformance.suite.ranks.remote import RemoteBackend
+from transparity_conformance.suite.ranks import RemoteBackend
 
 
 class Bench:

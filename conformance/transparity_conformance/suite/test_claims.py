@@ -9,8 +9,7 @@ import pytest
 from transparity_conformance.oracle.backends import REFERENCE, absent, backend, installed, named
 from transparity_conformance.report.comparison import BackendSubject
 from transparity_conformance.suite.bench import Bench
-from transparity_conformance.suite.claims import Claim, all_claims
-from transparity_conformance.suite.collect import cases, make, not_compared
+from transparity_conformance.suite.claims import Claim, all_claims, cases, make, not_compared
 from transparity_conformance.suite.plugin import Ledger
 
 

@@ -13,13 +13,12 @@ from transparity.text import describe_error
 from transparity_conformance.against.reference import Inputs, Reference, exactly
 from transparity_conformance.against.ways.backward import Place
 from transparity_conformance.against.ways.way import Sides, why_not
-from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.capabilities.table import failed
 from transparity_conformance.listening.backward import Backward, from_lists
 from transparity_conformance.oracle.budgets import RULES, epsilon
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import ClaimResult, Divergence
+from transparity_conformance.report.report import CapabilityResult, ClaimResult, Divergence, not_compared
 from transparity_conformance.running.gradients import located
 from transparity_conformance.running.process.running import ask
 from transparity_conformance.running.ways import COTANGENT, backward, gradients

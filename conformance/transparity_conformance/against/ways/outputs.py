@@ -10,7 +10,7 @@ from transparity.text import describe_error
 from transparity_conformance.against.probes import is_padded, telling
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.report import CapabilityResult, not_compared
 from transparity_conformance.running.ways import LABELS
 
 TOKENS = 6

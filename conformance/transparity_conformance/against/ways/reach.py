@@ -14,7 +14,7 @@ from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
 from transparity_conformance.oracle.reach.models import AFFORDABLE
 from transparity_conformance.oracle.reach.thresholds import BATCHES, LONGEST, SHORT, lengths_up_to
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.report import CapabilityResult, not_compared
 
 CLAIM = Way("forward.reach", "", (), "")
 

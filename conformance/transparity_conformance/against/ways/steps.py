@@ -12,7 +12,7 @@ from transparity_conformance.against.ways.reach import crossed, longest_of
 from transparity_conformance.against.ways.way import Sides, Way, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.matching.values import apart
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
+from transparity_conformance.report.report import CapabilityResult, not_compared
 from transparity_conformance.running.ways import up_to
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13

@@ -9,7 +9,7 @@ from transparity_conformance.against.probes import Answer, taken
 from transparity_conformance.against.ways.way import Sides
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.matching.values import apart
-from transparity_conformance.report.ranks import ThirdComparison
+from transparity_conformance.report.parts import ThirdComparison
 
 
 def compare_third(

@@ -14,15 +14,14 @@ from transparity.errors import shown
 from transparity_conformance.against.compare import Outcome, explained, judged
 from transparity_conformance.against.probes import Answer
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.reach.coverage import HISTORY
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.report import Cause, ClaimResult
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, not_compared
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.process.running import ask, listen_in_full, offers
 from transparity_conformance.running.ways import WAYS

@@ -41,9 +41,8 @@ from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, is_large
 from transparity_conformance.oracle.reach.models import crossing_calls
-from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, share
-from transparity_conformance.report.report import Cause
+from transparity_conformance.report.report import CapabilityResult, Cause
 
 DIVERGES = "the forward pass diverges, and so do its tokens"
 

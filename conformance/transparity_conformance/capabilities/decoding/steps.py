@@ -32,9 +32,8 @@ from transparity_conformance.oracle.probes import Probe, as_given, sees_somethin
 from transparity_conformance.oracle.reach.models import ReachProbe, crossing_calls
 from transparity_conformance.oracle.reach.thresholds import thresholds
 from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause
+from transparity_conformance.report.report import CapabilityResult, Cause
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,9 +42,8 @@ from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import Derivatives, Loss, Together
 from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
@@ -170,7 +169,7 @@ class Disagreement:
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
         """Yield causes for missing gradients and for a common factor; `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
-            yield Cause("gradient-missing", f"no gradient reaches {self.named}", None, 0.0, 1.0)
+            yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):
             return
         said = np.concatenate([actual[name] for name in self.budgets])

@@ -29,9 +29,8 @@ from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
 from transparity_conformance.oracle.probes import Probe, as_given
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause
+from transparity_conformance.report.report import CapabilityResult, Cause, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]

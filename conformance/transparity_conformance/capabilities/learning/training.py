@@ -37,9 +37,8 @@ from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
-from transparity_conformance.report.capability_result import CapabilityResult
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import Cause
+from transparity_conformance.report.report import CapabilityResult, Cause
 
 STEPS, ROWS, TOKENS = 3, 3, 6
 

@@ -13,7 +13,7 @@ from transparity_conformance.checking.audit.fields import Audited, audited_field
 from transparity_conformance.checking.audit.tensors import audited_tensors, missed_in_variants
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.judge import Progress
-from transparity_conformance.report.audit.result import CAUSES, Audit, AuditedField, AuditedTensor
+from transparity_conformance.report.audit import CAUSES, Audit, AuditedField, AuditedTensor
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, known_so_far
 

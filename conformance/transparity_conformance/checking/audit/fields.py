@@ -26,7 +26,7 @@ from transparity_conformance.oracle.oracle import Arrays, budget_of
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.oracle.reach.features import logits_with
 from transparity_conformance.oracle.reach.models import LogitsOracle
-from transparity_conformance.report.audit.result import AuditedField
+from transparity_conformance.report.audit import AuditedField
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.running.hub import HubBuild, seeded
 from transparity_conformance.running.process.isolation import IsolatedBuild

@@ -21,7 +21,7 @@ from transparity_conformance.checkpoints.importing import family_called, needed,
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.reach.features import logits_with
-from transparity_conformance.report.audit.result import AuditedTensor
+from transparity_conformance.report.audit import AuditedTensor
 from transparity_conformance.report.comparison import gap, share
 
 

@@ -20,7 +20,7 @@ from transparity_conformance.checkpoints.exporting import explicit, read_beside,
 from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, Family
 from transparity_conformance.oracle.reach.features import OPERATIONS, is_choice
-from transparity_conformance.report.audit.result import ABSENT
+from transparity_conformance.report.audit import ABSENT
 
 NUMBERS: dict[type, tuple[str, ...]] = {
     float: ("*10", "/10", "*2", "/2", "+1", "-1", "off"),

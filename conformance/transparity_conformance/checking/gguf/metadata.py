@@ -99,7 +99,7 @@ def _is_same(value: float, right: float | None) -> bool:
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
     """Return a fault that is known with certainty, without comparing numbers."""
-    return Divergence(where, float("inf"), 0.0, (Cause(mistake, says, None, 0.0, 1.0),))
+    return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:

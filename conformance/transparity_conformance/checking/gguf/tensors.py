@@ -148,7 +148,7 @@ def head_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
         return
     says = "the head differs from the embeddings, with which it is tied in the checkpoint"
     for fault in compare(dataclasses.replace(hub, names={embedding: OUTPUT}), file.tensors, [embedding]).faults:
-        yield dataclasses.replace(fault, causes=(Cause("head-tied", says, None, 0.0, 1.0),))
+        yield dataclasses.replace(fault, causes=(Cause("head-tied", says),))
 
 
 Change = Callable[[np.ndarray], np.ndarray]

@@ -25,9 +25,8 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of, probes_with
 from transparity_conformance.oracle.probes import probes as probes_of_preset
 from transparity_conformance.oracle.reach.long import LongProbe, long_probes
-from transparity_conformance.report.ranks import RanksComparison
+from transparity_conformance.report.parts import RanksComparison, Stopwatch
 from transparity_conformance.report.report import ClaimResult, Divergence, Interrupted, Report
-from transparity_conformance.report.timing import Stopwatch
 from transparity_conformance.running.process.ranks import ProcessGroup, group_of, processor_seconds
 from transparity_conformance.running.process.running import Port, in_precision
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.capabilities.capability import ForwardPass
-from transparity_conformance.capabilities.compare import failed
 from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.port_calls import PortError
+from transparity_conformance.capabilities.table import failed
 from transparity_conformance.checking.calls import answer_or_error, run_all, whole
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.checking.stages.forms import form_of, in_form
@@ -40,10 +40,9 @@ from transparity_conformance.identify.alignment.lines.reported import with_first
 from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
 from transparity_conformance.oracle.probes import Probe, lean
 from transparity_conformance.oracle.undetermined import judged_gap
-from transparity_conformance.report.capability_result import with_capabilities
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.formatting import count
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Report
+from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Interrupted, Report, with_capabilities
 from transparity_conformance.running.hub import seeded
 from transparity_conformance.running.process.running import built, folder_note, is_loader, run
 
@@ -257,13 +256,7 @@ def load_as_named(evidence: Evidence) -> None:
         notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"]
     )
     if is_wrong:
-        cause = Cause(
-            "folder-read",
-            f"load(folder) is right for a float32 copy in one file, but wrong for {says}",
-            None,
-            0.0,
-            1.0,
-        )
+        cause = Cause("folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for {says}")
         evidence.add(Divergence("logits", error, budget, (cause,), probe=probe.name))
 
 

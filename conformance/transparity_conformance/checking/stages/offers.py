@@ -16,17 +16,31 @@ from typing import Any
 import numpy as np
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
-from transparity_conformance.capabilities.compare import compare_capabilities, compare_capability
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
 from transparity_conformance.capabilities.port_calls import PortError, call_port
-from transparity_conformance.capabilities.table import ATTRIBUTES, CAPABILITIES, OF_GIVEN, offered_by
+from transparity_conformance.capabilities.table import (
+    ATTRIBUTES,
+    CAPABILITIES,
+    OF_GIVEN,
+    compare_capabilities,
+    compare_capability,
+    offered_by,
+)
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
 from transparity_conformance.oracle.undetermined import judged_gap
-from transparity_conformance.report.capability_result import CapabilityResult, not_compared, with_capabilities
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report, known_so_far
+from transparity_conformance.report.report import (
+    CapabilityResult,
+    Cause,
+    ClaimResult,
+    Divergence,
+    Report,
+    known_so_far,
+    not_compared,
+    with_capabilities,
+)
 from transparity_conformance.running.process.running import is_loader, run, sharding_of
 
 OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"
@@ -184,14 +198,14 @@ def _error_and_budget(
 
 
 def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) -> CapabilityResult:
-    cause = Cause("history", f"{says}: the port keeps state between calls", None, 0.0, 1.0)
+    cause = Cause("history", f"{says}: the port keeps state between calls")
     return _wrong(Divergence("logits", *used, (cause,), probe=probe.name), where)
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """Repeat a request on the same object, and return a divergence if the result is wrong."""
     says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
-    cause = Cause("history", says, None, 0.0, 1.0)
+    cause = Cause("history", says)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():
         answer = answer_or_error(functools.partial(call_port, request.row.ask, port, request.way, key, tokens))

@@ -21,7 +21,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.ranks import RanksComparison
+from transparity_conformance.report.parts import RanksComparison
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.joining import Differing
@@ -97,7 +97,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
     faults = []
     if ranks.one_rank == "diverges" and report.verdict != "diverges":
         says = f"{ranks.count} ranks and 1 rank of the same code differ by more than rounding"
-        cause = Cause("ranks-differ", says, None, 0.0, 1.0)
+        cause = Cause("ranks-differ", says)
         faults = [Divergence(ranks.where, ranks.error, ranks.budget, (cause,), probe=ranks.probe)]
     claim = ClaimResult(CLAIM, ranks.one_rank, ranks.error, ranks.budget, ranks.where)
     return _adding_replicas(report.adding(*faults, ranks=ranks, claims=[claim]), differing, probes)
@@ -123,7 +123,7 @@ def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, 
     if report.verdict == "diverges":
         return report.adding(notes=[says])
     budget = allowed * first.gap / first.relative
-    cause = Cause("replicas-differ", says, None, 0.0, 1.0)
+    cause = Cause("replicas-differ", says)
     return report.adding(Divergence(first.name, first.gap, budget, (cause,)))
 
 
@@ -166,10 +166,10 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
         is_same = np.array_equal(dropped[0][both], dropped[rank][both])
         if placement.kind == "replicated" and not is_same:
             says = f"ranks 0 and {rank} drop different entries of a value that is replicated on all ranks"
-            return Cause("dropout-on-replicas", says, None, 0.0, 1.0)
+            return Cause("dropout-on-replicas", says)
         if placement.kind == "sharded" and is_same and _chance(dropped[0][both]) < FLUKE:
             says = f"ranks 0 and {rank} drop the same entries of their shards, because they have the same seed"
-            return Cause("dropout-seed-shared", says, None, 0.0, 1.0)
+            return Cause("dropout-seed-shared", says)
     return None
 
 

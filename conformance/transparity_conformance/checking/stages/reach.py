@@ -161,7 +161,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
         "logits",
         first.error,
         first.budget,
-        (Cause("history", HISTORY, None, 0.0, 1.0),) if reached.is_history else (),
+        (Cause("history", HISTORY),) if reached.is_history else (),
         probe=first.probe.name,
         profile=dict(first.profile),
         is_misshapen=first.error == np.inf and not first.profile,

@@ -12,7 +12,7 @@ from transparity_conformance.oracle.probes import Probe, probe_parameters
 from transparity_conformance.oracle.reach.features import covered_sizes, exercised
 from transparity_conformance.oracle.reach.long import LongProbe, long_probe
 from transparity_conformance.oracle.reach.models import ReachModel, narrow
-from transparity_conformance.report.coverage import Coverage, range_of
+from transparity_conformance.report.parts import Coverage, range_of
 from transparity_conformance.report.report import Report
 
 

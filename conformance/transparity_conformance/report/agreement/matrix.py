@@ -7,13 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
+from transparity_conformance.report.formatting import percent, times
 
 NotCompared = tuple[str, BackendSubject | str, str]
 """A claim, the subject (or its name) for which the claim was not compared, and the reason."""
+
+Kind = Literal["blank", "fails", "breaks", "exact", "share"]
+
+FEWER = "*"
+"""The mark of a cell with fewer cases than another cell in the same row."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -62,9 +68,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell:
-    """The comparisons of one claim in one column, for all cases and modes."""
+    """The comparisons of one claim in one column, for all cases and modes; empty if nothing was compared."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...] = ()
 
     @cached_property
     def worst(self) -> ClaimEvidence | None:
@@ -93,6 +99,33 @@ class Cell:
     def breaks(self) -> tuple[str, ...]:
         """The cases for which the claim is expected to break."""
         return tuple(dict.fromkeys(group.worst.case for group in self.groups if group.breaks))
+
+    @property
+    def share(self) -> float:
+        """The largest share of a budget; 0 if the cell has none."""
+        return self.worst.share if self.worst else 0.0
+
+    @property
+    def kind(self) -> Kind:
+        if not self.groups:
+            return "blank"
+        if not self.agrees:
+            return "fails"
+        if self.worst is None:
+            return "breaks"
+        return "exact" if self.exact else "share"
+
+    @property
+    def text(self) -> str:
+        """`43 %`, `exact`, `FAILS 3.2×`, `breaks` for an expected break, or `·` if nothing was compared."""
+        if self.kind == "fails":
+            # An exact claim, or a claim that should have broken, has no budget of which the error could be a multiple.
+            worst = None if self.exact else self.worst
+            return "FAILS" if worst is None or worst.agrees else f"FAILS {times(worst.share)}"
+        return {"blank": "·", "share": percent(self.share)}.get(self.kind, self.kind)
+
+
+BLANK = Cell()
 
 
 @dataclass(frozen=True)
@@ -162,11 +195,15 @@ class Matrix:
         """Return the largest number of cases in any cell of the claim."""
         return max(len(cell.cases) for (of, _), cell in self.cells.items() if of == claim)
 
-    def marks(self, cell: Cell | None) -> str:
-        """Return the marks of a cell's footnotes."""
-        groups = cell.groups if cell else ()
-        reasons = {(group.worst.case, group.worst.note) for group in groups if group.breaks}
-        return ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
+    def row(self, claim: str) -> dict[Column, Cell]:
+        """Return the cells of a claim in all columns."""
+        return {column: self.cells.get((claim, column), BLANK) for column in self.columns}
+
+    def mark(self, claim: str, cell: Cell) -> str:
+        """Return the marks of a cell's footnotes, and the mark of a cell with fewer cases than another one."""
+        reasons = {(group.worst.case, group.worst.note) for group in cell.groups if group.breaks}
+        marks = ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
+        return marks + FEWER * (0 < len(cell.cases) < self.most_cases(claim))
 
     @property
     def topics(self) -> dict[str, list[str]]:
@@ -208,7 +245,7 @@ def badness(item: ClaimEvidence) -> tuple[float, float]:
 
 
 def _topics(claims: Iterable[str]) -> dict[str, list[str]]:
-    return grouped((topic_of(claim), claim) for claim in dict.fromkeys(claims))
+    return grouped((claim.partition(".")[0], claim) for claim in dict.fromkeys(claims))
 
 
 def _in_order(columns: Iterable[Column]) -> list[Column]:
@@ -220,11 +257,6 @@ def _in_order(columns: Iterable[Column]) -> list[Column]:
         return backends.index(column.backend), column.device != "cpu", column.device, wide, column.dtype
 
     return sorted(columns, key=place)
-
-
-def topic_of(claim: str) -> str:
-    """Return `attention` for the claim `attention.weights`."""
-    return claim.partition(".")[0]
 
 
 def name_of(claim: str) -> str:

@@ -8,8 +8,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from transparity_conformance.report.agreement.matrix import Cell, Column, Footnote, Group, Matrix, column_of
-from transparity_conformance.report.agreement.view import Agreement, ShownRow, worst_first
+from transparity_conformance.report.agreement.matrix import (
+    BLANK,
+    Cell,
+    Column,
+    Footnote,
+    Group,
+    Matrix,
+    column_of,
+    name_of,
+)
+from transparity_conformance.report.agreement.view import Agreement
 from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.report.formatting import format_share, heat, scientific, template
 
@@ -29,9 +38,9 @@ def as_html(agreement: Agreement) -> str:
         environment=list(_environment(agreement.environment)),
         families=families,
         starts={columns[0] for columns in families.values()},
-        topics={topic: [_row(matrix, row) for row in rows] for topic, rows in agreement.topics.items()},
+        topics={topic: [_row(matrix, claim) for claim in claims] for topic, claims in matrix.topics.items()},
         disagreements=[_disagreement(matrix, group) for group in matrix.disagreements],
-        notes=[_note(note) for note in matrix.footnotes],
+        notes=[{"note": note, "sizes": _sizes(note)} for note in matrix.footnotes],
         lists=agreement.lists,
         details=_details(matrix, agreement),
     )
@@ -48,18 +57,23 @@ def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
-def _row(matrix: Matrix, row: ShownRow) -> dict[str, Any]:
+def _row(matrix: Matrix, claim: str) -> dict[str, Any]:
     cells = [
         {
-            "id": _place(matrix, row.claim, column),
+            "id": _place(matrix, claim, column),
             "column": column,
             "shown": cell,
+            "mark": matrix.mark(claim, cell),
             "heat": heat(cell.share),
-            "title": f"{row.claim}, {column}: {cell.worst}",
+            "title": f"{claim}, {column}: {_worst_place(cell)}",
         }
-        for column, cell in row.cells.items()
+        for column, cell in matrix.row(claim).items()
     ]
-    return {"claim": row.claim, "name": row.name, "cells": cells}
+    return {"claim": claim, "name": name_of(claim), "cells": cells}
+
+
+def _worst_place(cell: Cell) -> str:
+    return f"worst at {cell.worst.where}, {cell.worst.case}" if cell.worst else cell.text
 
 
 def _place(matrix: Matrix, claim: str, column: Column) -> str:
@@ -72,10 +86,9 @@ def _disagreement(matrix: Matrix, group: Group) -> dict[str, Any]:
     return _comparison(group) | {"claim": claim, "subject": str(subject), "cell": place}
 
 
-def _note(note: Footnote) -> dict[str, Any]:
+def _sizes(note: Footnote) -> str:
     low, high = (scientific(pick(group.worst.error for group in note.groups)) for pick in (min, max))
-    sizes = low if low == high else f"{low} to {high}"
-    return {"mark": note.mark, "text": str(note), "claims": note.claims, "sizes": sizes, "agrees": note.agrees}
+    return low if low == high else f"{low} to {high}"
 
 
 def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
@@ -85,16 +98,16 @@ def _details(matrix: Matrix, agreement: Agreement) -> dict[str, dict[str, Any]]:
     for claim, subject, reason in agreement.not_compared:
         reasons[claim, columns.get(str(subject))].append(f"{subject}: {reason}")
     return {
-        _place(matrix, *where): _detail(*where, matrix.cells.get(where), reasons.get(where, []))
+        _place(matrix, *where): _detail(*where, matrix.cells.get(where, BLANK), reasons.get(where, []))
         for where in product(matrix.claims, matrix.columns)
     }
 
 
-def _detail(claim: str, column: Column, cell: Cell | None, reasons: Sequence[str]) -> dict[str, Any]:
+def _detail(claim: str, column: Column, cell: Cell, reasons: Sequence[str]) -> dict[str, Any]:
     # Lists, not objects: repeating the names of the entries in thousands of rows would double the size of the page.
-    rows = [list(_comparison(group).values()) for group in worst_first(cell.groups)] if cell else []
-    comparisons = cell.comparisons if cell else 0
-    return {"claim": claim, "column": str(column), "comparisons": comparisons, "rows": rows, "reasons": reasons}
+    worst_first = sorted(cell.groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)
+    rows = [list(_comparison(group).values()) for group in worst_first]
+    return {"claim": claim, "column": str(column), "comparisons": cell.comparisons, "rows": rows, "reasons": reasons}
 
 
 def _comparison(group: Group) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from transparity_conformance.report.agreement.matrix import Column
-from transparity_conformance.report.agreement.view import Agreement, ShownCell
+from transparity_conformance.report.agreement.matrix import Cell, Column, Matrix, name_of
+from transparity_conformance.report.agreement.view import Agreement
 from transparity_conformance.report.terminal import hanging
 
 STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
@@ -20,16 +20,17 @@ STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}
 
 def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> Table:
     """Return a table of claims and columns (by default all columns); each cell shows the worst share of its budget."""
-    columns = agreement.matrix.columns if columns is None else columns
+    matrix = agreement.matrix
+    columns = matrix.columns if columns is None else columns
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, header_style="")
     table.add_column(Text("worst share of the budget", style="dim"), no_wrap=True, vertical="bottom")
-    texts = {column: _column_texts(agreement, column, header) for column, header in _headers(columns).items()}
+    texts = {column: _column_texts(matrix, column, header) for column, header in _headers(columns).items()}
     for column in columns:
         table.add_column(texts[column][""], no_wrap=True)
-    for topic, rows in agreement.topics.items():
+    for topic, claims in matrix.topics.items():
         table.add_row(Text(topic, style="bold"))
-        for row in rows:
-            table.add_row(Text(f" {row.name}"), *(texts[column][row.claim] for column in columns))
+        for claim in claims:
+            table.add_row(Text(f" {name_of(claim)}"), *(texts[column][claim] for column in columns))
     return table
 
 
@@ -44,21 +45,22 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
     return headers
 
 
-def _column_texts(agreement: Agreement, column: Column, header: list[str]) -> dict[str, Text]:
+def _column_texts(matrix: Matrix, column: Column, header: list[str]) -> dict[str, Text]:
     """Return the right-aligned cells of a column by claim, with space for footnote marks; the header has the key ""."""
-    cells = {row.claim: row.cells[column] for rows in agreement.topics.values() for row in rows}
-    room = max((len(cell.mark) for cell in cells.values()), default=0)
+    cells = {claim: matrix.row(claim)[column] for claim in matrix.claims}
+    marks = {claim: matrix.mark(claim, cell) for claim, cell in cells.items()}
+    room = max(map(len, marks.values()), default=0)
     # Cells are aligned here because rich strips trailing spaces in right-aligned columns.
     gap = len(header[-1]) - len(header[-1].lstrip())
     width = max(*map(len, header), *(gap + len(cell.text) + room for cell in cells.values())) - room
     texts = {
-        claim: Text.assemble((cell.text.rjust(width), _style(cell)), (cell.mark.ljust(room), "cyan"))
+        claim: Text.assemble((cell.text.rjust(width), _style(cell)), (marks[claim].ljust(room), "cyan"))
         for claim, cell in cells.items()
     }
     return texts | {"": Text("\n".join(line.rjust(width + room) for line in header))}
 
 
-def _style(cell: ShownCell) -> str:
+def _style(cell: Cell) -> str:
     by_share = "green" if cell.share <= 0.5 else "yellow" if cell.share <= 0.8 else "dark_orange"
     return STYLES.get(cell.kind, by_share)
 

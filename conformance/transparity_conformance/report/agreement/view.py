@@ -9,26 +9,20 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transparity_conformance.report.agreement.matrix import (
+    FEWER,
     Cell,
     Column,
-    Footnote,
     Group,
     Matrix,
     NotCompared,
     badness,
     grouped,
-    name_of,
     number,
 )
-from transparity_conformance.report.formatting import count, format_share, percent, times
-
-FEWER = "*"
-"""The mark of a cell with fewer cases than another cell in the same row."""
-
-Kind = Literal["blank", "fails", "breaks", "exact", "share"]
+from transparity_conformance.report.formatting import count, format_share
 
 
 @dataclass(frozen=True)
@@ -74,55 +68,11 @@ class Agreement:
         groups = groupby(self.matrix.columns, lambda column: column.family)
         return {family: list(columns) for family, columns in groups}
 
-    @cached_property
-    def topics(self) -> dict[str, list[ShownRow]]:
-        """The rows of each topic."""
-        return {topic: [self._row(claim) for claim in claims] for topic, claims in self.matrix.topics.items()}
-
-    def _row(self, claim: str) -> ShownRow:
-        cells = {column: self.matrix.cells.get((claim, column)) for column in self.matrix.columns}
-        most = self.matrix.most_cases(claim)
-        return ShownRow(claim, {column: shown_cell(self.matrix, cell, most) for column, cell in cells.items()})
-
     @property
     def lists(self) -> dict[str, Sequence[str]]:
         """The lists below the matrix, by their headings."""
         fewer = f"{FEWER} Fewer cases than in another column"
         return {fewer: _fewer_cases(self.matrix), "Not compared": _reasons(self.not_compared), "Skipped": self.skipped}
-
-
-@dataclass(frozen=True)
-class ShownCell:
-    """The text of a cell, the marks of its footnotes, and the values that determine its color."""
-
-    text: str
-    mark: str
-    kind: Kind
-    share: float
-    """The largest share of a budget; 0 if the cell has none."""
-    worst: str
-    """The place of the worst comparison; the same as `text` if nothing was compared."""
-
-
-@dataclass(frozen=True)
-class ShownRow:
-    """One claim in all columns."""
-
-    claim: str
-    cells: Mapping[Column, ShownCell]
-
-    @property
-    def name(self) -> str:
-        """The name of the claim without its topic."""
-        return name_of(self.claim)
-
-
-def shown_cell(matrix: Matrix, cell: Cell | None, most_cases: int) -> ShownCell:
-    """Return the cell as shown, for None an empty cell; a cell with fewer than `most_cases` cases is marked."""
-    text, worst = cell_text(cell), cell.worst if cell else None
-    place = f"worst at {worst.where}, {worst.case}" if worst else text
-    fewer = FEWER if cell and len(cell.cases) < most_cases else ""
-    return ShownCell(text, matrix.marks(cell) + fewer, _kind(cell), worst.share if worst else 0.0, place)
 
 
 def _fewer_cases(matrix: Matrix) -> list[str]:
@@ -136,38 +86,11 @@ def _fewer_cases(matrix: Matrix) -> list[str]:
     return [f"{', '.join(names)} ({of}): {cases} of {most}" for (cases, most, of), names in claims.items()]
 
 
-def cell_text(cell: Cell | None) -> str:
-    """Return `43 %`, `exact`, `FAILS 3.2×`, `breaks` for an expected break, or `·` if nothing was compared."""
-    kind = _kind(cell)
-    if cell is None or kind == "blank":
-        return "·"
-    if kind == "fails":
-        # An exact claim, or a claim that should have broken, has no budget of which the error could be a multiple.
-        worst = None if cell.exact else cell.worst
-        return "FAILS" if worst is None or worst.agrees else f"FAILS {times(worst.share)}"
-    return percent(cell.worst.share) if cell.worst and kind == "share" else kind
-
-
-def _kind(cell: Cell | None) -> Kind:
-    if cell is None:
-        return "blank"
-    if not cell.agrees:
-        return "fails"
-    if cell.worst is None:
-        return "breaks"
-    return "exact" if cell.exact else "share"
-
-
 def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
     """Return one line for each reason, with its claims and subjects."""
     subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
     claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
     return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
-
-
-def worst_first(groups: Sequence[Group]) -> list[Group]:
-    """Sort disagreements first, then by decreasing share."""
-    return sorted(groups, key=lambda group: (not group.agrees, group.worst.share), reverse=True)
 
 
 FORMAT_VERSION = 1
@@ -188,9 +111,13 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
         "environment": _strict(agreement.environment),
         "columns": [asdict(column) for column in matrix.columns],
         "claims": [
-            {"id": claim, "cases": matrix.most_cases(claim), "cells": _cells(matrix, claim)} for claim in matrix.claims
+            {"id": claim, "cases": matrix.most_cases(claim), "cells": list(map(_cell, matrix.row(claim).values()))}
+            for claim in matrix.claims
         ],
-        "document_breaks": [_footnote(note) for note in matrix.footnotes],
+        "document_breaks": [
+            {"case": note.case, "note": note.note, "claims": [*note.claims], "agrees": note.agrees, "says": str(note)}
+            for note in matrix.footnotes
+        ],
         "evidence": [group.as_dict() for group in matrix.groups],
         "not_compared": [
             {"claim": claim, "subject": str(subject), "reason": reason}
@@ -200,15 +127,12 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
     }
 
 
-def _cells(matrix: Matrix, claim: str) -> list[dict[str, Any] | None]:
-    """Return one cell for each column; null if nothing was compared."""
-    cells = (matrix.cells.get((claim, column)) for column in matrix.columns)
-    return [None if cell is None else _cell(cell) for cell in cells]
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: Cell) -> dict[str, Any] | None:
+    """Return one cell; null if nothing was compared."""
+    if not cell.groups:
+        return None
     return {
-        "says": cell_text(cell),
+        "says": cell.text,
         "agrees": cell.agrees,
         "exact": cell.exact,
         "share": None if cell.worst is None else number(cell.worst.share),
@@ -217,11 +141,6 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "worst": None if cell.worst is None else Group(cell.worst, 1, cell.worst.agrees, cell.exact).as_dict(),
         "breaks": list(cell.breaks),
     }
-
-
-def _footnote(note: Footnote) -> dict[str, Any]:
-    claims = list(note.claims)
-    return {"case": note.case, "note": note.note, "claims": claims, "agrees": note.agrees, "says": str(note)}
 
 
 def _strict(value: Any) -> Any:

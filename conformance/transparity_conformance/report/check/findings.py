@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from transparity.text import listed
-from transparity_conformance.report.audit.result import CAUSES
+from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share
@@ -202,7 +202,7 @@ def _finding_sentence(finding: Finding) -> str:
     if not finding.causes:
         return f"{line}{place}: {finding.unexplained}, unexplained"
     own = all(cause.source for cause in finding.causes)
-    text = f"{'' if own else line}{place}: {'; and '.join(_with_its_line(cause) for cause in finding.causes)}"
+    text = f"{'' if own else line}{place}: {'; and '.join(map(_with_its_line, finding.causes))}"
     return text if finding.explained >= PRACTICALLY_ALL or finding.explained <= 0 else f"{text}; {partly(finding)}"
 
 

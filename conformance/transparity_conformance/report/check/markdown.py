@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transparity.limits.files import is_file
 from transparity_conformance.report.check.terminal import MARKS, WIDTH, as_text
-from transparity_conformance.report.check.view import check_view
+from transparity_conformance.report.check.view import CheckView
 from transparity_conformance.report.report import Report, installed
 
 FILES = ("--json", "--html", "--markdown")
@@ -26,7 +26,7 @@ def as_markdown(reports: Sequence[Report], *, weights: Path | None = None) -> st
 
 
 def _report(report: Report) -> Iterator[str]:
-    view = check_view(report)
+    view = CheckView(report)
     yield from (f"### {MARKS[report.verdict]} {_plain(view.title)} ({_plain(view.system)})", "")
     text = "\n".join(as_text([report], WIDTH).splitlines()[1:]).strip("\n")
     fence = "`" * 8  # longer than any fence in the port's code

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from transparity.text import listed
-from transparity_conformance.report.check.findings import Finding, another_model, layer_pattern, remedy, shares_by_layer
-from transparity_conformance.report.check.view import CheckView, check_view, notes_on
+from transparity_conformance.report.check.findings import (
+    Finding,
+    another_model,
+    beginnings,
+    layer_pattern,
+    remedy,
+    sentence,
+    shares_by_layer,
+    ties,
+    worst_share,
+)
+from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.describing.causes import meanings, page_of
 from transparity_conformance.report.formatting import format_share, height, scientific, template
@@ -27,22 +37,17 @@ PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "
 def as_html(reports: Sequence[Report]) -> str:
     """Return the page: a section for each report; sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions |= {
-        "summary": _summary,
-        "next_step": _next,
-        "meanings": meanings(),
-        "page_of": page_of,
-        "notes_on": notes_on,
-    }
-    views = [check_view(report) for report in reports]
+    functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
+    functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
+    views = list(map(CheckView, reports))
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
 
 
 def _summary(view: CheckView) -> str:
     """The verdict in a sentence; where findings follow, only what they do not say."""
     if view.report.verdict != "diverges" or not view.findings:
-        return view.sentence
-    return " ".join([*view.beginnings, another_model(view.report)]).replace("`", "").strip()
+        return sentence(view.report)
+    return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()
 
 
 def _next(view: CheckView) -> str:

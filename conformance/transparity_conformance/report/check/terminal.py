@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -16,21 +15,24 @@ from transparity_conformance.report.check.findings import (
     PRACTICALLY_ALL,
     Finding,
     another_model,
+    beginnings,
     findings,
     partly,
     remedy,
     sentence,
+    ties,
     too_little,
     unlocated,
     worst,
+    worst_share,
 )
 from transparity_conformance.report.check.lines import PortLine, lines_of
-from transparity_conformance.report.check.view import CheckView, check_view, notes_on
+from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height
+from transparity_conformance.report.parts import Timing
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.terminal import plain_table
-from transparity_conformance.report.timing import Timing
 
 STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
 MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
@@ -62,11 +64,10 @@ def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: S
         verbose: Whether to list every claim, activation, note and omission.
         ways: Whether to end with options of the command that show more.
     """
-    view = check_view(report)
-    if alike:
-        view = dataclasses.replace(view, system=f"{report.preset} (also {', '.join(alike)}), {report.dtype}")
+    view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
-    return Group(Headline(view), Padding(Group(*_spaced(parts)), (1, 0, 1, 2)))
+    spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))
+    return Group(Headline(view), Padding(Group(*spaced), (1, 0, 1, 2)))
 
 
 def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = False) -> str:
@@ -113,8 +114,7 @@ def _content(report: Report) -> object:
 
 def one_line(report: Report) -> RenderableType:
     """Return the verdict on one of several configurations, with the causes or the share of the tolerance."""
-    view = check_view(report)
-    causes = dict.fromkeys(cause.mistake for finding in view.findings for cause in finding.causes)
+    causes = dict.fromkeys(cause.mistake for finding in findings(report) for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
     says = right if report.verdict == "agrees" else ", ".join(causes) or unknown
@@ -130,32 +130,23 @@ def _summary(reports: Sequence[Report], code: int) -> Text:
     return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
 
 
-def _spaced(parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
-    for number, part in enumerate(parts):
-        yield Padding(part, (int(number > 0), 0, 0, 0), expand=False)
-
-
 def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
     report = view.report
-    if sentences := [*view.beginnings, another_model(report)]:
-        yield from (Text(f"{each.strip(' .:')}.") for each in sentences if each)
+    sentences = [*beginnings(report), another_model(report)]
+    yield from (Text(f"{each.strip(' .:')}.") for each in sentences if each)
     yield from _blocks(view, verbose)
     if report.verdict == "diverges":
         yield from _closing(view)
     else:
         yield _strength(view, verbose)
-    if view.ties:
-        yield Text(view.ties, style="yellow")
+    if also := ties(report):
+        yield Text(also, style="yellow")
     if verbose:
         yield from _details(view)
     elif any(not finding.causes for finding in view.findings):
         told = {note for finding in view.findings for note in notes_on(finding, report)}
-        yield from [named(("Note", line) for line in notes)] if (notes := _first(view.notes, told)) else ()
-
-
-def _first(notes: Sequence[str], told: Container[str]) -> list[str]:
-    """The first notes that no block has."""
-    return [note for note in notes if note not in told][:MOST_REASONS]
+        if others := [note for note in view.notes if note not in told]:
+            yield named(("Note", line) for line in others[:MOST_REASONS])
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
@@ -250,7 +241,7 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
     Values in files are listed only if `verbose`.
     """
     report = view.report
-    rows = [("Compared", view.compared or "nothing"), ("Tolerance", view.worst)] * bool(report.measured)
+    rows = [("Compared", view.compared or "nothing"), ("Tolerance", worst_share(report))] * bool(report.measured)
     if report.verdict == "inconclusive":
         rows.insert(0, ("Undecided", too_little(report)))
     if report.verdict == "agrees" and report.audit and report.audit.warning:
@@ -275,19 +266,16 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
     report = view.report
     if view.coverage:
         yield named([("Covers", view.coverage)])
-    if view.claims:
-        rows = ((claim.id, claim.share, claim.where, claim.verdict) for claim in view.claims)
+    if report.claims:
+        rows = ((claim.id, claim.used, claim.where, claim.verdict) for claim in report.claims)
         yield _table(("claim", "share, end to end", "worst at"), rows)
     if report.measured:
         yield _table(("activation", "end to end", "this step", "probe"), _activations(report))
-    if report.verdict == "diverges" and (remarks := _remarks(view)):
+    remarks = [("Not compared", line) for line in view.not_compared] + [("Note", line) for line in view.notes]
+    if report.verdict == "diverges" and remarks:
         yield named(remarks)
     if report.timing:
         yield _times(report.timing)
-
-
-def _remarks(view: CheckView) -> list[tuple[str, str]]:
-    return [("Not compared", line) for line in view.not_compared] + [("Note", line) for line in view.notes]
 
 
 def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:

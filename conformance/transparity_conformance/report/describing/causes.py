@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
 
 from transparity.errors import TransparityError
 from transparity.text import shown
@@ -42,16 +41,13 @@ class Meaning:
 def meanings() -> Mapping[str, Meaning]:
     """Return the explanation of every cause, by its id."""
     text = files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
-    return {name: _meaning(**entry) for name, entry in sorted(tomllib.loads(text).items())}
+    entries = sorted(tomllib.loads(text).items())
+    return {name: Meaning(**entry | {"seen": tuple(entry.get("seen", ()))}) for name, entry in entries}
 
 
 def page_of(name: str) -> str:
     """Return the address of the page of a cause."""
     return f"{SITE}causes/{name}/"
-
-
-def _meaning(seen: Any = (), **texts: Any) -> Meaning:
-    return Meaning(seen=tuple(seen), **texts)
 
 
 def meaning(name: str) -> Meaning:

@@ -25,7 +25,7 @@ from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import ClaimEvidence
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim, decoding, generation, training
-from transparity_conformance.suite.ranks.remote import RemoteBackend
+from transparity_conformance.suite.ranks import RemoteBackend
 
 ROWS = 5
 """The number of rows in a batch: two data ranks have 3 and 2 rows, and one of four ranks has none."""

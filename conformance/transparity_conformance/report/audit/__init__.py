@@ -1,1 +1,0 @@
-"""The result of an audit, as data and as text."""

@@ -1,0 +1,208 @@
+"""Parts of a report: the coverage of its verdict, the comparisons of ranks and implementations, and its times."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transparity.text import SENTENCE, safe
+from transparity_conformance.report.comparison import share
+from transparity_conformance.report.formatting import format_share
+
+MOST_NAMED = 6
+"""The number of fields and sizes that a line for people names; JSON and HTML list all of them."""
+
+FEW = 3
+"""Up to this number, lengths and batch sizes are listed one by one."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The calls of a port that were compared with the reference. A verdict holds only for these calls."""
+
+    lengths: tuple[int, ...] = ()
+    """The lengths of the sequences, in tokens."""
+    batches: tuple[int, ...] = ()
+    """The numbers of rows in a call."""
+    calls: int = 0
+    """The number of calls of one object, each compared with the same call of a new object."""
+    features: tuple[str, ...] = ()
+    """Fields of the configuration that matter: another value would have changed the result of at least one compared
+    call."""
+    untested: tuple[str, ...] = ()
+    """Fields and probes that no compared call exercises, each with the reason; a port with such fields cannot agree."""
+    sizes: tuple[str, ...] = ()
+    """The ranges of all other sizes, such as `head_dim 8 to 34`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @property
+    def rate(self) -> float:
+        """The largest rate of wrong calls that is possible, at 95 % confidence, after n right calls: 1 − 0.05^(1/n)."""
+        return 1 - 0.05 ** (1 / self.calls) if self.calls else 1.0
+
+    @property
+    def inputs(self) -> str:
+        """The sizes of the inputs: `25 lengths from 1 to 1,025, 6 batch sizes from 1 to 13`; empty if unknown."""
+        parts = [_values(self.lengths, "length")] * bool(self.lengths)
+        return ", ".join(parts + [_values(self.batches, "batch size")] * bool(self.batches))
+
+    @property
+    def line(self) -> str:
+        """The coverage in one line for people; empty if nothing is known."""
+        parts = [self.inputs] * bool(self.inputs) + [*self.sizes]
+        if self.calls:
+            parts.append(f"{self.calls:,} calls of one object (at most one in {1 / self.rate:.0f} differs, 95 %)")
+        if self.features:
+            parts.append(f"{len(self.features):,} fields of the configuration")
+        if self.untested:
+            parts.append(f"untested: {_some(self.untested)}")
+        return ", ".join(parts)
+
+
+def range_of(name: str, values: Collection[int]) -> str:
+    """Return a text such as `head_dim 8 to 34`."""
+    return f"{name} {' to '.join(f'{value:,}' for value in dict.fromkeys((min(values), max(values))))}"
+
+
+def _values(values: tuple[int, ...], noun: str) -> str:
+    """Return `lengths 1, 5`, or `25 lengths from 1 to 1,025` for more than `FEW` values."""
+    if len(values) > FEW:
+        return f"{len(values):,} {noun}s from {min(values):,} to {max(values):,}"
+    return f"{noun}{'s' * (len(values) > 1)} {', '.join(f'{value:,}' for value in values)}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return "; ".join(names[:MOST_NAMED]) + (f"; and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
+
+
+@dataclass(frozen=True)
+class RanksComparison:
+    """The comparison of several ranks with one rank of the same code, made before that with the reference."""
+
+    count: int
+    """The number of ranks."""
+    one_rank: Literal["agrees", "diverges", "inconclusive"]
+    """Whether one rank of the same code gives the same results; `inconclusive` if one rank could not be run."""
+    error: float = 0.0
+    """The largest difference."""
+    budget: float = 0.0
+    """The largest difference that rounding explains, which is the sum of two budgets."""
+    where: str = ""
+    """The tap with the largest share of its budget."""
+    probe: str = ""
+    reason: str = ""
+    """Why one rank could not be run."""
+    placements: Mapping[str, str] = field(default_factory=dict)
+    """The declared placements; the checker verified them and gathered the shards."""
+
+    @property
+    def sentence(self) -> str:
+        """The result as the start of a verdict."""
+        if self.one_rank == "agrees":
+            return f"1 rank and {self.count} ranks of the same code agree. "
+        if self.one_rank == "inconclusive":
+            return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
+        used = format_share(share(self.error, self.budget))
+        by = (
+            f"{self.error:.2g} ({used} its tolerance)" if math.isfinite(self.error) else "its shape or infinite numbers"
+        )
+        return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}:  "
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"placements": dict(self.placements)}
+
+
+@dataclass(frozen=True)
+class ThirdComparison:
+    """Whether each two of three implementations agree within rounding."""
+
+    reference: str
+    """The name of the first reference, with which the report compares the port."""
+    third: str
+    """The name of the second reference."""
+    port_agrees: bool
+    """Whether the port agrees with the first reference."""
+    port_agrees_with_third: bool
+    references_agree: bool
+    probes: int
+    """The number of inputs that all three implementations accepted."""
+
+    @property
+    def stands_alone(self) -> str:
+        """`port`, `reference` or `third` if that one differs while the other two agree; otherwise empty."""
+        agreeing = (self.references_agree, self.port_agrees_with_third, self.port_agrees)
+        names = ("port", "reference", "third")
+        return names[agreeing.index(True)] if sum(agreeing) == 1 else ""
+
+    @property
+    def sentence(self) -> str:
+        """The result as the start of a verdict."""
+        if self.stands_alone == "port":
+            return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
+        if self.stands_alone:
+            alone, other = self.reference, self.third
+            alone, other = (alone, other) if self.stands_alone == "reference" else (other, alone)
+            return f"{alone} differs from the other two: your port and {other} agree.  "
+        if self.port_agrees or self.port_agrees_with_third:
+            return f"All three agree: your port, {self.reference} and {self.third}. "
+        return f"No two of the three agree: your port, {self.reference} and {self.third}. "
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"stands_alone": self.stands_alone, "sentence": self.sentence.strip()}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a stage, or seconds since a start."""
+
+    seconds: float = 0.0
+    """Wall time."""
+    processor: float = 0.0
+    """Processor time of the checker; it includes a port that runs in the same process."""
+    port: float | None = None
+    """Processor time of the port's own processes; None if there are none, or if the system does not report it."""
+
+    def since(self, before: Timing) -> Timing:
+        """Return the time between two readings; processes that ended in between are not counted."""
+        port = None if self.port is None else max(0.0, self.port - (before.port or 0.0))
+        return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return JSON values, rounded to milliseconds."""
+        port = None if self.port is None else round(self.port, 3)
+        return {"seconds": round(self.seconds, 3), "processor": round(self.processor, 3), "port": port}
+
+
+class Stopwatch:
+    """A stopwatch for the stages of a check.
+
+    Args:
+        port: Returns the processor time of the port's processes in seconds; None if it is not known.
+    """
+
+    def __init__(self, port: Callable[[], float | None]) -> None:
+        self.port = port
+        self.stages: dict[str, Timing] = {}
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Measure a stage, also if an exception ends it."""
+        before = self.read()
+        try:
+            yield
+        finally:
+            self.stages[stage] = self.read().since(before)
+
+    def read(self) -> Timing:
+        """Return the time since the start of each clock."""
+        return Timing(time.monotonic(), time.process_time(), self.port())

@@ -37,8 +37,8 @@ from transparity_conformance.listening.expressions import (
     identity,
     reporting,
 )
+from transparity_conformance.listening.operation import functions_of
 from transparity_conformance.listening.record import Origins, Record, Region
-from transparity_conformance.listening.source import functions_of
 
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
@@ -105,14 +105,13 @@ def _generated(number: int, value: Any) -> Any:
     items: list[Any] = []
     is_lazy = type(value) in LAZY  # the port may define its own `map`
     _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
-    return _noted(value, items) if is_lazy else value
 
+    def noted() -> Iterator[Any]:
+        for item in value:  # an item is an operand when it is used
+            items.append(item)
+            yield item
 
-def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
-    """Yield the items of `lazy`, and append each to `items` when it is used."""
-    for item in lazy:
-        items.append(item)
-        yield item
+    return noted() if is_lazy else value
 
 
 def _value(number: int, value: Any) -> Any:

@@ -21,13 +21,7 @@ from transparity_conformance.against.probes import Answer, length_of, probes_of,
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
-from transparity_conformance.against.ways.calls import (
-    compare_generation,
-    compare_losses,
-    compare_repeats,
-    compare_sizes,
-    compare_steps,
-)
+from transparity_conformance.against.ways import calls
 from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.gradients import compare_gradients
 from transparity_conformance.against.ways.way import Sides, compare_third
@@ -312,12 +306,12 @@ BEFORE = "an earlier comparison differs"
 NOT_DRAWN = "inputs were given, so no others are drawn"
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
-    "other lengths and batches": lambda sides, _: compare_sizes(sides),
-    "cached steps": lambda sides, _: compare_steps(sides),
-    "generation": compare_generation,
-    "losses": compare_losses,
+    "other lengths and batches": lambda sides, _: calls.compare_sizes(sides),
+    "cached steps": lambda sides, _: calls.compare_steps(sides),
+    "generation": calls.compare_generation,
+    "losses": calls.compare_losses,
     "gradients": compare_gradients,
-    "repeated calls": compare_repeats,
+    "repeated calls": calls.compare_repeats,
 }
 """The comparisons in order; each uses the inputs of the forward passes.
 

@@ -163,14 +163,6 @@ class Outcome:
     lost: float = math.inf
     """The number of operations of the port without a counterpart, after all explained differences."""
 
-    def with_answers(self, other: Outcome) -> Outcome:
-        """Return this outcome, with the answers of another outcome added."""
-        return dataclasses.replace(self, answers=[*self.answers, *other.answers])
-
-    def because(self, cause: Cause) -> Outcome:
-        """Return the outcome with a single cause for all faults."""
-        return dataclasses.replace(self, faults=[dataclasses.replace(each, causes=(cause,)) for each in self.faults])
-
     @property
     def is_explained(self) -> bool:
         """Return whether edits explain all differences."""

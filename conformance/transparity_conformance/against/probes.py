@@ -55,10 +55,6 @@ class Answer:
     def is_misshapen(self) -> bool:
         return self.actual.shape != self.shape
 
-    @property
-    def is_padded(self) -> bool:
-        return is_padded(self.inputs)
-
 
 def probes_of(model: Any) -> dict[str, Inputs]:
     """Return inputs for a transformers model, each with a description.
@@ -179,6 +175,6 @@ def most_telling(wrong: Sequence[Answer]) -> Answer:
 
     def key(each: Answer) -> tuple[Any, ...]:
         is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
-        return not is_single, not each.is_padded, round(each.changed / each.size, 1), -each.size
+        return not is_single, not is_padded(each.inputs), round(each.changed / each.size, 1), -each.size
 
     return max(wrong, key=key)

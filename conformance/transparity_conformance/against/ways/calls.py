@@ -54,20 +54,28 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 def compare_sizes(sides: Sides) -> CapabilityResult:
     """Compare both at other lengths and batches. If a length is wrong, search for the first wrong length."""
     began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
+
+    def judge(length: int, batch: int = 1) -> bool | None:
+        nonlocal outcome
+        inputs = draw(sides.reference.model, length, batch, length)
+        now = sides.judged(taken({f"{batch} × {length}": inputs}, signature_of(sides.forward))[0])
+        outcome = Outcome([*outcome.answers, *now.answers])
+        return bool(now.wrong) if now.answers else None
+
     for length, batch in _sizes(sides):
         if time.thread_time() - began > SECONDS:
             left_out.append(length)
-            continue
-        outcome = outcome.with_answers(sides.judged(_probe(sides, length, batch)))
-
-    def call(length: int) -> bool | None:
-        nonlocal outcome
-        now = sides.judged(_probe(sides, length, 1))
-        outcome = outcome.with_answers(now)
-        return bool(now.wrong) if now.answers else None
-
-    bisect(_calls(outcome), call)
-    return _result(sides, outcome, left_out)
+        else:
+            judge(length, batch)
+    bisect(_calls(outcome), judge)
+    if not outcome.answers:
+        return CapabilityResult()
+    found: Any = as_result(CLAIM, sides.explained(outcome))
+    if outcome.wrong:
+        found += CapabilityResult(notes=(boundary(_calls(outcome)),))
+    if left_out:
+        found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
+    return found
 
 
 def _calls(outcome: Outcome) -> list[Call]:
@@ -84,22 +92,6 @@ def _sizes(sides: Sides) -> list[tuple[int, int]]:
     short = [length for length in lengths if length <= SHORT]
     found = [(length, 1 + index % MOST_ROWS) for index, length in enumerate(short)]
     return found + [(length, 1 + (length < 100)) for length in lengths if length > SHORT]
-
-
-def _probe(sides: Sides, length: int, batch: int) -> Mapping[str, Inputs]:
-    inputs = draw(sides.reference.model, length, batch, length)
-    return taken({f"{batch} × {length}": inputs}, signature_of(sides.forward))[0]
-
-
-def _result(sides: Sides, outcome: Outcome, left_out: list[int]) -> CapabilityResult:
-    if not outcome.answers:
-        return CapabilityResult()
-    found: Any = as_result(CLAIM, sides.explained(outcome))
-    if outcome.wrong:
-        found += CapabilityResult(notes=(boundary(_calls(outcome)),))
-    if left_out:
-        found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
-    return found
 
 
 REPEATS = Way("repeats")

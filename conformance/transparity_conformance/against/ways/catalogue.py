@@ -13,7 +13,7 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.against.probes import Answer
+from transparity_conformance.against.probes import Answer, is_padded
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import Progress, judge
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -63,7 +63,7 @@ def _probes(
 ) -> Iterator[tuple[str, Probe]]:
     """Yield the first wrong answers without padding, and one right answer, as probes of the checker's reference."""
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
-    whole = [each for each in answers if not each.is_padded and len(each.inputs) < 3]
+    whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]
     for each in [*(each for each in whole if not each.agrees), *right][:MOST_PROBES]:
         inputs = {names[name]: value for name, value in each.inputs.items() if name in names}

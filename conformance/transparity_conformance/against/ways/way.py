@@ -143,7 +143,9 @@ class Sides:
         listen = functools.partial(self.listened, way.method, way.settings)
         clock = Clock(0.0 if is_history else self.budget)
         found = explained(reference, listen, outcome, clock, self.progress)
-        return found.because(Cause("history", HISTORY, None, 0.0, 1.0)) if is_history else found
+        causes = (Cause("history", HISTORY, None, 0.0, 1.0),)
+        history = [dataclasses.replace(each, causes=causes) for each in found.faults]
+        return dataclasses.replace(found, faults=history) if is_history else found
 
     def compared(self, probes: Mapping[str, Inputs]) -> Outcome:
         return self.explained(self.judged(probes))

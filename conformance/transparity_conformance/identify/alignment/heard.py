@@ -39,55 +39,6 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Divergence
 from transparity_conformance.running.process.running import run_listening
 
-Taps = Mapping[str, Arrays]
-"""The taps of a port, by probe."""
-
-
-def further_on_probes(
-    plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
-) -> Plan:
-    """Return the plan, with each tap moved to a later value if the taps after it are right only then.
-
-    Args:
-        row: the row on which the plan was made.
-        read: returns the taps of each probe's call, located by a plan.
-        clock: the remaining time.
-    """
-    wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
-    flow = flow_of(row, plan.known) if wrong else Flow({}, {})
-    for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:
-        for match in _later(Found(row, plan.port, flow, clock, plan.matches, plan.known), tap):
-            other = planned(plan.port, {**plan.matches, tap: match}, plan.known)
-            if not _wrong_taps(probes, read(other), dtype, plan.known) & flow.outputs[tap]:
-                plan = other
-                break
-    return plan
-
-
-def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    """Return the taps that differ from the reference by more than rounding on some probe.
-
-    The reference continues from the port's values.
-    """
-    wrong: set[str] = set()
-    for key, shown in taps.items():
-        probe, ours = probes[key], walk(probes[key], shown, known)
-        gaps = {tap: judged_gap(probe, tap, value, ours[tap], dtype, shown) for tap, value in shown.items()}
-        wrong |= {tap for tap, apart in gaps.items() if not apart <= probe.oracle.budget(tap, dtype)}
-    return wrong
-
-
-def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later values that equal `tap` with a fault, and through which all later taps depend on `tap`."""
-    others, early = found.without([tap]), found.matches[tap]
-    ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
-    for match in behind_faults(others, tap, of_weights=False).values():
-        is_later = match.index != early.index and found.port.leads_to(early.index, match.index)
-        otherwise = ancestors({*ends} - {match.index}, found.port.inputs.__getitem__, {match.index})
-        if ends and is_later and early.index not in otherwise:
-            yield dataclasses.replace(match, distance=early.distance)
-
-
 Forwards = Mapping[int, Callable[..., Any]]
 """The built ports, by the `id` of their parameters."""
 
@@ -284,3 +235,52 @@ def aligned_probe(probe: Probe) -> Probe:
     if "attention_mask" in inputs:
         inputs["attention_mask"] = np.ones_like(inputs["attention_mask"])
     return AlignedRow(probe.case, "aligned", "one row without padding", probe.config, probe.parameters, inputs)
+
+
+Taps = Mapping[str, Arrays]
+"""The taps of a port, by probe."""
+
+
+def further_on_probes(
+    plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
+) -> Plan:
+    """Return the plan, with each tap moved to a later value if the taps after it are right only then.
+
+    Args:
+        row: the row on which the plan was made.
+        read: returns the taps of each probe's call, located by a plan.
+        clock: the remaining time.
+    """
+    wrong = _wrong_taps(probes, read(plan), dtype, plan.known)
+    flow = flow_of(row, plan.known) if wrong else Flow({}, {})
+    for tap in [tap for tap in flow.outputs if tap in plan.matches and flow.outputs[tap] & wrong]:
+        for match in _later(Found(row, plan.port, flow, clock, plan.matches, plan.known), tap):
+            other = planned(plan.port, {**plan.matches, tap: match}, plan.known)
+            if not _wrong_taps(probes, read(other), dtype, plan.known) & flow.outputs[tap]:
+                plan = other
+                break
+    return plan
+
+
+def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
+    """Return the taps that differ from the reference by more than rounding on some probe.
+
+    The reference continues from the port's values.
+    """
+    wrong: set[str] = set()
+    for key, shown in taps.items():
+        probe, ours = probes[key], walk(probes[key], shown, known)
+        gaps = {tap: judged_gap(probe, tap, value, ours[tap], dtype, shown) for tap, value in shown.items()}
+        wrong |= {tap for tap, apart in gaps.items() if not apart <= probe.oracle.budget(tap, dtype)}
+    return wrong
+
+
+def _later(found: Found, tap: str) -> Iterator[Match]:
+    """Yield later values that equal `tap` with a fault, and through which all later taps depend on `tap`."""
+    others, early = found.without([tap]), found.matches[tap]
+    ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
+    for match in behind_faults(others, tap, of_weights=False).values():
+        is_later = match.index != early.index and found.port.leads_to(early.index, match.index)
+        otherwise = ancestors({*ends} - {match.index}, found.port.inputs.__getitem__, {match.index})
+        if ends and is_later and early.index not in otherwise:
+            yield dataclasses.replace(match, distance=early.distance)

@@ -14,14 +14,8 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
+from transparity_conformance.identify.fitting import inputs
 from transparity_conformance.identify.fitting.configuration import configuration_of
-from transparity_conformance.identify.fitting.inputs import (
-    first_answer,
-    longest_taken,
-    masked,
-    paddings,
-    with_further,
-)
 from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
 from transparity_conformance.identify.fitting.recurrent.convolutions import kernels_over_time
@@ -139,14 +133,14 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
 
     Raise the first error if either fails.
     """
-    sizes, plain = first_answer(subject)
+    sizes, plain = inputs.first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
     causal = _causal(subject, heard)
-    calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
+    calls = [heard, subject.hear(inputs.with_further(subject, inputs.paddings(plain, sizes), sizes))]
     if "attention_mask" in subject.names:
-        calls.append(subject.hear(masked(plain)))
-    longest, sizes_found = longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
+        calls.append(subject.hear(inputs.masked(plain)))
+    longest, sizes_found = inputs.longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
     errors: list[FitError] = []
     for keys_first in (False, True):
         found, made = FoundFields(dict(sizes_found)), None
@@ -199,9 +193,9 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
         raise FitError("No operation is a softmax over the tokens; expected attention.")
     if not own:
         return True
-    masked = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
-    is_blind = all(is_causal(each.swapaxes(1, 2)) for each in masked)
-    return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
+    hidden = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
+    is_blind = all(is_causal(each.swapaxes(1, 2)) for each in hidden)
+    return all(map(is_causal, hidden)) and not (is_blind and "token_types" in heard.inputs)
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
@@ -244,7 +238,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
     def answer(probe: Probe) -> np.ndarray:
         subject.model.assign(tensors[id(probe.parameters)])
-        return subject.call(with_further(subject, probe.inputs, {}) | probe.inputs)
+        return subject.call(inputs.with_further(subject, probe.inputs, {}) | probe.inputs)
 
     try:
         proof = proved(probes, answer)

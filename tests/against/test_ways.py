@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transparity_conformance import check
-from transparity_conformance.against.ways.outputs import IGNORED, _with_labels
+from transparity_conformance.against.ways.calls import IGNORED, _with_labels
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 

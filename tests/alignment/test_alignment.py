@@ -20,7 +20,7 @@ from transparity_conformance import check
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import Plan, plan_of, read
-from transparity_conformance.matching.layout import layouts
+from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.process.running import built, run_listening
 

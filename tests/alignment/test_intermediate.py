@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transparity_conformance.identify.alignment.intermediate import Recorded
+from transparity_conformance.identify.alignment.known_faults import Recorded
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_numpy.transformer import transformer

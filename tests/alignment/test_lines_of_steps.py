@@ -11,7 +11,7 @@ from meta.pool.port import port_with
 from transparity_conformance import check
 from transparity_conformance.capabilities.decoding.steps import StepRequest
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.identify.alignment.lines.cached import with_line_of_step
+from transparity_conformance.identify.alignment.calls import with_line_of_step
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report

@@ -9,11 +9,10 @@ import pytest
 
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.alignment.heard import aligned_probe
-from transparity_conformance.identify.alignment.lines.source import behind_taps
-from transparity_conformance.identify.alignment.values.forms import unmasked
-from transparity_conformance.identify.alignment.values.loops import without_loops
+from transparity_conformance.identify.alignment.lines import behind_taps
 from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.matching.layout import layouts
+from transparity_conformance.matching.forms import unmasked, without_loops
+from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.process.wire import described, received
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.identify.alignment.flow import Flow
-from transparity_conformance.identify.alignment.moved import reordered
+from transparity_conformance.identify.alignment.found import Flow
+from transparity_conformance.identify.alignment.gaps import reordered
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transparity_conformance.matching.subsequence import common
+from transparity_conformance.matching.graph import common
 
 words = st.text(alphabet="abc", max_size=12)
 

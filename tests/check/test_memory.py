@@ -13,7 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import check
 from transparity_conformance.capabilities.capability import kept_in
-from transparity_conformance.identify.alignment.intermediate import Recorded, intermediates
+from transparity_conformance.identify.alignment.known_faults import Recorded, intermediates
 from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_numpy.port import build as numpy_build

@@ -13,8 +13,8 @@ import torch
 
 import transparity_conformance
 import transparity_numpy
-from transparity_conformance.listening import source
 from transparity_conformance.listening.listen import listen
+from transparity_conformance.listening.operation import home, statement_at
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ from transparity_conformance.listening.listen import listen
     ],
 )
 def test_files_are_the_port_s_unless_they_are_installed_python_s_or_ours(file: str, expected: str | None) -> None:
-    assert source.home(file) == expected
+    assert home(file) == expected
 
 
 def test_a_column_of_ours_is_a_port_like_any_other() -> None:
-    assert source.home(str(transparity_numpy.__file__)) in ("", "transparity_numpy")
+    assert home(str(transparity_numpy.__file__)) in ("", "transparity_numpy")
 
 
 def installed(folder: Path, package: str, text: str) -> Any:
@@ -127,6 +127,6 @@ def test_a_port_that_calls_a_library_in_several_lines_has_its_own(tmp_path: Path
 def test_the_code_is_the_statement_on_one_line(line: int, expected: str) -> None:
     lines = ("x = f(\n", "    1,\n", "    2\n", ")\n", "for y in x:\n", "    a = 1  # one\n", "    print(\x1b)\n")
     if line == 7:  # not valid Python
-        assert source.statement_at(lines, line) == expected
+        assert statement_at(lines, line) == expected
     else:
-        assert source.statement_at(lines[:6], line) == expected
+        assert statement_at(lines[:6], line) == expected

@@ -21,13 +21,10 @@ from transparity_conformance.against.probes import Answer, length_of, probes_of,
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
+from transparity_conformance.against.ways import calls
 from transparity_conformance.against.ways.catalogue import with_names
 from transparity_conformance.against.ways.gradients import compare_gradients
-from transparity_conformance.against.ways.outputs import compare_generation, compare_losses
-from transparity_conformance.against.ways.reach import compare_repeats, compare_sizes
-from transparity_conformance.against.ways.steps import compare_steps
-from transparity_conformance.against.ways.third import compare_third
-from transparity_conformance.against.ways.way import Sides
+from transparity_conformance.against.ways.way import Sides, compare_third
 from transparity_conformance.capabilities.port_calls import call_port, signature_of
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET
@@ -191,7 +188,9 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
             small: Any = build(read_config(asked.config))
             small.save_pretrained(folder)
         model = from_transformers(folder) if asked.against == TRANSFORMERS else _model_of(asked.against, folder)
-        reference = reference_of(_title(asked, model), model, asked.dtype)
+        title = _name_of(asked.against)
+        title = f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else title
+        reference = reference_of(title, model, asked.dtype)
         _configure(reference.model, folder)
         yield reference, folder
 
@@ -205,12 +204,6 @@ def _configure(model: Any, folder: Path | None) -> None:
     with contextlib.suppress(AttributeError):  # a model with slots; its inputs must be given
         model.config = read_config(folder)
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
-
-
-def _title(asked: Request, model: Any) -> str:
-    if not isinstance(asked.against, str):
-        return _name_of(asked.against)
-    return f"{TRANSFORMERS} {type(model).__name__}" if asked.against == TRANSFORMERS else asked.against
 
 
 @contextlib.contextmanager
@@ -312,12 +305,12 @@ BEFORE = "an earlier comparison differs"
 NOT_DRAWN = "inputs were given, so no others are drawn"
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
-    "other lengths and batches": lambda sides, _: compare_sizes(sides),
-    "cached steps": lambda sides, _: compare_steps(sides),
-    "generation": compare_generation,
-    "losses": compare_losses,
+    "other lengths and batches": lambda sides, _: calls.compare_sizes(sides),
+    "cached steps": lambda sides, _: calls.compare_steps(sides),
+    "generation": calls.compare_generation,
+    "losses": calls.compare_losses,
     "gradients": compare_gradients,
-    "repeated calls": compare_repeats,
+    "repeated calls": calls.compare_repeats,
 }
 """The comparisons in order; each uses the inputs of the forward passes.
 
@@ -335,11 +328,8 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_
         reason = BEFORE if report.verdict != "agrees" else reason
         found = not_compared(f"{name}: {reason}") if reason else compare(sides, probes)
         report = with_capabilities(report, found)
-    return dataclasses.replace(report, coverage=_coverage(sides.called))
-
-
-def _coverage(called: list[Inputs]) -> Coverage:
-    """Return the lengths and batches of all compared forward passes."""
-    lengths = {length_of(each) for each in called} - {0}
-    batches = {next(iter(each.values())).shape[0] for each in called if next(iter(each.values())).ndim}
-    return Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), len(called))
+    lengths = {length_of(each) for each in sides.called} - {0}
+    shapes = (next(iter(each.values())).shape for each in sides.called)
+    batches = {shape[0] for shape in shapes if shape}
+    coverage = Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), len(sides.called))
+    return dataclasses.replace(report, coverage=coverage)

@@ -1,23 +1,153 @@
-"""Compare a port with a reference on many inputs; find the lines where they diverge, and why."""
+"""Compare a port with a reference on many inputs; find the lines where they diverge, and why.
+
+One call may agree by chance, so the edits that explain one call are tried on every other call.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.against.confirm import Call, Confirming, Listen, without_edit
-from transparity_conformance.against.departures import Departure
+from transparity_conformance.against.comparer import Comparer, Comparison
+from transparity_conformance.against.departures import Departure, Departures, changes_of, with_other_edits
+from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.probes import Answer, most_telling
-from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.reference import Inputs, Reference, shares
+from transparity_conformance.against.search import EditSearch
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import Clock
-from transparity_conformance.matching.values import apart
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.recorded import Recorded
+from transparity_conformance.matching.values import agreeing, apart
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence
+
+Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
+
+
+class Call:
+    """A call of both implementations. The port's operations are recorded when they are needed."""
+
+    def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
+        self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
+
+    @functools.cached_property
+    def recorded(self) -> Recorded:
+        """Return the recorded call of the port."""
+        answer, operations = self.listen(self.inputs)
+        return Recorded(operations, np.asarray(answer, np.float64))
+
+    def departures(self, experts: str, clock: Clock) -> Departures:
+        """Return the search for differences in the call; `experts` names the reference's implementation of experts."""
+        reference, inputs = self.reference, self.inputs
+        program, main = reference.program(inputs, experts), reference.main(inputs)
+        kept = reference.kept(inputs, self.recorded.answer.shape)
+        comparer = Comparer(program, self.recorded, reference.dtype, main, kept)
+        has_others = experts != reference.experts[-1]
+        return Departures(comparer, EditSearch(comparer, reference.numbers, clock), has_others=has_others)
+
+    def is_explained(self, found: Sequence[Departure]) -> bool:
+        """Return whether the reference with the edits gives the port's answer, up to rounding."""
+        return any(self._is_explained_in(experts, found) for experts in self.reference.experts)
+
+    def _is_explained_in(self, experts: str, found: Sequence[Departure]) -> bool:
+        program = self.reference.program(self.inputs, experts)
+        is_rounded = any(each.edit is not None and each.edit.kind == "rounding" for each in found)
+        flow = DataFlow(program, self.reference.main(self.inputs), self.recorded.rounded if is_rounded else None)
+        changes = changes_of(found, program, flow)
+        try:
+            given = program.run(changes)[program.answer]
+            within = self.answer.budget / max(float(given.abs().max()), np.finfo(float).tiny)
+            kept = self.reference.kept(self.inputs, given.shape)
+            if agreeing(given, self.answer.actual, within, kept):
+                return True
+            measured = shares(program, self.reference.dtype, changes)
+            return agreeing(given, self.answer.actual, measured.get(program.answer, 0.0), kept)
+        except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
+            return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Confirming:
+    """Finds edits that explain one call and that also give the port's answer in every other call.
+
+    Another call may have more differences, for example beyond a window or at padding.
+    """
+
+    departures: Departures
+    others: Sequence[Call]
+    experts: str
+    clock: Clock
+
+    def found(self) -> tuple[list[Departure], Comparison]:
+        """Return the differences in the call, and the last comparison, without edits that other calls contradict."""
+        further: list[Departure] = []
+        while True:
+            found, now = self.departures.found()
+            if not now.agrees:
+                return found, now
+            if any(each.edit is None for each in found):
+                return (found if self._is_alike(found) else list(map(without_edit, found))), now
+            if (failing := self._failing(found)) is None:
+                return found, now
+            tried = next(with_other_edits(found), None)  # other edits may explain every call
+            while tried is not None and self._failing(tried):
+                tried = next(with_other_edits(tried), None)
+            if tried:
+                return tried, self._run_again(tried, now)
+            more = self._with_further(found, failing, now)
+            if more and all(each.edit for each in more):
+                return more, self._run_again(more, now)
+            further = further or more[len(found) :]
+            if self.clock.left <= 0:
+                return list(map(without_edit, [*found, *further])), now
+            doubtful = max((each for each in found if each.edit), key=lambda each: each.edit.rank if each.edit else -1)
+            for step, edit in ((doubtful.step, doubtful.edit), *((each.step, each.edit) for each in doubtful.others)):
+                assert edit is not None
+                self.departures.search.refuse(step, edit)
+
+    def _failing(self, found: Sequence[Departure]) -> Call | None:
+        """Return the first call in which the edits do not give the port's answer, or None."""
+        return next((each for each in self.others if not each.is_explained(found)), None)
+
+    def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
+        """Return the differences, and further differences in each call that they do not explain.
+
+        If no edit explains such a call, the last difference has no edit. The list is empty if no difference is
+        found, or if the first call is no longer explained.
+        """
+        more = list(found)
+        while failing:
+            added, after = failing.departures(self.experts, self.clock).found(more)
+            more += added
+            if not (added and after.agrees and all(each.edit for each in added)):
+                return more if added else []
+            failing = self._failing(more)
+        return more if self._run_again(more, now).agrees else []
+
+    def _is_alike(self, found: Sequence[Departure]) -> bool:
+        """Return whether another wrong call differs only on the same lines. The most informative call is tried."""
+        wrong = {call.answer: call for call in self.others if not call.answer.agrees}
+        if not wrong:
+            return True
+        added, after = wrong[most_telling([*wrong])].departures(self.experts, self.clock).found(found)
+        lines = {each.step.line for each in found if each.edit is None}
+        return after.agrees and {each.step.line for each in added} <= lines
+
+    def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison:
+        comparer = self.departures.comparer
+        return comparer.measured(comparer.compared(self.departures.changes_of(found), now.shares))
+
+
+def without_edit(departure: Departure) -> Departure:
+    """Return the difference without its explanation."""
+    return dataclasses.replace(departure, edit=None, others=())
+
 
 Port = Callable[[Inputs], np.ndarray]
 
@@ -32,14 +162,6 @@ class Outcome:
     notes: Sequence[str] = ()
     lost: float = math.inf
     """The number of operations of the port without a counterpart, after all explained differences."""
-
-    def with_answers(self, other: Outcome) -> Outcome:
-        """Return this outcome, with the answers of another outcome added."""
-        return dataclasses.replace(self, answers=[*self.answers, *other.answers])
-
-    def because(self, cause: Cause) -> Outcome:
-        """Return the outcome with a single cause for all faults."""
-        return dataclasses.replace(self, faults=[dataclasses.replace(each, causes=(cause,)) for each in self.faults])
 
     @property
     def is_explained(self) -> bool:
@@ -107,16 +229,13 @@ def _outcome(confirming: Confirming, outcome: Outcome) -> Outcome:
     outcome = dataclasses.replace(outcome, faults=faults or [unlocated], notes=notes, lost=len(now.lost))
     if not outcome.is_explained:
         return outcome
-    probes = ", ".join(each.probe for each in outcome.answers)
-    confirmed = f"the edited reference gives the port's answers on {probes}"
-    return dataclasses.replace(outcome, notes=[*_other_explanations(found), confirmed])
-
-
-def _other_explanations(found: Sequence[Departure]) -> Iterator[str]:
+    notes = []
     for each in found:
         if each.others:
             says = "; or ".join(other.edit.says for other in each.others[:3])
-            yield f"{each.step.module or 'answer'}: equally well explained if the port {says}"
+            notes.append(f"{each.step.module or 'answer'}: equally well explained if the port {says}")
+    probes = ", ".join(each.probe for each in outcome.answers)
+    return dataclasses.replace(outcome, notes=[*notes, f"the edited reference gives the port's answers on {probes}"])
 
 
 def _divergence(departure: Departure, residual: float, worst: Answer) -> Divergence:

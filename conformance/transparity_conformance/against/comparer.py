@@ -13,7 +13,7 @@ import numpy as np
 
 from transparity_conformance.against.edits.edit import At, Edit
 from transparity_conformance.against.flow import DataFlow, OfSegment
-from transparity_conformance.against.rounding import shares
+from transparity_conformance.against.reference import shares
 from transparity_conformance.listening.program import Change, Program, Values
 from transparity_conformance.matching.graph import ancestors, leading_nowhere
 from transparity_conformance.matching.recorded import Recorded
@@ -38,7 +38,11 @@ class Comparison:
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
         """Return, for each operation of the port, the reference's values that have its numbers."""
-        return _turned(self.have)
+        found: dict[int, list[int]] = {}
+        for index in sorted(self.have):
+            for operation in self.have[index]:
+                found.setdefault(operation, []).append(index)
+        return found
 
 
 class Comparer:
@@ -86,7 +90,11 @@ class Comparer:
             if program.maker.get(index, -1) in self.relevant or index in program.given:
                 have[index] = self._known.equal_to(values[index], within.get(index, 0.0))
         found = {operation for operations in have.values() for operation in operations}
-        return Comparison(changes, values, have, self._lost(found), self.is_answer(values, within), within)
+        nowhere = leading_nowhere(
+            self.port.relevant, found.__contains__, lambda index: self.port.readers.get(index, ())
+        )
+        lost = [index for index in sorted(nowhere) if self.port.prints[index] is not None]
+        return Comparison(changes, values, have, lost, self.is_answer(values, within), within)
 
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
         """Return whether the answer of a run is the port's answer."""
@@ -118,11 +126,6 @@ class Comparer:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - changes that do not run in the precision are judged as without them
             return now
-
-    def _lost(self, matched: Collection[int]) -> list[int]:
-        port = self.port
-        nowhere = leading_nowhere(port.relevant, matched.__contains__, lambda index: port.readers.get(index, ()))
-        return [index for index in sorted(nowhere) if port.prints[index] is not None]
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
         """Return the port's first unmatched operations, and the reference's first unmatched steps.
@@ -156,15 +159,6 @@ class Comparer:
             lambda number: any(have.get(index) for index in steps[number].outputs),
             self.program.readers_of,
         )
-
-
-def _turned(have: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-    """Return the values for each operation that has their numbers."""
-    found: dict[int, list[int]] = {}
-    for index in sorted(have):
-        for operation in have[index]:
-            found.setdefault(operation, []).append(index)
-    return found
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.against.comparer import Comparer, Comparison
+from transparity_conformance.against.comparer import Comparer, Comparison, changes_at
 from transparity_conformance.against.edits.edit import Edit, common_place
+from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.search import EditSearch, Explanation
 from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.program import Change, Program, Step
-from transparity_conformance.matching.layout import layouts
+from transparity_conformance.matching.graph import ancestors
+from transparity_conformance.matching.recorded import layouts
 from transparity_conformance.matching.values import HUGE
 
 
@@ -45,11 +47,24 @@ class Departure:
 
     @property
     def port_line(self) -> Source | None:
-        return self.by.port_line(self)
+        """Return the innermost line of the port's operation that runs no operation with a counterpart."""
+        operations = self.by.comparer.port.operations
+        operation, others = operations[self.operation], (operations[i] for i in self.matched)
+        return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        return self.by.reference_line(self)
+        """Return the innermost line that runs the edited steps and no other steps."""
+        comparer, step, edit = self.by.comparer, self.step, self.edit
+        program = comparer.program
+        steps = [step] if edit is None else edit.steps(comparer.at(step.number))
+        first, edited = steps[0], set(self.steps)
+        shared = [place for place in first.places if all(place in each.places for each in steps)]
+        alike = [n for n in program.lines[step.line] if n in comparer.relevant and n not in edited]
+        for place in shared:
+            if edit is None or not any(place in program.steps[number].places for number in alike):
+                return first.stack[first.places.index(place)]
+        return first.source
 
     @property
     def only_in(self) -> list[str]:
@@ -96,9 +111,10 @@ class Departures:
             port, steps = self.comparer.fronts(now)
             if not port and not steps:
                 break
-            explanations = (
-                [] if self._is_known(steps, [*before, *found]) else self.search.explanations(now, port, steps)
-            )
+            lines = {self.comparer.program.steps[number].places[:1] for number in steps}
+            # A line that no edit explained in one layer is not searched again in another layer.
+            is_known = any(each.edit is None and each.step.places[:1] in lines for each in [*before, *found])
+            explanations = [] if is_known else self.search.explanations(now, port, steps)
             if explanations:
                 found.append(self._explained(explanations, now, port))
                 now = explanations[0].after
@@ -110,28 +126,14 @@ class Departures:
             if after is None:
                 break
             now = after
-        found = self._fewest(found, now) if now.agrees and not before else found
-        return found, now
-
-    def _is_known(self, steps: Sequence[int], found: Sequence[Departure]) -> bool:
-        """Return whether a line was found before, in another layer, and no edit explained it."""
-        lines = {self.comparer.program.steps[number].places[:1] for number in steps}
-        return any(each.edit is None and each.step.places[:1] in lines for each in found)
+        return (self._fewest(found, now) if now.agrees and not before else found), now
 
     def _explained(self, explanations: Sequence[Explanation], now: Comparison, port: Sequence[int]) -> Departure:
         first, *rest = explanations
-        others = {each.edit.says: each for each in rest if each.worth == first.worth}
-        others.pop(first.edit.says, None)
-        operation = self._operation(first, now, port)
-        return Departure(
-            self,
-            operation,
-            first.step,
-            first.edit,
-            first.steps,
-            tuple(others.values()),
-            now.matched.keys(),
-        )
+        says = {each.edit.says: each for each in rest if each.worth == first.worth}
+        others = tuple(each for words, each in says.items() if words != first.edit.says)
+        operation, matched = self._operation(first, now, port), now.matched.keys()
+        return Departure(self, operation, first.step, first.edit, first.steps, others, matched)
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation that an edit explains.
@@ -159,30 +161,24 @@ class Departures:
         """Remove edits that are not needed; this may require an alternative edit elsewhere."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
-            for tried in itertools.chain([rest] if rest else [], _with_other_edits(rest)):
+            for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
                 if after is None or not after.agrees or after.lost:
                     continue
-                hidden, unmatched = self._hidden_by(tried), now.matched.keys() - after.matched.keys()
+                # A run with the edits does not record the values inside of edited segments.
+                edits = [
+                    (each.edit, number) for each in tried if each.edit and each.edit.behind for number in each.steps
+                ]
+                steps = (edit.all_steps(self.comparer.at(number)) for edit, number in edits)
+                hidden = {index for replaced in steps for step in replaced for index in step.outputs}
+                unmatched = now.matched.keys() - after.matched.keys()
                 if all(hidden.intersection(now.matched[operation]) for operation in unmatched):
                     return self._fewest(tried, after)
         return found
 
-    def _hidden_by(self, found: Sequence[Departure]) -> set[int]:
-        """Return the values inside of edited segments, which a run with the edits does not record."""
-        edits = [(each.edit, number) for each in found if each.edit and each.edit.behind for number in each.steps]
-        steps = (edit.all_steps(self.comparer.at(number)) for edit, number in edits)
-        return {index for replaced in steps for step in replaced for index in step.outputs}
-
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:
         """Return the changes of all departures together."""
-        changes: dict[int, Change] = {}
-        for each in found:
-            if each.edit is not None:
-                changes = self.comparer.changes(each.edit, each.steps_in(self.comparer.program), changes)
-            elif each.made is not None and each.by is self:
-                changes |= dict.fromkeys(each.steps, _constant(each.made))
-        return changes
+        return changes_of(found, self.comparer.program, self.comparer.flow, self)
 
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
@@ -221,14 +217,11 @@ class Departures:
     def _run_by_its_line(self, number: int) -> list[int]:
         """Return a step, and the later steps of the same line."""
         program, line = self.comparer.program, self.comparer.program.steps[number].places[:1]
-        found, waiting = [number], [number]
-        while waiting:
-            for index in program.steps[waiting.pop()].outputs:
-                readers = (reader for reader in program.readers.get(index, ()) if reader not in found)
-                more = [reader for reader in readers if program.steps[reader].places[:1] == line]
-                found += more
-                waiting += more
-        return found
+
+        def readers(step: int) -> Iterator[int]:
+            return (each for each in program.readers_of(step) if program.steps[each].places[:1] == line)
+
+        return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
         """Return the similarity of a port's value to a step's value, and the port's value in the step's layout.
@@ -241,38 +234,38 @@ class Departures:
         theirs = self.comparer.port.operations[operation].value
         if ours is None or not ours.is_floating_point() or sum(size > 1 for size in ours.shape) > MOST_AXES:
             return None
-        flat, shape = _plain(ours.numpy()), tuple(size for size in ours.shape if size > 1)
+
+        def cosine(way: np.ndarray) -> float:
+            a, b = (np.clip(each.ravel(), -HUGE, HUGE) for each in (ours.numpy(), way))
+            norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+            return float(a @ b) / norm if norm else 0.0
+
+        shape = tuple(size for size in ours.shape if size > 1)
         ways = [layout.to_ours(theirs) for layout in layouts(shape, theirs.shape, 1)]
-        found = [(_likeness(flat, _plain(way)), way) for way in ways]
-        if not found:
+        if not ways:
             return None
-        alike, turned = max(found, key=lambda each: each[0])
-        return alike, torch.from_numpy(turned.copy()).reshape(ours.shape)
-
-    def reference_line(self, departure: Departure) -> Source | None:
-        """Return the innermost line that runs the edited steps and no other steps."""
-        program, step, edit = self.comparer.program, departure.step, departure.edit
-        steps = [step] if edit is None else edit.steps(self.comparer.at(step.number))
-        first, edited = steps[0], set(departure.steps)
-        shared = [place for place in first.places if all(place in each.places for each in steps)]
-        alike = [n for n in program.lines[step.line] if n in self.comparer.relevant and n not in edited]
-        for place in shared:
-            if edit is None or not any(place in program.steps[number].places for number in alike):
-                return first.stack[first.places.index(place)]
-        return first.stack[0] if first.stack else None
-
-    def port_line(self, departure: Departure) -> Source | None:
-        """Return the innermost line of the port's operation that runs no operation with a counterpart."""
-        operations = self.comparer.port.operations
-        operation, others = operations[departure.operation], (operations[i] for i in departure.matched)
-        return operation.line_apart(each for each in others if each.name == operation.name)
+        turned = max(ways, key=cosine)
+        return cosine(turned), torch.from_numpy(turned.copy()).reshape(ours.shape)
 
 
 MOST_AXES = 5
 """Values with more axes are not compared in every order of their axes."""
 
 
-def _with_other_edits(found: list[Departure]) -> Iterator[list[Departure]]:
+def changes_of(
+    found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
+) -> dict[int, Change]:
+    """Return the changes of all departures in a program; a value of the port is used only in the call `by`."""
+    changes: dict[int, Change] = {}
+    for each in found:
+        if each.edit is not None:
+            changes |= changes_at(each.edit, each.steps_in(program), program, flow.within({**changes}))
+        elif each.made is not None and each.by is by:
+            changes |= dict.fromkeys(each.steps, _constant(each.made))
+    return changes
+
+
+def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
     """Yield the departures, each time with an alternative edit of one of them."""
     for place, each in enumerate(found):
         for number in range(len(each.others)):
@@ -281,13 +274,3 @@ def _with_other_edits(found: list[Departure]) -> Iterator[list[Departure]]:
 
 def _constant(tensor: Any) -> Change:
     return lambda _: tensor
-
-
-def _plain(value: np.ndarray) -> np.ndarray:
-    return np.clip(value.ravel(), -HUGE, HUGE)
-
-
-def _likeness(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the cosine of the angle between two values."""
-    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / norm if norm else 0.0

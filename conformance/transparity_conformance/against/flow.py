@@ -46,7 +46,7 @@ class DataFlow:
         for step in program.steps:
             given = [index for index in step.inputs if index in self._depth]
             if given:
-                passed = self._common(given)
+                passed = functools.reduce(self._shared, given)
                 for index in step.outputs:
                     self.passes[index] = passed
                     self._depth[index] = self._depth[passed] + 1
@@ -57,11 +57,8 @@ class DataFlow:
         flow.changes = {number: each for number, each in changes.items() if not isinstance(each, OfSegment)}
         return flow
 
-    def _common(self, given: list[int]) -> int:
-        """Return the immediate dominator of a step with the given inputs."""
-        return functools.reduce(self._shared, given)
-
     def _shared(self, one: int, other: int) -> int:
+        """Return the nearest dominator of two values."""
         while one != other:
             if self._depth[one] >= self._depth[other]:
                 one = self.passes[one]

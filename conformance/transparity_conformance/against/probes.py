@@ -55,10 +55,6 @@ class Answer:
     def is_misshapen(self) -> bool:
         return self.actual.shape != self.shape
 
-    @property
-    def is_padded(self) -> bool:
-        return is_padded(self.inputs)
-
 
 def probes_of(model: Any) -> dict[str, Inputs]:
     """Return inputs for a transformers model, each with a description.
@@ -125,27 +121,19 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
     """Return inputs by description, from a list of dicts of arrays or from `inputs` in a Python file.
 
-    `inputs` may be a list or a function that returns a list.
+    `inputs` may be a list or a function that returns a list. Raise `TransparityError` for any other value.
     """
-    if not isinstance(given, str | Path):
-        return named_inputs(given, "the call")
-    found = getattr(load_file(Path(given), "inputs"), "inputs", None)
-    if callable(found):
-        found = call_port(found)
-    return named_inputs(found, str(given))
-
-
-def named_inputs(found: Any, where: str) -> dict[str, Inputs]:
-    """Return the dicts in a list, described by their shapes; raise `TransparityError` for any other value."""
+    found: Any = given
+    where = str(given) if isinstance(given, str | Path) else "the call"
+    if isinstance(given, str | Path):
+        found = getattr(load_file(Path(given), "inputs"), "inputs", None)
+        found = call_port(found) if callable(found) else found
     is_list = isinstance(found, list | tuple) and found and all(isinstance(each, Mapping) and each for each in found)
     if not is_list:
         raise TransparityError(f"The inputs of {where} are {shown(found)}; expected a list of dicts of arrays by name.")
     calls = [{str(name): np.asarray(value) for name, value in each.items()} for each in found]
-    return {f"{number} ({_shapes(each)})": each for number, each in enumerate(calls, 1)}
-
-
-def _shapes(inputs: Inputs) -> str:
-    return ", ".join(" × ".join(map(str, value.shape)) for value in inputs.values())
+    shapes = [", ".join(" × ".join(map(str, value.shape)) for value in each.values()) for each in calls]
+    return {f"{number} ({shape})": each for number, (shape, each) in enumerate(zip(shapes, calls, strict=True), 1)}
 
 
 def is_padded(inputs: Inputs) -> bool:
@@ -187,6 +175,6 @@ def most_telling(wrong: Sequence[Answer]) -> Answer:
 
     def key(each: Answer) -> tuple[Any, ...]:
         is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
-        return not is_single, not each.is_padded, round(each.changed / each.size, 1), -each.size
+        return not is_single, not is_padded(each.inputs), round(each.changed / each.size, 1), -each.size
 
     return max(wrong, key=key)

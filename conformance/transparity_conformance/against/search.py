@@ -1,4 +1,4 @@
-"""Search for an edit of the reference that explains where a port diverges from it."""
+"""Search for an edit of the reference that explains where a port diverges from it, in order of the edits' kinds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import contextlib
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from transparity_conformance.against.comparer import Comparer, Comparison
-from transparity_conformance.against.edits.edit import VIEWS, Context, Edit, short
-from transparity_conformance.against.edits.table import LATER, SIMPLE, Maker
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, short
+from transparity_conformance.against.edits.elements import masks, orders
+from transparity_conformance.against.edits.numbers import numbers, roundings, scales
+from transparity_conformance.against.edits.operands import functions, operands
+from transparity_conformance.against.edits.parameters import layers, parameters, uses
+from transparity_conformance.against.edits.segments import operands_alone, segments, steps_before
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.listening.program import Step
 from transparity_conformance.matching.values import Known, agreeing
+
+Maker = Callable[[At, Context], Iterator[Edit]]
+
+SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
+
+LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
+"""Edits that are numerous at each step, or whose numbers come from the port, and that are therefore tried later."""
+
 
 LAG = 2
 """A step's fitted or numerous edits are tried after the simple edits of steps up to this much farther away."""
@@ -63,8 +75,8 @@ class Explanation:
 class EditSearch:
     """Searches for edits near the place where two programs diverge."""
 
-    def __init__(self, comparer: Comparer, numbers: Sequence[float], clock: Clock) -> None:
-        self.comparer, self.numbers, self.clock = comparer, numbers, clock
+    def __init__(self, comparer: Comparer, tried: Sequence[float], clock: Clock) -> None:
+        self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
         """Whether an edit that gives numbers of the port made a later step fail."""
@@ -116,8 +128,8 @@ class EditSearch:
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
         """Yield explanations by an edit in every layer, and in a single layer, that reduce the unmatched operations."""
-        for numbers in self._scopes(edit, number, now):
-            after = self.comparer.tried(self.comparer.changes(edit, numbers, now.changes), now)
+        for scope in self._scopes(edit, number, now):
+            after = self.comparer.tried(self.comparer.changes(edit, scope, now.changes), now)
             if after is None:
                 self.failed = True
                 continue
@@ -129,7 +141,7 @@ class EditSearch:
                 is_denied = short(step) not in VIEWS and any(
                     self._unused.equal_to(now.values[i], now.shares.get(i, 0.0)) for i in step.outputs
                 )
-                yield Explanation(edit, step, numbers, extent, after, is_denied)
+                yield Explanation(edit, step, scope, extent, after, is_denied)
 
     def _scopes(self, edit: Edit, number: int, now: Comparison) -> list[list[int]]:
         program, step, scopes = self.program, self.program.steps[number], list[list[int]]()
@@ -169,15 +181,11 @@ class EditSearch:
         for number in ring:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
-                self._check()
+                self.clock.check()
+                if self.clock.left < self._reserved:
+                    raise OutOfTime
                 if self._shows(edit, number, now, lost, made):
                     yield edit, number
-
-    def _check(self) -> None:
-        """Raise `OutOfTime` after half of the time that was left when this search started."""
-        self.clock.check()
-        if self.clock.left < self._reserved:
-            raise OutOfTime
 
     def _edits(self, number: int, makers: Sequence[Maker], context: Context) -> Iterator[Edit]:
         at = self.comparer.at(number)

@@ -27,7 +27,7 @@ import numpy as np
 import transparity
 from transparity.errors import TransparityError
 from transparity.text import describe_error
-from transparity_conformance.listening.source import home
+from transparity_conformance.listening.operation import home
 
 
 class PortError(TransparityError):

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.report.report import Divergence
+
+
+class Model(Protocol):
+    """A model with tensors, in this process or another process."""
+
+    def __call__(self, **inputs: np.ndarray) -> Any: ...
+
+    def tensors(self) -> dict[str, np.ndarray]: ...
+
+    def buffers(self) -> dict[str, np.ndarray]: ...
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,19 +86,13 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
         values: the values to write.
     """
     written = {name: value.copy() for name, value in tensors.items()}
-    views = {name: _view(each, tensors, written) for name, each in parameters.items()}
-    for name, view in views.items():
-        if view is not None:
-            view[...] = values[name]
+    views: Arrays = {}
+    for name, each in parameters.items():
+        owner = next((theirs for theirs, tensor in tensors.items() if np.may_share_memory(each, tensor)), None)
+        if owner is not None:
+            offset = each.__array_interface__["data"][0] - tensors[owner].__array_interface__["data"][0]
+            views[name] = np.ndarray(each.shape, each.dtype, written[owner], offset, each.strides)
+            views[name][...] = values[name]
     return written, {
-        name: parameters[name] if view is None else view.astype(np.float32) for name, view in views.items()
+        name: views[name].astype(np.float32) if name in views else each for name, each in parameters.items()
     }
-
-
-def _view(parameter: np.ndarray, tensors: Arrays, written: Arrays) -> np.ndarray | None:
-    """Return the part of the written tensors that a parameter is a view of; None if it is not a view."""
-    for name, tensor in tensors.items():
-        if np.may_share_memory(parameter, tensor):
-            offset = parameter.__array_interface__["data"][0] - tensor.__array_interface__["data"][0]
-            return np.ndarray(parameter.shape, parameter.dtype, written[name], offset, parameter.strides)
-    return None

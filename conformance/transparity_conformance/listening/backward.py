@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening.operation import Operation, Source, Sources
 from transparity_conformance.listening.pytorch import tensors_in
-from transparity_conformance.listening.source import Sources
 
 
 @dataclass(eq=False)
@@ -122,11 +121,8 @@ class _Recorder:
             return
         inputs = [self.indices[id(each)] for each in tensors_in(given) if id(each) in self.indices]
         stack = self.sources.here()
+        name = str(getattr(func, "__name__", func))
+        if name == "__get__":  # a function that reads an attribute, such as `data`
+            name = str(getattr(getattr(func, "__self__", None), "__name__", name))
         for each in made:
-            self.add(_name_of(func), each, inputs, stack)
-
-
-def _name_of(func: Any) -> str:
-    """Return the name of a function, or of the attribute that it reads, such as `data`."""
-    name = getattr(func, "__name__", str(func))
-    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else str(name)
+            self.add(name, each, inputs, stack)

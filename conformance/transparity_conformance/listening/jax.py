@@ -64,7 +64,10 @@ class _Listener:
         if self.busy:
             return run()
         if primitive.name in EVALUATED and "jaxpr" in params:
-            return _in_parts(params["jaxpr"], args)
+            from jax._src.core import eval_jaxpr
+
+            inner = params["jaxpr"]  # a traced function, whose equations run as primitives
+            return eval_jaxpr(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), *args)
         self.busy = True
         try:
             result = run()
@@ -80,14 +83,6 @@ class _Listener:
             if record.has(place) or (not inputs and primitive.name in REARRANGEMENTS):
                 continue
             record.put(place, record.add(primitive.name, _numbers(place.array, record), inputs, stack))
-
-
-def _in_parts(jaxpr: Any, args: Sequence[Any]) -> Any:
-    """Evaluate a function that JAX has traced, so that each of its equations runs as a primitive."""
-    from jax._src.core import eval_jaxpr
-
-    consts = getattr(jaxpr, "consts", ())
-    return eval_jaxpr(getattr(jaxpr, "jaxpr", jaxpr), consts, *args)
 
 
 def _stack(record: Record) -> tuple[Source, ...]:

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.listening import jax, numpy, pytorch, source
-from transparity_conformance.listening.operation import Operation, Source
+from transparity_conformance.listening import jax, numpy, pytorch
+from transparity_conformance.listening.operation import Operation, Source, run
 from transparity_conformance.listening.record import Record
 
 Listener = Callable[[Record, Callable[[], Any]], AbstractContextManager[None]]
@@ -59,7 +59,7 @@ def listen(
         for name, (module, listening) in LISTENERS.items():
             if framework in (None, name) and module in sys.modules:
                 stack.enter_context(listening(record, rehearsal or call))
-        result = source.run(call)
+        result = run(call)
     return result, _inside(record.operations)
 
 

@@ -26,19 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.listening.expressions import (
-    GENERATED,
-    OPERAND,
-    SITES,
-    SLICE,
-    VALUE,
-    WROTE,
-    Site,
-    identity,
-    reporting,
-)
+from transparity_conformance.listening import expressions
+from transparity_conformance.listening.operation import functions_of
 from transparity_conformance.listening.record import Origins, Record, Region
-from transparity_conformance.listening.source import functions_of
 
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
@@ -71,7 +61,13 @@ def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
 
     Only functions that run during a first `call` are recorded.
     """
-    hooks = {VALUE: _value, OPERAND: _operand, GENERATED: _generated, WROTE: _wrote, SLICE: slice}
+    hooks = {
+        expressions.VALUE: _value,
+        expressions.OPERAND: _operand,
+        expressions.GENERATED: _generated,
+        expressions.WROTE: _wrote,
+        expressions.SLICE: slice,
+    }
     for name, hook in hooks.items():
         setattr(builtins, name, hook)  # The hooks stay: functions that the port defined meanwhile may still call them.
     replaced: list[tuple[FunctionType, Any]] = []
@@ -80,7 +76,7 @@ def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
         for function in functions_of(call):
             code = function.__code__
             text = "".join(linecache.getlines(code.co_filename, function.__globals__))
-            changed = reporting(code.co_filename, text).get(identity(code))
+            changed = expressions.reporting(code.co_filename, text).get(expressions.identity(code))
             if changed is not None:
                 replaced.append((function, code))
                 function.__code__ = changed
@@ -105,25 +101,24 @@ def _generated(number: int, value: Any) -> Any:
     items: list[Any] = []
     is_lazy = type(value) in LAZY  # the port may define its own `map`
     _active[-1].operands[id(sys._getframe(1)), number] = items if is_lazy else value
-    return _noted(value, items) if is_lazy else value
 
+    def noted() -> Iterator[Any]:
+        for item in value:  # an item is an operand when it is used
+            items.append(item)
+            yield item
 
-def _noted(lazy: Iterator[Any], items: list[Any]) -> Iterator[Any]:
-    """Yield the items of `lazy`, and append each to `items` when it is used."""
-    for item in lazy:
-        items.append(item)
-        yield item
+    return noted() if is_lazy else value
 
 
 def _value(number: int, value: Any) -> Any:
     if type(value) not in PLAIN and _active and _active[-1].thread == threading.get_ident():
-        _active[-1].operation(sys._getframe(1), SITES[number], value)
+        _active[-1].operation(sys._getframe(1), expressions.SITES[number], value)
     return value
 
 
 def _wrote(number: int, array: Any) -> None:
     if _active and _active[-1].thread == threading.get_ident():
-        _active[-1].wrote(sys._getframe(1), SITES[number], array)
+        _active[-1].wrote(sys._getframe(1), expressions.SITES[number], array)
 
 
 class _Listener:
@@ -134,7 +129,7 @@ class _Listener:
         self.operands: dict[tuple[int, int], Any] = {}
         self.codes: set[Any] = set()
 
-    def operation(self, frame: Any, site: Site, value: Any) -> None:
+    def operation(self, frame: Any, site: expressions.Site, value: Any) -> None:
         """Record the value of an expression, unless the expression only looked it up."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
@@ -153,7 +148,7 @@ class _Listener:
             return
         self._add(name, _arrays(value), given)
 
-    def wrote(self, frame: Any, site: Site, array: Any) -> None:
+    def wrote(self, frame: Any, site: expressions.Site, array: Any) -> None:
         """Record the part of an array that an assignment wrote, or the new value of a name."""
         before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
         if not isinstance(array, np.ndarray):

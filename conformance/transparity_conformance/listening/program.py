@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from transparity_conformance.listening.operation import Source
+from transparity_conformance.listening.operation import FRAMEWORKS, Source, Sources, home, run
 from transparity_conformance.listening.pytorch import (
     UNINITIALISED,
     dispatched,
@@ -26,7 +26,6 @@ from transparity_conformance.listening.pytorch import (
     tensors_in,
     without_fast_path,
 )
-from transparity_conformance.listening.source import FRAMEWORKS, Sources, home, run
 
 _SOURCES = Sources()
 
@@ -167,7 +166,7 @@ class Program:
         """
         values = {**self.given, **(given or {})}
         if precision is not None:
-            values = _in(values, precision)
+            values = {i: each.to(precision) if each.is_floating_point() else each for i, each in values.items()}
         with float64_defaults() if precision is None else contextlib.nullcontext():
             for step in self.steps:
                 self.run_one(step, values, changes or {}, precision)
@@ -242,7 +241,12 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
         inputs: the tensors, by argument name.
         answer_of: returns the tensor to compare, given the result of the call.
     """
-    recorder = Recorder(_names_of(model, inputs), _module_names(model), _files_of(model))
+    names = {id(value): name for name, value in inputs.items()}
+    names |= {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
+    modules = {id(module): name for name, module in model.named_modules()}
+    kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
+    defined = (getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds)
+    recorder = Recorder(names, modules, set(filter(None, defined)))  # a class in a notebook has no file
     with modules_noted(recorder):
         return recorder.recorded(lambda: answer_of(model(**inputs)), {name for name, _ in model.named_parameters()})
 
@@ -283,12 +287,8 @@ def modules_noted(recorder: Any) -> Iterator[None]:
         leave.remove()
 
 
-def exact_mode() -> Any:
-    """Return a context in which casts between float dtypes become casts to float64."""
-    return dispatched(_executed_exactly)
-
-
-def _executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation, with casts between float dtypes as casts to float64."""
     return executed(func, _mapped(args, _exact), _mapped(kwargs, _exact) if kwargs else kwargs, None)
 
 
@@ -301,19 +301,13 @@ def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precisio
         args, kwargs = _converted(args, kwargs, precision)
     if len(args) > 2 and args[2] is True and "softmax" in str(func):  # a softmax that also casts to float32
         args = (args[0].double() if precision is None else args[0].float(), args[1], False)
-    with _defaults_for(precision):
+    # A quotient of integers is in float64, if all computation is in float64.
+    is_set = precision is not None or torch.get_default_dtype() == torch.float64
+    with contextlib.nullcontext() if is_set else float64_defaults():
         result = func(*args, **kwargs)
     if _is_uninitialised(func) and result.is_floating_point():
         result.fill_(math.nan)  # memory that is read before it is written shows as NaN
     return result
-
-
-def _defaults_for(precision: Any) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a quotient of integers is in float64, if all computation is in float64."""
-    import torch
-
-    is_set = precision is not None or torch.get_default_dtype() == torch.float64
-    return contextlib.nullcontext() if is_set else float64_defaults()
 
 
 @functools.cache
@@ -399,9 +393,12 @@ class Recorder:
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation, and add it to the program as a step."""
+        import torch
+
         inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
-        refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), self._ref)
-        result = _executed_exactly(func, args, kwargs)
+        as_ref = lambda item: Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item  # noqa: E731
+        refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), as_ref)
+        result = executed_exactly(func, args, kwargs)
         _, into = given_and_written(func, args, kwargs)
         written = next(iter(into), None)
         number = len(self.program.steps)
@@ -422,11 +419,6 @@ class Recorder:
         module = self.module_names.get(id(self.modules[-1]), "") if self.modules else ""
         self.program.add(Step(number, func, refs[0], refs[1], inputs, outputs, aliases, at, site, lines, module))
         return result
-
-    def _ref(self, item: Any) -> Any:
-        import torch
-
-        return Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
 
     def _made(self, tensor: Any) -> int:
         index = self._new(tensor)
@@ -458,15 +450,6 @@ def _frames() -> Iterator[Place]:
         frame = frame.f_back
 
 
-def _names_of(model: Any, inputs: Mapping[str, Any]) -> dict[int, str]:
-    named = {id(value): name for name, value in inputs.items()}
-    return named | {id(each): name for name, each in itertools.chain(model.named_buffers(), model.named_parameters())}
-
-
-def _module_names(model: Any) -> dict[int, str]:
-    return {id(module): name for name, module in model.named_modules()}
-
-
 def _exact(item: Any) -> Any:
     """Return floating-point tensors in float64, and other items unchanged."""
     import torch
@@ -474,20 +457,8 @@ def _exact(item: Any) -> Any:
     return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
 
 
-def _files_of(model: Any) -> set[str]:
-    """Return the files that define the classes of modules with parameters."""
-    kinds = {type(module) for module in model.modules() if next(module.parameters(), None) is not None}
-    owners = [sys.modules.get(kind.__module__) for kind in kinds]
-    return {file for owner in owners if (file := getattr(owner, "__file__", None))}  # a class in a notebook has no file
-
-
 def _memory(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _in(given: Values, precision: Any) -> Values:
-    """Return the values with floating-point tensors cast to `precision`."""
-    return {index: tensor.to(precision) if tensor.is_floating_point() else tensor for index, tensor in given.items()}
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.listening.source import Sources
+from transparity_conformance.listening.operation import Operation, Source, Sources
 
 MOST_OPERATIONS = 2**18
 """A record holds at most this number of operations; later operations are left out."""
@@ -30,18 +29,6 @@ class Region:
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
     """The object that owns the memory. The record keeps it, so that no later object has the same id."""
-
-
-def in_float64(array: np.ndarray, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """Return a copy in float64; a complex array gets a last axis (real, imaginary).
-
-    Return None for other dtypes and, unless `whole_numbers` is set, for integers and bools.
-    """
-    if array.dtype.kind == "c":
-        return np.stack([array.real, array.imag], -1).astype(np.float64)
-    is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
-    is_wanted = is_floating or (whole_numbers and array.dtype.kind in "iub")
-    return np.array(array, np.float64, subok=False) if is_wanted else None
 
 
 @dataclass
@@ -75,8 +62,15 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a copy in float64, or None if arrays of this dtype are not recorded."""
-        return in_float64(array, whole_numbers=self.whole_numbers)
+        """Return a copy in float64, or None if arrays of this dtype are not recorded.
+
+        A complex array gets a last axis (real, imaginary).
+        """
+        if array.dtype.kind == "c":
+            return np.stack([array.real, array.imag], -1).astype(np.float64)
+        is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
+        is_wanted = is_floating or (self.whole_numbers and array.dtype.kind in "iub")
+        return np.array(array, np.float64, subok=False) if is_wanted else None
 
     def knows(self, place: Region) -> bool:
         """Return whether a recorded operation created or wrote the memory."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +12,81 @@ import numpy as np
 
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.graph import ancestors, made_from, readers_of
-from transparity_conformance.matching.layout import Layout, layouts
 from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import epsilon, rounded_to
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An activation's axes: split into the sizes `split`, permuted by `order`, and merged into the port's shape."""
+
+    ours: Shape
+    split: Shape
+    order: tuple[int, ...]
+    features: tuple[int, ...] = ()
+    """For each of our features, its index among the port's features; empty if both have the same order."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """Return whether axes and features keep their order."""
+        return not self.features and list(self.order) == sorted(self.order)
+
+    def to_ours(self, value: np.ndarray) -> np.ndarray:
+        """Return the port's value in our shape."""
+        permuted = value.reshape([self.split[axis] for axis in self.order])
+        arranged = permuted.transpose(np.argsort(self.order)).reshape(self.ours)
+        return arranged[..., self.features] if self.features else arranged
+
+
+@functools.lru_cache(maxsize=2**14)
+def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
+    """Return all layouts of an activation of shape `ours` in an array of shape `theirs`, the least permuted first.
+
+    Args:
+        ours: The shape of our activation.
+        theirs: The shape of the port's array.
+        heads: The number of heads into which features may be split.
+    """
+    if math.prod(ours) != math.prod(theirs):
+        return ()
+    found = [
+        Layout(ours, split, order)
+        for split, order in _permuted(ours, heads)
+        if _merges([split[axis] for axis in order], theirs)
+    ]
+
+    def inversions(layout: Layout) -> int:
+        return sum(a > b for a, b in itertools.combinations(layout.order, 2))
+
+    return tuple(sorted(found, key=lambda layout: (inversions(layout), len(layout.split))))
+
+
+def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]]:
+    """Yield the split axes in every order; the two halves of a head's features may be interleaved."""
+    splits = [ours]
+    if len(ours) == 3 and heads > 1 and ours[-1] % heads == 0:
+        splits.append((*ours[:-1], heads, ours[-1] // heads))
+    for split in splits:
+        yield from ((split, order) for order in itertools.permutations(range(len(split))))
+    if len(ours) == 4 and ours[-1] % 2 == 0:
+        for order in itertools.permutations(range(4)):
+            at = order.index(3)
+            yield (*ours[:-1], 2, ours[-1] // 2), (*order[:at], 4, 3, *order[at + 1 :])
+
+
+def _merges(permuted: list[int], theirs: Shape) -> bool:
+    """Return whether merging neighboring axes of `permuted` gives `theirs`. Axes of size 1 are ignored."""
+    remaining = iter(size for size in permuted if size != 1)
+    for size in (size for size in theirs if size != 1):
+        product = 1
+        while product < size:
+            product *= next(remaining, size + 1)
+        if product != size:
+            return False
+    return next(remaining, None) is None
+
 
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays are the same activation if they agree in this share of the digits of the precision.
@@ -61,7 +135,10 @@ class Recorded:
     def made_answer(self) -> tuple[int, ...]:
         """Return the index of the last operation whose value is the answer; empty if no operation has that value."""
         last = range(len(self.operations) - 1, -1, -1)
-        return tuple(index for index in last if is_equal(self.operations[index].value, self.answer))[:1]
+        flat = np.ravel(self.answer)
+        alike = (index for index in last if self.operations[index].value.size == flat.size)
+        same = (i for i in alike if np.array_equal(np.ravel(self.operations[i].value), flat, equal_nan=True))
+        return tuple(itertools.islice(same, 1))
 
     @functools.cached_property
     def relevant(self) -> frozenset[int]:
@@ -189,11 +266,6 @@ class Recorded:
                 if (numbers := layout.to_ours(value).tobytes()) not in seen:
                     seen.add(numbers)
                     yield Match(index, layout)
-
-
-def is_equal(value: np.ndarray, answer: np.ndarray) -> bool:
-    """Return whether two arrays have the same numbers in the same order, whatever their shapes."""
-    return value.size == answer.size and np.array_equal(np.ravel(value), np.ravel(answer), equal_nan=True)
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:

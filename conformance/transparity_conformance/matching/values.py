@@ -1,16 +1,13 @@
-"""Comparison of values in any order of axes, and of values in a preallocated buffer."""
+"""Comparison of values in any order of axes."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
-from transparity_conformance.listening.operation import Operation
-from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.report.comparison import less
 
 HUGE = 1e30
@@ -113,38 +110,3 @@ def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | Non
         a, b = a[kept.reshape(-1)], b[kept.reshape(-1)]
     with np.errstate(invalid="ignore"):
         return bool(np.abs(a - b).max(initial=0.0) <= share * np.abs(a).max(initial=0.0))
-
-
-def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Return the operations, with the unused positions of a preallocated buffer cut off.
-
-    A buffer is recognized by attention weights that are 0 in every column beyond the number of tokens. Any axis of this
-    size is cut to the used columns if the other columns are constant.
-    """
-    buffers: dict[int, np.ndarray] = {}
-    for each in operations:
-        size = each.value.shape[-1] if each.value.ndim > 2 else 0
-        if size > min(lengths, default=size) and size not in buffers and size not in lengths:
-            used = _columns_of_weights(each.value)
-            if used is not None and used.sum() in lengths:
-                buffers[size] = used
-    if not buffers:
-        return list(operations)
-    return [dataclasses.replace(each, value=_cut(each.value, buffers)) for each in operations]
-
-
-def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return the columns in which any attention weight is positive, or None if the rows are not attention weights."""
-    with np.errstate(invalid="ignore"):
-        if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
-            return None
-    return np.asarray((value > 0).reshape(-1, value.shape[-1]).any(0))
-
-
-def _cut(value: np.ndarray, buffers: dict[int, np.ndarray]) -> np.ndarray:
-    for axis, size in enumerate(value.shape):
-        if size in buffers:
-            rest = value.compress(~buffers[size], axis)
-            if rest.size and (rest == rest.flat[0]).all():
-                value = value.compress(buffers[size], axis)
-    return value

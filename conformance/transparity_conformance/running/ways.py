@@ -15,7 +15,7 @@ import numpy as np
 from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import has_method, signature_of
 from transparity_conformance.listening.backward import as_lists, listen_backward
-from transparity_conformance.listening.source import run
+from transparity_conformance.listening.operation import run
 from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
 

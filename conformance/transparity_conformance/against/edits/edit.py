@@ -22,6 +22,10 @@ VIEWS = frozenset(
 """Operations that return the numbers of their input."""
 
 
+Function = Callable[[Any], Any]
+"""A function of one tensor."""
+
+
 @dataclass(frozen=True)
 class At:
     """The step of a program at which an edit is made."""
@@ -54,17 +58,20 @@ class At:
             end = start
         return found
 
-    def with_argument(self, place: int, change: Callable[[Any], Any]) -> Change:
-        """Return the change that runs the step with another argument."""
+    def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
+        """Return the change that runs the step with other arguments, given its own arguments and all values."""
 
         def changed(values: Values) -> Any:
-            args = list(filled(self.step.args, values))
-            args[place] = change(args[place])
+            args = change(list(filled(self.step.args, values)), values)
             return executed(self.step.func, args, filled(self.step.kwargs, values), None)
 
         return changed
 
-    def with_result(self, change: Callable[[Any], Any]) -> Change:
+    def with_argument(self, place: int, change: Function) -> Change:
+        """Return the change that runs the step with another argument at one position."""
+        return self.with_arguments(lambda args, _: with_item(args, place, change(args[place])))
+
+    def with_result(self, change: Function) -> Change:
         """Return the change that alters the step's result."""
 
         def changed(values: Values) -> Any:
@@ -80,6 +87,11 @@ class At:
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the result has another shape or kind than the step's result")
         return made
+
+
+def with_item(items: Sequence[Any], place: int, item: Any) -> list[Any]:
+    """Return a copy of a sequence with another item at one position."""
+    return [*items[:place], item, *items[place + 1 :]]
 
 
 Make = Callable[[At], Change | None]
@@ -230,6 +242,25 @@ def origin(program: Program, index: int) -> str:
         return "a constant"
     step = program.steps[program.maker[index]]
     return result_of(step, step.outputs.index(index))
+
+
+def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
+    """Follow views back to the earliest value that has the same numbers.
+
+    If `in_order` is set, the numbers must also have the same order.
+    """
+    while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
+        before, after = program.values[made.inputs[0]], program.values[index]
+        if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
+            break
+        index = made.inputs[0]
+    return index
+
+
+def given_of(program: Program, item: Any) -> int:
+    """Return the index of the given value that an argument is, or is a view of; -1 for other arguments."""
+    index = behind_views(program, item.index) if isinstance(item, Ref) else -1
+    return index if index in program.given else -1
 
 
 def references(step: Step) -> Iterator[tuple[int, Ref]]:

@@ -1,15 +1,20 @@
-"""Edits that change a number among the arguments of a step."""
+"""Edits that change a number: among the arguments of a step, or as a factor, term or rounding of its result."""
 
 from __future__ import annotations
 
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from transparity_conformance.against.edits.edit import At, Context, Edit, part_of, short
+import numpy as np
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, as_shaped, part_of, result_of, short
 from transparity_conformance.listening.program import Change, Values, executed, filled
+from transparity_conformance.matching.values import fingerprint
+from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
 """Constants that models use: factors, epsilons, and bases of rotations."""
@@ -26,15 +31,16 @@ def numbers(at: At, context: Context) -> Iterator[Edit]:
         yield from _sizes(at)
         return
     for path, old in _numbers(at):
-        others = (_other_whole if isinstance(old, int) else _other_fractions)(old, at, context)
+        others: Iterable[float] = [old - 1, old + 1, -1, -2, 0, 1, 2]
+        if isinstance(old, bool | float):
+            others = [not old] if isinstance(old, bool) else _other_fractions(old, at, context)
         for value in dict.fromkeys(others):
             if value != old:
-                says = functools.partial(_says, at, value, old)
+
+                def says(value: float = value, old: float = old) -> str:
+                    return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
+
                 yield Edit("number", says, functools.partial(_with_number, path=path, value=value))
-
-
-def _says(at: At, value: Any, old: Any) -> str:
-    return f"uses {_in_words(value)} instead of {_in_words(old)} in {part_of(at.program, [at.step])}"
 
 
 def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
@@ -49,10 +55,6 @@ def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
         yield from inside((place,), item)
     for name, item in at.step.kwargs.items():
         yield from inside((name,), item)
-
-
-def _other_whole(old: int, at: At, context: Context) -> Sequence[int]:
-    return [not old] if isinstance(old, bool) else [old - 1, old + 1, -1, -2, 0, 1, 2]
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
@@ -109,14 +111,77 @@ def _sizes(at: At) -> Iterator[Edit]:
     for place, sizes in enumerate(at.step.args):
         if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
             for first in range(len(sizes) - 1):
-                other = [*sizes[:first], sizes[first + 1], sizes[first], *sizes[first + 2 :]]
+                other = _exchanged(sizes, first)
                 if other != list(sizes):
                     says = f"has the shape {tuple(other)} instead of {tuple(sizes)} in `{at.line}`"
-                    yield Edit("shape", says, functools.partial(_reshaped, place=place, first=first), rank=2)
+                    change = functools.partial(_exchanged, first=first)
+                    yield Edit("shape", says, functools.partial(At.with_argument, place=place, change=change), rank=2)
 
 
-def _reshaped(at: At, place: int, first: int) -> Change:
-    def exchanged(sizes: Sequence[int]) -> list[int]:
-        return [*sizes[:first], sizes[first + 1], sizes[first], *sizes[first + 2 :]]
+def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
+    return [*sizes[:first], sizes[first + 1], sizes[first], *sizes[first + 2 :]]
 
-    return at.with_argument(place, exchanged)
+
+ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""The largest error of rounding to each dtype, relative to the number."""
+
+
+def roundings(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that round a result, if the port's numbers are the reference's numbers after rounding."""
+    if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
+        return
+    for dtype in ROUNDED:
+        if any(rounded.size == at.value.numel() for rounded in at.flow.rounded.get(dtype, ())):
+            says = f"rounds {result_of(at.step)} to {dtype}"
+            yield Edit("rounding", says, functools.partial(_rounded, dtype=dtype), rank=4)
+
+
+def _rounded(at: At, dtype: str) -> Change:
+    import torch
+
+    def changed(values: Values) -> Any:
+        now = dict(values)
+        at.step.run(now, None)
+        exact = now[at.step.output]
+        allowed = ROUNDED[dtype] * exact.abs() + RULES["float32"].budget(0, epsilon("float32"), exact.abs().max())
+        for each in at.flow.rounded[dtype]:
+            if each.size == exact.numel():
+                theirs = torch.from_numpy(each)
+                theirs = theirs.reshape(exact.shape) if theirs.ndim != exact.ndim else as_shaped(theirs, exact)
+                if theirs.shape == exact.shape and bool(((theirs - exact).abs() <= allowed).all()):
+                    return theirs.to(exact.dtype)
+        raise ValueError("the port's rounding differs")
+
+    return changed
+
+
+def scales(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that scale and shift a result so that it equals a value of the port."""
+    if at.value is None or not at.value.is_floating_point():
+        return
+    ours = fingerprint(at.value)
+    for theirs in context.wanted:
+        if ours is None or ours.size != theirs.size or not (_is_plain(ours) and _is_plain(theirs)):
+            continue
+        factor = float(np.linalg.norm(theirs - theirs.mean()) / np.linalg.norm(ours - ours.mean()))
+        for a in (factor, -factor):
+            ordered = np.sort(a * ours)
+            b = float((theirs - ordered).mean())
+            says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
+            yield Edit("scale", says, functools.partial(_scaled, a=a, b=b), rank=3)
+
+
+def _is_plain(numbers: np.ndarray) -> bool:
+    """Return whether the numbers contain no masked score."""
+    return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
+
+
+def _scaled(at: At, a: float, b: float) -> Change:
+    return at.with_result(lambda x: x * a + b)
+
+
+def _scale_in_words(a: float, b: float, size: float, where: str) -> str:
+    ulp = epsilon("float32")
+    times = f"multiplies {where} by {a:.6g}" if abs(a - 1) > RULES["float32"].budget(0, ulp, 1) else ""
+    plus = f"adds {b:.6g} to {where}" if abs(b) > RULES["float32"].budget(0, ulp, size) else ""
+    return " and ".join(filter(None, [times, plus])) or f"changes {where}"

@@ -1,15 +1,27 @@
-"""Edits that replace an operand of a step."""
+"""Edits that replace an operand or the function of a step."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterator
+import operator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, origin, references, short
-from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, executed, filled
+from transparity_conformance.against.edits.edit import (
+    VIEWS,
+    At,
+    Context,
+    Edit,
+    Function,
+    behind_views,
+    origin,
+    references,
+    short,
+    with_item,
+)
+from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
 
 MOST = 24
 """At most this number of other values is tried, the nearest first, to limit the time."""
@@ -21,18 +33,20 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that use another value of the same size, computed or read earlier."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
-        theirs = origin(program, _root(program, item.index))
+        theirs = origin(program, behind_views(program, item.index, in_order=True))
         for other in itertools.islice(_others(program, step, item.index), MOST):
-            yours = origin(program, _root(program, other.index()))
+            yours = origin(program, behind_views(program, other.index(), in_order=True))
             says = f"passes {yours} to `{short(step)}`, where theirs passes {theirs}"
             yield Edit("operand", says, functools.partial(_taking, place=place, site=step.site, other=other), rank=3)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"has the parts in reverse order in `{at.line}`"
-            yield Edit("operands", says, functools.partial(_reversed, place=place), rank=1)
+            make = functools.partial(At.with_argument, place=place, change=operator.itemgetter(slice(None, None, -1)))
+            yield Edit("operands", says, make, rank=1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
         says = f"swaps the two operands of `{short(step)}` in `{at.line}`"
-        yield Edit("operands", says, _exchanged, rank=1)
+        exchanged = lambda at: at.with_arguments(lambda args, _: [args[1], args[0], *args[2:]])  # noqa: E731
+        yield Edit("operands", says, exchanged, rank=1)
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class Other:
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
     """Yield the values that may replace an operand, the nearest first, back to the previous run of the step."""
-    mine, seen = program.values[index], {index, _root(program, index)}
+    mine, seen = program.values[index], {index, behind_views(program, index, in_order=True)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):
         other = program.steps[number]
@@ -72,20 +86,10 @@ def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
             if place not in program.maker or value.numel() != mine.numel() or value.dtype != mine.dtype:
                 continue
             has_shape = value.shape == mine.shape or (value.shape[-1:] == mine.shape[-1:] and not is_view)
-            root = place if is_view else _root(program, place)
-            if has_shape and not seen & {root, _root(program, place)}:
-                seen.add(root)
+            root = behind_views(program, place, in_order=True)
+            if has_shape and not seen & {place if is_view else root, root}:
+                seen.add(place if is_view else root)
                 yield each
-
-
-def _root(program: Program, index: int) -> int:
-    """Follow views back to the earliest value that has the same numbers in the same order."""
-    while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
-        before, after = program.values[made.inputs[0]], program.values[index]
-        if before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1)):
-            break
-        index = made.inputs[0]
-    return index
 
 
 def _taking(at: At, place: int, site: Hashable, other: Other) -> Change | None:
@@ -93,22 +97,102 @@ def _taking(at: At, place: int, site: Hashable, other: Other) -> Change | None:
     if index is None:
         return None
     shape = at.program.values[at.step.args[place].index].shape
+    return at.with_arguments(lambda args, values: with_item(args, place, values[index].reshape(shape)))
+
+
+ALIKE: tuple[tuple[str, ...], ...] = (
+    ("add", "sub", "mul", "div"),
+    ("sin", "cos"),
+    ("rsqrt", "sqrt", "reciprocal"),
+    ("mean", "sum", "amax"),
+    ("lt", "le", "gt", "ge", "eq", "ne"),
+    ("bitwise_and", "bitwise_or", "logical_and", "logical_or"),
+    ("maximum", "minimum"),
+    ("floor", "ceil", "round"),
+    ("argmax", "argmin"),
+)
+"""Groups of operations with the same arguments, which ports may confuse."""
+
+INVERSE = {"add": "sub", "mul": "div"}
+"""The operation with ordered operands that corresponds to each commutative operation."""
+
+ACTIVATIONS = frozenset(
+    ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
+)
+
+
+def functions(at: At, context: Context) -> Iterator[Edit]:
+    name = short(at.step)
+    for group in ALIKE:
+        for other in group if name in group and at.step.args and isinstance(at.step.args[0], Ref) else ():
+            if other != name:
+                says = f"applies `{other}`, where theirs applies `{name}`"
+                yield Edit("function", says, functools.partial(_called, other=other), rank=1)
+    if name in INVERSE and len(at.step.args) > 1 and all(isinstance(item, Ref) for item in at.step.args[:2]):
+        says = f"applies `{INVERSE[name]}` to the swapped operands, where theirs applies `{name}`"
+        yield Edit("function", says, functools.partial(_called, other=INVERSE[name], is_turned=True), rank=1)
+    for label, function in activations().items() if name in ACTIVATIONS else ():
+        says = f"applies {label}, where theirs applies `{name}`"
+        yield Edit("function", says, functools.partial(_applied, function=function), rank=1)
+
+
+def _called(at: At, other: str, is_turned: bool = False) -> Change:
+    import torch
 
     def changed(values: Values) -> Any:
-        args = list(filled(at.step.args, values))
-        args[place] = values[index].reshape(shape)
-        return executed(at.step.func, args, at.step.kwargs, None)
+        args = filled(at.step.args, values)
+        args = (args[1], args[0], *args[2:]) if is_turned else args
+        return at.fitting(getattr(torch, other)(*args, **at.step.kwargs))
 
     return changed
 
 
-def _reversed(at: At, place: int) -> Change:
-    return at.with_argument(place, lambda parts: parts[::-1])
+def _applied(at: At, function: Function) -> Change:
+    return lambda values: at.fitting(function(values[at.step.inputs[0]]))
 
 
-def _exchanged(at: At) -> Change:
-    def changed(values: Values) -> Any:
-        first, second, *rest = filled(at.step.args, values)
-        return executed(at.step.func, (second, first, *rest), at.step.kwargs, None)
+@functools.cache
+def activations() -> dict[str, Function]:
+    """Return common activations by name."""
+    import torch
+    from torch.nn import functional as F
 
-    return changed
+    return {
+        "SiLU": F.silu,
+        "GELU": F.gelu,
+        "GELU (tanh)": functools.partial(F.gelu, approximate="tanh"),
+        "GELU (sigmoid)": lambda x: x * torch.sigmoid(1.702 * x),
+        "ReLU": F.relu,
+        "squared ReLU": lambda x: F.relu(x) ** 2,
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "softplus": F.softplus,
+        "ELU": F.elu,
+        "leaky ReLU": F.leaky_relu,
+        "hard swish": F.hardswish,
+        "exp": torch.exp,
+    }
+
+
+def norms(numbers: Sequence[float]) -> dict[str, Function]:
+    """Return common norms by description, each with several epsilons."""
+
+    def rms(x: Any, eps: float = 0.0) -> Any:
+        return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+
+    def layer(x: Any, eps: float = 0.0) -> Any:
+        return rms(x - x.mean(-1, keepdim=True), eps)
+
+    found: dict[str, Function] = {
+        "no norm": lambda x: x,
+        "the root mean square": rms,
+        "the standard deviation, after the mean is subtracted": layer,
+        "the sum": lambda x: x / x.sum(-1, keepdim=True),
+        "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
+        "the sum of exponentials, including its own": lambda x: x.softmax(-1),
+    }
+    for eps in dict.fromkeys([1e-5, *(number for number in numbers if 0 < number <= 1e-3)]):
+        found[f"the root mean square with the epsilon {eps:g}"] = functools.partial(rms, eps=eps)
+        says = f"the standard deviation with the epsilon {eps:g}, after the mean is subtracted"
+        found[says] = functools.partial(layer, eps=eps)
+    return found

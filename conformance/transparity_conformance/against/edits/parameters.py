@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, references, short
-from transparity_conformance.listening.program import Change, Program, Ref, Values, executed, filled
+from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
+from transparity_conformance.listening.program import Change, Program, Values
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
 """Common bases of rotations."""
 
-USES: dict[str, Callable[[Any], Any]] = {
+USES: dict[str, Function] = {
     "adds 1 to {}": lambda x: x + 1,
     "subtracts 1 from {}": lambda x: x - 1,
     "does not use {}": lambda x: x * 0,
@@ -84,13 +84,13 @@ def uses(at: At, context: Context) -> Iterator[Edit]:
             continue
         name = at.program.names.get(item.index, "a constant")
         for says, change in USES.items():
-            yield Edit("parameter", says.format(name), functools.partial(_using, place=place, change=change), rank=1)
+            yield _using(says.format(name), place, change)
         if item.index not in at.program.parameters:
             yield from _other_bases(place, name, value)
 
 
-def _using(at: At, place: int, change: Callable[[Any], Any]) -> Change:
-    return at.with_argument(place, change)
+def _using(says: str, place: int, change: Function) -> Edit:
+    return Edit("parameter", says, lambda at: at.with_argument(place, change), rank=1)
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
@@ -101,22 +101,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
     old = last ** (-count / (count - 1))
     for base in BASES:
         says = f"has the base {base:g} for the base {old:.6g} of {name}"
-        change = functools.partial(_to_power, power=math.log(base) / math.log(old))
-        yield Edit("parameter", says, functools.partial(_using, place=place, change=change), rank=1)
-
-
-def _to_power(x: Any, power: float) -> Any:
-    return x**power
-
-
-def given_of(program: Program, item: Any) -> int:
-    """Return the index of the given value that an argument is, or is a view of; -1 for other arguments."""
-    if not isinstance(item, Ref):
-        return -1
-    index = item.index
-    while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
-        index = made.inputs[0]
-    return index if index in program.given else -1
+        yield _using(says, place, functools.partial(pow, exp=math.log(base) / math.log(old)))
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
@@ -157,19 +142,17 @@ def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change 
 def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
     """Return the change that runs the step with other parameters at some positions."""
 
-    def changed(values: Values) -> Any:
-        args = list(filled(at.step.args, values))
+    def changed(args: list[Any], values: Values) -> list[Any]:
         for place, index in others.items():
             args[place] = _viewed(at.program, at.step.args[place].index, values[index])
-        return executed(at.step.func, args, at.step.kwargs, None)
+        return args
 
-    return changed
+    return at.with_arguments(changed)
 
 
 def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsilon: bool) -> Change:
-    def changed(values: Values) -> Any:
-        x, shape, weight, bias, eps = filled(at.step.args, values)
-        eps = DEFAULT_EPSILON if with_epsilon else eps
-        return executed(at.step.func, (x, shape, *change(weight, bias), eps), at.step.kwargs, None)
+    def changed(args: list[Any], values: Values) -> list[Any]:
+        x, shape, weight, bias, eps = args
+        return [x, shape, *change(weight, bias), DEFAULT_EPSILON if with_epsilon else eps]
 
-    return changed
+    return at.with_arguments(changed)

@@ -15,6 +15,7 @@ from transparity_conformance.against.edits.edit import (
     At,
     Context,
     Edit,
+    Function,
     Make,
     as_shaped,
     computing,
@@ -24,7 +25,7 @@ from transparity_conformance.against.edits.edit import (
     short,
     starts,
 )
-from transparity_conformance.against.edits.functions import activations, norms
+from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
@@ -45,13 +46,9 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
         if start.numel() == at.value.numel():
             yield from _of_one(at, count, found[0], context)
         for first in range(LONGEST, 0, -1):
-            yield Edit(
-                "exchanged",
-                functools.partial(_exchange_in_words, at, count, first),
-                functools.partial(_exchanged, counts=(count, first)),
-                2,
-                (count, first),
-            )
+            counts = (count, first)
+            says = functools.partial(_exchange_in_words, at, *counts)
+            yield Edit("exchanged", says, functools.partial(_exchanged, counts=counts), 2, counts)
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
@@ -60,7 +57,7 @@ def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
     def says(form: str) -> Callable[[], str]:
         return lambda: form.format(_in_words(at, start, at.step))
 
-    make: Make = functools.partial(_applied, count=count, function=_nothing)
+    make: Make = functools.partial(_applied, count=count, function=lambda x: x)
     yield Edit("left out", says("leaves out {}"), make, 1, (count,))
     yield Edit("twice", says("applies {} twice"), functools.partial(_twice, count=count), 2, (count,))
     steps = at.flow.between(start, at.step.output)
@@ -74,11 +71,7 @@ def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
         yield Edit("normalization", says(f"divides by {label}, where theirs has {{}}"), make, 2, (count,))
 
 
-def _nothing(x: Any) -> Any:
-    return x
-
-
-def _applied(at: At, count: int, function: Callable[[Any], Any]) -> Change | None:
+def _applied(at: At, count: int, function: Function) -> Change | None:
     """Return the change that applies a function to the start of a segment, in place of its steps."""
     found = at.behind(count)
     return None if found is None else lambda values: at.fitting(function(values[found[0]]))
@@ -139,12 +132,11 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
         makes = at.program.steps[at.program.maker[item.index]]
         begins = list(zip(range(LONGEST), starts(at.flow, item.index), strict=False))
         for count, start in reversed(begins):
-            says = functools.partial(_step_before_in_words, at, start, makes)
+
+            def says(start: int = start, makes: Step = makes) -> str:
+                return _other_way_round(part_of(at.program, [at.step]), _in_words(at, start, makes))
+
             yield Edit("exchanged", says, functools.partial(_step_before, place=place, count=count), 2)
-
-
-def _step_before_in_words(at: At, start: int, makes: Step) -> str:
-    return _other_way_round(part_of(at.program, [at.step]), _in_words(at, start, makes))
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
@@ -171,8 +163,5 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
             other = at.step.args[1 - place]
             what = origin(at.program, other.index) if isinstance(other, Ref) else f"the number {other}"
             says = f"leaves out {what}, which theirs uses in `{at.line}`"
-            yield Edit("left out", says, functools.partial(_passing, place=place), rank=1)
-
-
-def _passing(at: At, place: int) -> Change:
-    return lambda values: values[at.step.args[place].index]
+            passing = lambda at, place=place: lambda values: values[at.step.args[place].index]  # noqa: E731
+            yield Edit("left out", says, passing, rank=1)

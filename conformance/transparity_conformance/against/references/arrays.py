@@ -18,8 +18,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transparity_conformance.against.references.held import Walk
+from transparity_conformance.listening.operation import functions_of
 from transparity_conformance.listening.program import Program, Recorder
-from transparity_conformance.listening.source import functions_of
 
 COMMUTATIVE = ("aten.add.Tensor", "aten.mul.Tensor")
 CONSTANTS = (*COMMUTATIVE, "aten.sub.Tensor", "aten.div.Tensor")

@@ -40,7 +40,7 @@ class Walk:
         return self._seen[id(node)][1]
 
     def _walked(self, node: Any, path: str) -> Any:
-        if _is_array(node):
+        if isinstance(node, np.ndarray) or is_instance(node, "torch", "Tensor") or is_instance(node, "jax", "Array"):
             return self.change(path, node)
         if is_instance(node, "torch.nn", "Module"):
             for name, value in (*node.named_parameters(), *node.named_buffers()):
@@ -99,11 +99,6 @@ def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
 
     Walk(keep)(node)
     yield from found
-
-
-def _is_array(node: Any) -> bool:
-    others = (("torch", "Tensor"), ("jax", "Array"))
-    return isinstance(node, np.ndarray) or any(is_instance(node, package, name) for package, name in others)
 
 
 def _join(path: str, name: str) -> str:

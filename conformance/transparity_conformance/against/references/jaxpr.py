@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transparity_conformance.against.references.primitives import MEANINGS, composites, dtype_of, tensor
 from transparity_conformance.listening.jax import EVALUATED
 from transparity_conformance.listening.program import Place, Program, Recorder
+from transparity_conformance.matching.values import agreeing
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
@@ -93,8 +94,8 @@ class _Evaluation:
             for each in equations:
                 self._equation(each, parts, plainly=True)
             x, expected = parts[outside[0]], parts[last[0]]
-            apart = RULES["float32"].budget(0, epsilon("float32"), 1.0)  # `jax.nn` rounds constants
-            alike = (each for each in self.composites[code](x) if _is_close(each(x), expected, apart))
+            within = RULES["float32"].budget(0, epsilon("float32"), 1.0)  # `jax.nn` rounds constants
+            alike = (each for each in self.composites[code](x) if agreeing(each(x), expected.numpy(), within))
             function = next(alike, None)
         if function is None:
             return False
@@ -112,8 +113,7 @@ class _Evaluation:
         elif name == "scan":
             made = self._scan(given, **params)
         elif name == "cond":
-            branch = params["branches"][int(given[0])]
-            made = self.run(branch.jaxpr, [*map(_to_torch, branch.consts), *given[1:]])
+            made = self._inside(params["branches"][int(given[0])], *given[1:])
         elif name == "while":
             made = self._while(given, **params)
         elif name == "convert_element_type" and equation.invars[0].aval.dtype == params["new_dtype"]:
@@ -131,13 +131,17 @@ class _Evaluation:
             with _disable_current_modes():  # record one operation, not its operations on tensors
                 return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
+    def _inside(self, closed: Any, *given: Any) -> list[Any]:
+        """Return the results of a traced function with its constants."""
+        return self.run(closed.jaxpr, [*map(_to_torch, closed.consts), *given])
+
     def _scan(self, given: Sequence[Any], **params: Any) -> list[Any]:
         consts, carried, inner = params["num_consts"], params["num_carry"], params["jaxpr"]
         fixed, carry, rows = given[:consts], list(given[consts : consts + carried]), given[consts + carried :]
         turns = range(params["length"])
         made: list[list[Any]] = []
         for turn in reversed(turns) if params["reverse"] else turns:
-            found = self.run(inner.jaxpr, [*map(_to_torch, inner.consts), *fixed, *carry, *(row[turn] for row in rows)])
+            found = self._inside(inner, *fixed, *carry, *(row[turn] for row in rows))
             carry, each = found[:carried], found[carried:]
             made.append(list(map(tensor, each)))
         made = made[::-1] if params["reverse"] else made
@@ -147,8 +151,8 @@ class _Evaluation:
         tests, bodies = params["cond_nconsts"], params["body_nconsts"]
         test, body, state = given[:tests], given[tests : tests + bodies], list(given[tests + bodies :])
         ask, turn = params["cond_jaxpr"], params["body_jaxpr"]
-        while bool(self.run(ask.jaxpr, [*map(_to_torch, ask.consts), *test, *state])[0]):
-            state = self.run(turn.jaxpr, [*map(_to_torch, turn.consts), *body, *state])
+        while bool(self._inside(ask, *test, *state)[0]):
+            state = self._inside(turn, *body, *state)
         return state
 
     def _read(self, item: Any, values: Mapping[Any, Any]) -> Any:
@@ -217,11 +221,6 @@ def _number(value: Any) -> Any:
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value
     return float(str(np.asarray(value)[()])) if kind == np.float32 else float(value)
-
-
-def _is_close(a: Any, b: Any, apart: float) -> bool:
-    scale = float(b.abs().max()) if b.numel() else 0.0
-    return a.shape == b.shape and bool(((a - b).abs() <= apart * scale).all())
 
 
 def _places(equation: Any) -> tuple[Place, ...]:

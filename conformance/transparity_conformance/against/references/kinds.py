@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from transparity.errors import TransparityError, shown
-from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.reference import Inputs, Reference, neighbours
 from transparity_conformance.against.references.held import arrays_of
-from transparity_conformance.against.rounding import neighbours
 from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.listening.program import Program, Recorder
 from transparity_conformance.matching.values import apart
@@ -50,18 +48,30 @@ class TracedReference(Reference):
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others = name, model, dtype, 0
-        self.framework = _framework_of(model)
-        if self.framework not in RECORDERS:
+        held = [array for _, array in arrays_of(model)]  # a model without arrays is judged by its file's imports
+        kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
+        found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
+        self.framework = next(found, None) or call_port(framework_of, model)
+        if self.framework not in ("torch", "jax", "numpy"):
             raise TransparityError(f"{name} uses {self.framework}; expected PyTorch, JAX or NumPy.")
         self.forward = call_port(called_by_its_names, model)  # in evaluation mode
         self._programs: dict[bytes, Program] = {}
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the largest difference that rounding can explain, except at padding."""
+        """Return the answer in float64, and the largest difference that rounding can explain, except at padding.
+
+        Raise `TransparityError` unless the original reference gives the answer of its recorded program.
+        """
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
-        self._check(inputs, answer, self.budget(inputs, answer, points, "float32"))
+        own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
+        within = self.budget(inputs, answer, points, "float32")
+        if apart(answer, own, self.kept(inputs, answer.shape)).max() > within:
+            raise TransparityError(
+                f"{self.name} cannot be followed: its recorded operations give another answer than the original; "
+                "return a deterministic function that keeps no state."
+            )
         return answer, self.budget(inputs, answer, points)
 
     def truth(self, inputs: Inputs) -> np.ndarray:
@@ -72,21 +82,14 @@ class TracedReference(Reference):
         """Return the same as `answer`, because this class measures rounding errors quickly."""
         return self.answer(inputs)
 
-    def _check(self, inputs: Inputs, answer: np.ndarray, budget: float) -> None:
-        """Raise `TransparityError` unless the original reference gives the answer of its recorded program."""
-        own = np.asarray(call_port(as_numbers, call_port(self.forward, **inputs)), np.float64)
-        if apart(answer, own, self.kept(inputs, answer.shape)).max() > budget:
-            raise TransparityError(
-                f"{self.name} cannot be followed: its recorded operations give another answer than the original; "
-                "return a deterministic function that keeps no state."
-            )
-
     def program(self, inputs: Inputs, experts: str = "") -> Program:
         key = b"".join(name.encode() + str(value.shape).encode() + value.tobytes() for name, value in inputs.items())
         if key not in self._programs:
             if len(self._programs) == LARGEST:
                 self._programs.pop(next(iter(self._programs)))
-            record = functools.partial(RECORDERS[self.framework], self.model, dict(inputs))
+            settings = settings_of(takes_of(self.model))  # which switch the model to evaluation mode
+            model = functools.partial(self.model, **settings) if settings else self.model
+            record = functools.partial(_recorded, self.framework, model, dict(inputs))
             try:
                 self._programs[key] = call_port(record)
             except PortCallError as error:
@@ -110,40 +113,18 @@ class TracedReference(Reference):
         return []
 
 
-def _framework_of(model: Any) -> str:
-    """Return the framework of the model's arrays or, without arrays, of the imports in its file."""
-    held = [array for _, array in arrays_of(model)]
-    kinds = (("torch", "torch", "Tensor"), ("jax", "jax", "Array"))
-    found = (name for name, package, kind in kinds if any(is_instance(each, package, kind) for each in held))
-    return next(found, None) or call_port(framework_of, model)
+def _recorded(framework: str, model: Any, inputs: Inputs) -> Program:
+    """Record a call of a model, by the framework of its arrays."""
+    if framework == "jax":
+        from transparity_conformance.against.references import jaxpr
 
+        return jaxpr.record(model, inputs, dict(arrays_of(model)), answer_in)
+    if framework == "numpy":
+        from transparity_conformance.against.references.arrays import record
 
-def _with_settings(model: Any) -> Callable[..., Any]:
-    """Return a model with arguments that switch it to evaluation mode."""
-    settings = settings_of(takes_of(model))
-    return functools.partial(model, **settings) if settings else model
-
-
-def _of_torch(model: Any, inputs: Inputs) -> Program:
+        return record(model, inputs, answer_in)
     array, _ = arrays(model, "torch")
     given = {name: array(value) for name, value in inputs.items()}
     held = dict(arrays_of(model))
     names = {id(value): name for name, value in (held | given).items()}
-    call = _with_settings(model)
-    return Recorder(names).recorded(lambda: answer_in(call(**given)), held.keys())
-
-
-def _of_jax(model: Any, inputs: Inputs) -> Program:
-    from transparity_conformance.against.references.jaxpr import record
-
-    return record(_with_settings(model), inputs, dict(arrays_of(model)), answer_in)
-
-
-def _of_numpy(model: Any, inputs: Inputs) -> Program:
-    from transparity_conformance.against.references.arrays import record
-
-    return record(_with_settings(model), inputs, answer_in)
-
-
-RECORDERS: Mapping[str, Callable[[Any, Inputs], Program]] = {"torch": _of_torch, "jax": _of_jax, "numpy": _of_numpy}
-"""The function that records a model, by the framework of its arrays."""
+    return Recorder(names).recorded(lambda: answer_in(model(**given)), held.keys())

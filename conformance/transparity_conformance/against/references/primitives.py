@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,10 +39,6 @@ def _quotient(a: Any, b: Any, **_: Any) -> Any:
     return torch.div(tensor(a), b, rounding_mode="trunc") if whole else a / b
 
 
-def _cast(x: Any, *, new_dtype: Any, **_: Any) -> Any:
-    return tensor(x).to(dtype_of(new_dtype))
-
-
 def _select(which: Any, *cases: Any) -> Any:
     which = tensor(which)
     if which.dtype == torch.bool:
@@ -51,10 +46,6 @@ def _select(which: Any, *cases: Any) -> Any:
     return functools.reduce(
         lambda made, n: torch.where(which == n, tensor(cases[n]), made), range(len(cases)), cases[0]
     )
-
-
-def _reshape(x: Any, *, new_sizes: Sequence[int], **_: Any) -> Any:
-    return tensor(x).reshape(tuple(new_sizes))
 
 
 def _broadcast(x: Any, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any) -> Any:
@@ -65,11 +56,6 @@ def _broadcast(x: Any, *, shape: Sequence[int], broadcast_dimensions: Sequence[i
         sizes[axis] = size
     x = x if list(x.shape) == sizes else x.reshape(sizes)
     return x if x.shape == tuple(shape) else x.expand(tuple(shape))
-
-
-def _iota(*, shape: Sequence[int], dimension: int, dtype: Any, **_: Any) -> Any:
-    count = torch.arange(shape[dimension], dtype=dtype_of(dtype))
-    return _broadcast(count, shape=shape, broadcast_dimensions=(dimension,))
 
 
 def _slice(
@@ -118,18 +104,13 @@ def _each(function: Meaning) -> Meaning:
     return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
 
 
-def _along(function: Meaning, name: str = "axis") -> Meaning:
+def _along(function: Meaning) -> Meaning:
     """Return a function that works along an axis, in either direction."""
 
-    def run(x: Any, **given: Any) -> Any:
-        axis = given[name]
-        return function(x.flip(axis), axis).flip(axis) if given.get("reverse") else function(x, axis)
+    def run(x: Any, *, axis: int, reverse: bool = False, **_: Any) -> Any:
+        return function(x.flip(axis), axis).flip(axis) if reverse else function(x, axis)
 
     return run
-
-
-def _arg(function: Meaning) -> Meaning:
-    return lambda x, *, axes, **_: function(x, axes[0])
 
 
 def _sort(*given: Any, dimension: int, is_stable: bool, num_keys: int, **_: Any) -> Any:
@@ -137,10 +118,6 @@ def _sort(*given: Any, dimension: int, is_stable: bool, num_keys: int, **_: Any)
         raise NotImplementedError
     made, order = torch.sort(given[0], dim=dimension, stable=is_stable)
     return [made, *(each.gather(dimension, order) for each in given[1:])]
-
-
-def _top_k(x: Any, *, k: int, **given: Any) -> Any:
-    return list(torch.topk(x, k, given.get("axis", -1)))
 
 
 def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
@@ -182,22 +159,6 @@ def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequenc
     return made.permute([rows + offsets.index(axis) if axis in offsets else next(order) for axis in range(made.ndim)])
 
 
-def _split(x: Any, *, sizes: Sequence[int], axis: int, **_: Any) -> Any:
-    return list(torch.split(x, list(sizes), axis))
-
-
-def _minimum(a: Any, b: Any, **_: Any) -> Any:
-    return torch.minimum(tensor(a), tensor(b).to(tensor(a).dtype))
-
-
-def _maximum(a: Any, b: Any, **_: Any) -> Any:
-    return torch.maximum(tensor(a), tensor(b).to(tensor(a).dtype))
-
-
-def _unchanged(x: Any, **_: Any) -> Any:
-    return x
-
-
 OPERATORS = ("add", "sub", "mul", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge", "xor", "abs")
 """Primitives that have the names of Python's operators."""
 
@@ -210,35 +171,37 @@ FUNCTIONS = (
 MEANINGS: Mapping[str, Meaning] = {
     **{name: _of_any(getattr(operator, name)) for name in OPERATORS},
     **{name: _of_tensors(getattr(torch, name)) for name in FUNCTIONS},
-    **dict.fromkeys(("stop_gradient", "copy", "copy_p", "optimization_barrier", "device_put"), _unchanged),
+    **dict.fromkeys(("stop_gradient", "copy", "copy_p", "optimization_barrier", "device_put"), lambda x, **_: x),
     "add_any": _of_any(operator.add),
     "and": _of_any(operator.and_),
     "or": _of_any(operator.or_),
     "not": _of_any(operator.invert),
     "div": _quotient,
     "rem": _of_tensors(torch.fmod),
-    "max": _maximum,
-    "min": _minimum,
+    "max": lambda a, b, **_: torch.maximum(tensor(a), tensor(b).to(tensor(a).dtype)),
+    "min": lambda a, b, **_: torch.minimum(tensor(a), tensor(b).to(tensor(a).dtype)),
     "integer_pow": lambda x, *, y, **_: x**y,
     "logistic": _of_tensors(torch.sigmoid),
     "erf_inv": _of_tensors(torch.erfinv),
     "is_finite": _of_tensors(torch.isfinite),
     "clamp": lambda low, x, high, **_: torch.clamp(x, low, high),
-    "convert_element_type": _cast,
+    "convert_element_type": lambda x, *, new_dtype, **_: tensor(x).to(dtype_of(new_dtype)),
     "select_n": _of_any(_select),
-    "reshape": _reshape,
+    "reshape": lambda x, *, new_sizes, **_: tensor(x).reshape(tuple(new_sizes)),
     "broadcast_in_dim": _broadcast,
     "transpose": lambda x, *, permutation, **_: x.permute(tuple(permutation)),
     "squeeze": lambda x, *, dimensions, **_: x.squeeze(tuple(dimensions)),
     "rev": lambda x, *, dimensions, **_: x.flip(tuple(dimensions)),
-    "iota": _iota,
+    "iota": lambda *, shape, dimension, dtype, **_: _broadcast(
+        torch.arange(shape[dimension], dtype=dtype_of(dtype)), shape=shape, broadcast_dimensions=(dimension,)
+    ),
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,
     "concatenate": lambda *given, dimension, **_: torch.cat(given, dimension),
     "stack": lambda *given, axis, **_: torch.stack(given, axis),
     "pad": _pad,
-    "split": _split,
+    "split": lambda x, *, sizes, axis, **_: list(torch.split(x, list(sizes), axis)),
     "gather": _gather,
     "reduce_sum": _reduced(torch.sum),
     "reduce_max": _reduced(torch.amax),
@@ -246,14 +209,14 @@ MEANINGS: Mapping[str, Meaning] = {
     "reduce_prod": _reduced(_each(torch.prod)),
     "reduce_and": _reduced(_each(torch.all)),
     "reduce_or": _reduced(_each(torch.any)),
-    "argmax": _arg(torch.argmax),
-    "argmin": _arg(torch.argmin),
+    "argmax": lambda x, *, axes, **_: torch.argmax(x, axes[0]),
+    "argmin": lambda x, *, axes, **_: torch.argmin(x, axes[0]),
     "cumsum": _along(torch.cumsum),
     "cumprod": _along(torch.cumprod),
     "cummax": _along(lambda x, axis: torch.cummax(x, axis).values),
     "cumlogsumexp": _along(torch.logcumsumexp),
     "sort": _sort,
-    "top_k": _top_k,
+    "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
     "dot_general": _dot,
 }
 """The function for each primitive.
@@ -262,18 +225,13 @@ JAX itself runs a primitive that is missing here, or whose function raises `NotI
 """
 
 
-def softmax_candidates(x: Any) -> list[Callable[[Any], Any]]:
-    """Return softmax along each axis, the last axis first."""
-    return [functools.partial(torch.softmax, dim=axis) for axis in range(-1, -x.ndim - 1, -1)]
-
-
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
     """Return candidates for functions of `jax.nn`, by their code. The first candidate with equal numbers is used."""
     import jax
     from torch.nn import functional as F
 
     rows: dict[Any, Callable[[Any], list[Callable[[Any], Any]]]] = {
-        jax.nn.softmax: softmax_candidates,
+        jax.nn.softmax: lambda x: [functools.partial(torch.softmax, dim=-axis) for axis in range(1, x.ndim + 1)],
         jax.nn.silu: lambda x: [F.silu],
         jax.nn.gelu: lambda x: [F.gelu, functools.partial(F.gelu, approximate="tanh")],
         jax.nn.relu: lambda x: [F.relu],
@@ -281,14 +239,10 @@ def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
         jax.nn.elu: lambda x: [F.elu],
         jax.nn.leaky_relu: lambda x: [F.leaky_relu],
     }
-    return {code: row for function, row in rows.items() if (code := _code_of(function)) is not None}
-
-
-def _code_of(function: Any) -> Any:
-    """Return the code of a function that decorators may wrap."""
-    for name in itertools.repeat("__wrapped__"):
-        inside = getattr(function, name, getattr(function, "fun", None))
-        if inside is None:
-            return getattr(function, "__code__", None)
-        function = inside
-    return None
+    found: dict[Any, Callable[[Any], list[Callable[[Any], Any]]]] = {}
+    for function, row in rows.items():
+        plain: Any = function  # decorators may wrap the function
+        while (inside := getattr(plain, "__wrapped__", getattr(plain, "fun", None))) is not None:
+            plain = inside
+        found[plain.__code__] = row
+    return found

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from transparity_conformance.against.edits.edit import VIEWS, references, short
-from transparity_conformance.against.edits.parameters import given_of
-from transparity_conformance.against.rounding import shares
+from transparity_conformance.against.edits.edit import VIEWS, behind_views, given_of, references, short
+from transparity_conformance.against.reference import shares
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.program import Program, Step
+from transparity_conformance.matching.graph import ancestors
 from transparity_conformance.matching.values import Known, fingerprint
 from transparity_conformance.running.process.running import ask
 
@@ -96,8 +96,8 @@ def paired(
         return listen()
 
     parts = dict(_in_parts(theirs, port))
-    search = _Search(program, shares(program, dtype), parts, port, listen_with)
-    return search.run(Paired(_guessed(parts, port)), theirs)
+    search = _Search(program, shares(program, dtype), theirs, parts, port, listen_with)
+    return search.run(Paired(_guessed(parts, port)))
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
@@ -128,7 +128,9 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
     """Return a first guess: places that fit by shape, in the order of definition."""
     free = [place for name, value in port.items() for place in _places(name, value, theirs)]
     shapes = {name: value.shape for name, value in port.items()}
-    is_turned = _are_turned(theirs, port)
+    ours = {value.shape for value in port.values() if value.ndim == 2}
+    maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
+    is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)  # most are transposed
     found: dict[str, Place] = {}
     for name, value in theirs.items():
         fitting = [place for place in free if _fits(place, value, port)]
@@ -163,13 +165,6 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
     return shape in (value.shape, value.shape[::-1])
 
 
-def _are_turned(theirs: Tensors, port: Tensors) -> bool:
-    """Return whether most non-square matrices of the port are transposed."""
-    ours = {value.shape for value in port.values() if value.ndim == 2}
-    maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
-    return len({shape for shape in maps if shape[::-1] in ours}) > len({shape for shape in maps if shape in ours})
-
-
 class _Search:
     """Swaps the places of tensors until the port computes the reference's values."""
 
@@ -177,26 +172,36 @@ class _Search:
         self,
         program: Program,
         within: Mapping[int, float],
+        whole: Tensors,
         theirs: Tensors,
         port: Tensors,
         listen: Callable[[Tensors], Sequence[Operation]],
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
+        self.parts: dict[int, list[str]] = {}
+        """The tensors that each step uses, by the step's number."""
+        for step in program.steps:
+            given = {given_of(program, item) for _, item in references(step)} & program.parameters
+            names = {program.names[index] for index in given} & whole.keys()
+            parts = [each for each in theirs if each in names or each.rpartition("[")[0] in names]
+            if parts and short(step) not in VIEWS:
+                self.parts[step.number] = parts
         self.exchanged = set[frozenset[int]]()
         """Pairs of operations whose tensors were swapped."""
 
-    def run(self, now: Paired, whole: Tensors) -> Paired:
+    def run(self, now: Paired) -> Paired:
         """Return the places for which the port has the value of each operation with tensors, as far as possible."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
-            parts = self.parts_of(step, whole)
-            if set(parts) <= confirmed and (self._has(step, known) or not self._tells(step)):
+            parts, has = self.parts.get(step.number, []), self._has(step, known)
+            tells = not has and short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
+            if set(parts) <= confirmed and not tells:
                 continue
-            if not self._has(step, known):
-                before = {name for each in self._makers(step, whole) for name in self.parts_of(each, whole)}
+            if not has:
+                before = {name for number in self._makers(step) for name in self.parts[number]}
                 if parts and not before <= confirmed:
                     continue  # An earlier tensor is not confirmed, so this value shows nothing.
-                some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step, whole)
+                some = self._alternatives(now, parts, confirmed) if parts else self._exchanges(now, step)
                 for tried in itertools.islice(some, MOST_TRIES):
                     heard = self._known(tried)
                     if self._has(step, heard):
@@ -207,65 +212,36 @@ class _Search:
             confirmed |= set(parts)
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
-    def parts_of(self, step: Step, whole: Tensors) -> list[str]:
-        """Return the tensors that a step uses."""
-        names = [name for name in self._names(step) if name in whole]
-        return [each for each in self.theirs if each in names or each.rpartition("[")[0] in names]
-
-    def _tells(self, step: Step) -> bool:
-        return short(step) not in VIEWS and fingerprint(self.program.values[step.output]) is not None
-
-    def _exchanges(self, now: Paired, step: Step, whole: Tensors) -> Iterator[Paired]:
+    def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
         """Yield the places after swapping the tensors of two operations that have an operand in common.
 
         Such a swap is needed if both values exist in the port but are used differently, as with the gate of a
         feed-forward.
         """
-        near = self._makers(step, whole)
-        every = [each for each in self.program.steps if self.parts_of(each, whole)]
-        for one, other in itertools.product(near, every):
-            pair = frozenset((one.number, other.number))
-            if one is other or pair in self.exchanged or not self._operands(one) & self._operands(other):
+        for one, other in itertools.product(self._makers(step), self.parts):
+            pair = frozenset((one, other))
+            if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
                 continue
             self.exchanged.add(pair)
-            places = dict(now.places)
-            mine, yours = self.parts_of(one, whole), self.parts_of(other, whole)
+            places, mine, yours = dict(now.places), self.parts[one], self.parts[other]
             if [self.theirs[each].shape for each in mine] == [self.theirs[each].shape for each in yours]:
                 for a, b in zip(mine, yours, strict=True):
                     places[a], places[b] = now.places[b], now.places[a]
                 yield Paired(places)
 
-    def _makers(self, step: Step, whole: Tensors) -> list[Step]:
+    def _makers(self, step: Step) -> list[int]:
         """Return the nearest steps with tensors before a step."""
-        waiting, near, seen = [step.number], list[Step](), set[int]()
-        while waiting:
-            for number in self.program.makers(waiting.pop()) - seen:
-                seen.add(number)
-                if self.parts_of(self.program.steps[number], whole):
-                    near.append(self.program.steps[number])
-                else:
-                    waiting.append(number)
-        return near
+        between = ancestors([step.number], self.program.makers, self.parts)
+        return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
-    def _operands(self, step: Step) -> set[int]:
+    def _operands(self, number: int) -> set[int]:
         """Return the inputs of a step that are not parameters; a view counts as the tensor behind it."""
-        return {index for _, item in references(step) if (index := self._root(item.index)) not in self.program.given}
-
-    def _root(self, index: int) -> int:
-        maker, steps = self.program.maker, self.program.steps
-        while index in maker and short(steps[maker[index]]) in VIEWS and steps[maker[index]].inputs:
-            index = steps[maker[index]].inputs[0]
-        return index
+        roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
+        return roots - self.program.given.keys()
 
     def _known(self, pairs: Paired) -> Known:
         operations = self.listen(pairs.values(self.theirs, self.port))
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
-
-    def _names(self, step: Step) -> list[str]:
-        if short(step) in VIEWS:
-            return []
-        given = {given_of(self.program, item) for _, item in references(step)}
-        return [self.program.names[index] for index in sorted(given & self.program.parameters)]
 
     def _has(self, step: Step, known: Known) -> bool:
         """Return whether the port has the value of a step, or of the parts into which later steps split it."""
@@ -281,8 +257,13 @@ class _Search:
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
         """Yield the places after moving some tensors. Each swaps its place with the tensor that was there."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
-        combined = sorted(itertools.product(*map(enumerate, choices)), key=_unlikeliness)
-        for chosen in combined:
+
+        def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
+            """Return a sort key that prefers a weight and bias of the same module, then the first choices."""
+            owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
+            return len(owners), sum(number for number, _ in chosen)
+
+        for chosen in sorted(itertools.product(*map(enumerate, choices)), key=unlikeliness):
             places = dict(now.places)
             for name, (_, place) in zip(parts, chosen, strict=True):
                 other = next(each for each, old in places.items() if _same(old, place))
@@ -324,12 +305,6 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
                 found[holder], found[name] = found[name], wanted
                 break
     return found
-
-
-def _unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-    """Return a sort key that prefers a weight and bias of the same module, then the first choices."""
-    owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
-    return len(owners), sum(number for number, _ in chosen)
 
 
 def _same(a: Place, b: Place) -> bool:

@@ -187,7 +187,7 @@ class _Inputs:
             extract = getattr(self.model, method, None)
             if name not in self.names or extract is None:
                 continue
-            for layout in self._images() if name == "pixel_values" else self._heard():
+            for layout in self._images() if name == "pixel_values" else self._features():
                 try:
                     with torch.no_grad():
                         takes = inspect.signature(extract).parameters
@@ -206,7 +206,7 @@ class _Inputs:
     def _text(self) -> Arrays:
         return {"input_ids": self._ids((self.batch, self.length))} if "input_ids" in self.names else {}
 
-    def _heard(self) -> Iterator[Arrays]:
+    def _features(self) -> Iterator[Arrays]:
         for shape in self._sounds():
             yield {"input_features": self._normal(*shape)}
             for name in ("input_features_mask", "feature_attention_mask", "attention_mask"):

@@ -13,6 +13,8 @@ from transformers import PretrainedConfig
 
 from transparity_conformance.against.small.fields import (
     MOST,
+    OF_LAYERS,
+    Layers,
     fields_of,
     is_list,
     is_size,
@@ -21,7 +23,6 @@ from transparity_conformance.against.small.fields import (
     of_kind,
     sizes,
 )
-from transparity_conformance.against.small.layers import KINDS, Layers
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The size of a head, the narrowest width that shrinks, and the largest numbers of heads and labels."""
@@ -181,7 +182,7 @@ class _Part:
         kind = kind_of(name)
         if self.layers.has_one_for_each(kind, value):
             value = self.layers.cut(value)
-        elif kind in KINDS:
+        elif kind in OF_LAYERS:
             return self.layers.new(kind, value)
         if kind in ("width", "inner") and max(sizes(value), default=0) < NARROWEST:
             return value

@@ -13,14 +13,13 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity_conformance.against.probes import Answer
-from transparity_conformance.against.reference import Inputs
+from transparity_conformance.against.probes import Answer, is_padded
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import Progress, judge
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.check.findings import PRACTICALLY_ALL
-from transparity_conformance.report.report import Cause, Divergence, Report
+from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
@@ -30,7 +29,10 @@ MOST_PROBES = 3
 def with_names(
     report: Report, folder: Path | None, answers: Sequence[Answer], budget: float, progress: Progress
 ) -> Report:
-    """Return the report with the catalogue's names of faults, if the checker supports the family of the folder."""
+    """Return the report with the catalogue's names of faults, if the checker supports the family of the folder.
+
+    If there is one fault with one cause, the fault gets the id of the catalogue.
+    """
     if folder is None or not any(not each.agrees for each in answers):
         return report
     try:
@@ -48,33 +50,22 @@ def with_names(
     if not causes or any(not fault.causes or fault.causes[-1].explained < PRACTICALLY_ALL for fault in ours.faults):
         return report
     notes = [f"known as {each.mistake}: {each.says}; see `transparity explain {each.mistake}`" for each in causes]
-    return dataclasses.replace(report, faults=_named(report.faults, causes), notes=(*report.notes, *notes))
-
-
-def _named(faults: Sequence[Divergence], causes: Sequence[Cause]) -> tuple[Divergence, ...]:
-    """Return the fault with its id in the catalogue, if there is one fault with one cause.
-
-    An unexplained fault also gets the cause of the catalogue.
-    """
-    if len(faults) != 1 or len(causes) != 1:
-        return tuple(faults)
-    (fault,), (ours,) = faults, causes
-    found = fault.causes[0] if fault.causes else ours
-    return (dataclasses.replace(fault, causes=(dataclasses.replace(found, mistake=ours.mistake),)),)
+    faults = tuple(report.faults)
+    if len(faults) == len(causes) == 1:
+        (fault,), (ours,) = faults, causes
+        found = fault.causes[0] if fault.causes else ours  # an unexplained fault gets the cause of the catalogue
+        faults = (dataclasses.replace(fault, causes=(dataclasses.replace(found, mistake=ours.mistake),)),)
+    return dataclasses.replace(report, faults=faults, notes=(*report.notes, *notes))
 
 
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
     """Yield the first wrong answers without padding, and one right answer, as probes of the checker's reference."""
-    whole = [each for each in answers if not each.is_padded and len(each.inputs) < 3]
+    names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
+    whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]
     for each in [*(each for each in whole if not each.agrees), *right][:MOST_PROBES]:
-        inputs = _our_names(config, each.inputs)
+        inputs = {names[name]: value for name, value in each.inputs.items() if name in names}
         if set(config.input_names) <= set(inputs):
             yield each.probe, Probe("against", each.probe, "", config, dict(parameters), inputs)
-
-
-def _our_names(config: TransformerConfig, inputs: Inputs) -> dict[str, Any]:
-    names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
-    return {names[name]: value for name, value in inputs.items() if name in names}

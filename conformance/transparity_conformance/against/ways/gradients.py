@@ -1,7 +1,11 @@
-"""Compare gradients, for each parameter, of the inner product of the answer with random numbers."""
+"""Compare gradients, for each parameter, of the inner product of the answer with random numbers.
+
+If a gradient is wrong, find where the backward passes diverge: between a wrong gradient and the next function.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +15,16 @@ import numpy as np
 
 from transparity.text import describe_error
 from transparity_conformance.against.reference import Inputs, Reference, exactly
-from transparity_conformance.against.ways.backward import Place
 from transparity_conformance.against.ways.way import Sides, why_not
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.listening.backward import Backward, from_lists
+from transparity_conformance.listening.operation import Source
+from transparity_conformance.matching.graph import ancestors, readers_of
+from transparity_conformance.matching.values import Known, fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.report.comparison import as_numbers, gap, share
-from transparity_conformance.report.report import CapabilityResult, ClaimResult, Divergence, not_compared
+from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_conformance.running.gradients import located
 from transparity_conformance.running.process.running import ask
 from transparity_conformance.running.ways import COTANGENT, backward, gradients
@@ -33,7 +39,10 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     if reason := why_not(CLAIM, sides):
         return not_compared(f"{CLAIM}: {reason}")
     name, inputs = next(iter(probes.items()))
-    expected = Expected(sides.reference, _with_cotangent(sides.reference, inputs))
+    answer, _ = sides.reference.near(inputs)
+    drawn = np.random.default_rng(answer.size).standard_normal(answer.shape).astype(np.float32)
+    kept = sides.reference.kept(inputs, answer.shape)  # the numbers at padding are 0
+    expected = Expected(sides.reference, {**inputs, COTANGENT: drawn if kept is None else drawn * kept})
     try:
         expected.near  # noqa: B018 - which computes the reference's
     except Exception as error:  # noqa: BLE001 - the result may have no derivative
@@ -44,14 +53,6 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     except PortError as error:
         return failed(CLAIM, name, error)
     return found + not_compared(*(f"{CLAIM} of {each}: the port has no parameter with its numbers" for each in unknown))
-
-
-def _with_cotangent(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs, and a random number for each number of the answer; 0 at padding."""
-    answer, _ = reference.near(inputs)
-    drawn = np.random.default_rng(answer.size).standard_normal(answer.shape).astype(np.float32)
-    kept = reference.kept(inputs, answer.shape)
-    return {**inputs, COTANGENT: drawn if kept is None else drawn * kept}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +66,10 @@ class Expected:
         return way(model, self.reference.given(model, self.inputs))
 
     def _gradients(self, model: Any) -> Gradients:
-        found = self._called(model, gradients)
         learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        given = found["gradients"]
-        return {
-            name: np.zeros(tuple(value.shape)) if name not in given else given[name].double().numpy()
-            for name, value in learned.items()
-        }
+        given = self._called(model, gradients)["gradients"]
+        made = {name: value.double().numpy() for name, value in given.items()}
+        return {name: np.zeros(tuple(value.shape)) for name, value in learned.items()} | made
 
     def _pair(self, exact: Any, rounded: Any) -> tuple[Gradients, Gradients]:
         with exactly():
@@ -87,13 +85,9 @@ class Expected:
     def exact(self) -> Gradients:
         return self.own[0]
 
-    @functools.cached_property
-    def scale(self) -> float:
-        """Return the largest absolute value in all gradients."""
-        return max(float(np.abs(value).max(initial=0.0)) for value in self.exact.values())
-
     def _budgets(self, pairs: list[tuple[Gradients, Gradients]]) -> dict[str, float]:
-        rule, ulp, scale = RULES[self.reference.dtype], epsilon(self.reference.dtype), self.scale
+        rule, ulp = RULES[self.reference.dtype], epsilon(self.reference.dtype)
+        scale = max(float(np.abs(value).max(initial=0.0)) for value in self.exact.values())
         return {
             name: rule.budget(max(gap(rounded[name], exact[name]) for exact, rounded in pairs), ulp, scale)
             for name in self.exact
@@ -160,3 +154,74 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
     )
     says = f"gradients: {len(wrong)} of {len(shares)} differ; {first} is the first in the backward pass"
     return CapabilityResult((claim,), (fault,), notes=(says,))
+
+
+class Place:
+    """The last value of the port whose gradient is wrong, and the function that reads this value."""
+
+    def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
+        self.theirs, self.port = exact, port
+        rule, ulp = RULES[dtype], epsilon(dtype)
+
+        def within(a: np.ndarray | None, b: np.ndarray | None) -> float:
+            return 0.0 if a is None or b is None else rule.budget(_apart(a, b), ulp, 1.0)
+
+        values = zip(exact.operations, rounded.operations, strict=True)
+        self.shares = [within(a.value, b.value) for a, b in values]
+        self.shares_of_gradients = [within(a, b) for a, b in zip(exact.gradients, rounded.gradients, strict=True)]
+        known = Known({index: fingerprint(each.value) for index, each in enumerate(port.operations)})
+        self.alike: list[list[int]] = [[] for _ in port.operations]
+        for index, each in enumerate(exact.operations):
+            for counterpart in known.equal_to(each.value, self.shares[index]):
+                self.alike[counterpart].append(index)
+
+    def backwards(self) -> list[str]:
+        """Return the names of the reference's parameters in the order in which a backward pass reaches them."""
+        last: dict[int, int] = {}
+        for index, operation in enumerate(self.theirs.operations):
+            last |= dict.fromkeys(operation.inputs, index)
+        learned = [index for index, each in enumerate(self.theirs.operations) if not each.inputs and not each.stack]
+        return [self.theirs.operations[index].name for index in sorted(learned, key=lambda index: -last.get(index, -1))]
+
+    def _is_wrong(self, index: int) -> bool:
+        """Return whether the gradient of a value of the port differs from the gradients of all its counterparts."""
+        given, theirs = self.port.gradients[index], self.theirs.gradients
+        expected = {each: gradient for each in self.alike[index] if (gradient := theirs[each]) is not None}
+        if not expected or len(expected) < len(self.alike[index]) or not self.port.passes[index]:
+            return False
+        shares = self.shares_of_gradients
+        return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
+
+    def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
+        """Return the lines of the port and the reference, and the cause if a function passes no gradient on."""
+        wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
+        if not wrong:
+            return None, None, ()
+        readers = [i for i, each in enumerate(self.port.operations) if wrong[-1] in each.inputs]
+        # No gradient reaches a cut value of the port, although a gradient reaches its counterparts.
+        passes = {i: not self.alike[i] or any(self.theirs.passes[each] for each in self.alike[i]) for i in readers}
+        cut = [reader for reader in readers if passes[reader] and not self.port.passes[reader]]
+        culprit = next(iter([*cut, *readers]), wrong[-1])
+        operation, following = self.port.operations[culprit], readers_of([each.inputs for each in self.port.operations])
+        after = sorted(ancestors([culprit], lambda each: following.get(each, ())))
+        # The reference's line is that of the first counterpart of a value that depends on the culprit.
+        alike = (each for index in after if self.alike[index] != self.alike[wrong[-1]] for each in self.alike[index])
+        theirs = next((_line(self.theirs.operations[each].source) for each in alike), None)
+        causes: tuple[Cause, ...] = ()
+        if cut:
+            says = f"no gradient passes through `{operation.name}` in your port, but one does in theirs"
+            causes = (Cause("gradient-missing", says, None, 0.0, 0.0),)
+        return _line(operation.source), theirs, causes
+
+
+def _line(source: Source | None) -> Mapping[str, Any] | None:
+    return None if source is None else dataclasses.asdict(source)
+
+
+def _apart(exact: np.ndarray, other: np.ndarray) -> float:
+    """Return the largest difference of the sorted numbers, as a share of the largest number."""
+    a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
+    scale = float(np.abs(a).max(initial=0.0))
+    if a.shape != b.shape:
+        return float("inf")
+    return float(np.abs(a - b).max(initial=0.0)) / scale if scale else float(np.abs(b).max(initial=0.0))

@@ -1,10 +1,10 @@
-"""Call two implementations in some way, and return a claim, or the reason why there is no comparison."""
+"""Call two or three implementations in some way, and return a claim, or the reason why there is no comparison."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,17 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity_conformance.against.compare import Outcome, explained, judged
-from transparity_conformance.against.probes import Answer
+from transparity_conformance.against.probes import Answer, taken
 from transparity_conformance.against.reference import Inputs, Reference
-from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.capabilities.port_calls import PortError, call_port, signature_of
 from transparity_conformance.capabilities.table import failed
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.reach.coverage import HISTORY
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.values import apart
 from transparity_conformance.report.comparison import as_numbers, share
+from transparity_conformance.report.parts import ThirdComparison
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, not_compared
 from transparity_conformance.running.inputs import is_instance
 from transparity_conformance.running.process.running import ask, listen_in_full, offers
@@ -34,20 +36,63 @@ class Way:
 
     claim: str
     """The name of the claim in the report."""
-    method: str
-    """The name of the way to call a model."""
-    settings: tuple[int, ...]
-    says: str
+    method: str = ""
+    """The name of the way to call a model; empty for the forward pass."""
+    settings: tuple[int, ...] = ()
+    says: str = ""
     """A description in words."""
 
     def reference(self, reference: Reference) -> Reference:
-        from transparity_conformance.against.ways.called import InWay
-
+        """Return the reference, called in this way."""
         function = WAYS[self.method][0]
         return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
 
 
-FORWARD = Way("forward", "", (), "")
+class _Called:
+    """A model whose forward pass calls another model in some way. It has the other model's attributes."""
+
+    def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
+        self.model, self.way = model, way
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.way(self.model, inputs)
+
+    __call__ = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["model"], name)
+
+
+class InWay(Reference):
+    """A reference that is called in another way. It shares the tensors of the original reference."""
+
+    def __init__(self, reference: Reference, way: Callable[[Any, dict[str, Any]], Any]) -> None:
+        super().__init__(reference.name, reference.model, reference.dtype)
+        self.base, self._way, self.model = reference, way, _Called(reference.model, way)
+        self._known: dict[int, tuple[Inputs, tuple[np.ndarray, float]]] = {}
+
+    def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
+        if id(inputs) not in self._known:
+            self._known[id(inputs)] = inputs, super().near(inputs)
+        return self._known[id(inputs)][1]
+
+    def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
+        return super().given(model.model, inputs)
+
+    @functools.cached_property
+    def exact(self) -> Any:
+        return _Called(self.base.exact, self._way)
+
+    @functools.cached_property
+    def rounded(self) -> Any:
+        return _Called(self.base.rounded, self._way)
+
+    @functools.cached_property
+    def neighbours(self) -> list[tuple[Any, Any]]:
+        return [(_Called(point, self._way), _Called(rounded, self._way)) for point, rounded in self.base.neighbours]
+
+
+FORWARD = Way("forward")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +137,14 @@ class Sides:
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
-        is_history = self._is_right_alone(outcome.wrong[0], way, reference)
+        first, alone = outcome.wrong[0], functools.partial(self.answered, way.method, way.settings, forward=self.make())
+        is_history = not judged(reference, alone, {first.probe: first.inputs}).wrong  # a new port is right
         listen = functools.partial(self.listened, way.method, way.settings)
         clock = Clock(0.0 if is_history else self.budget)
         found = explained(reference, listen, outcome, clock, self.progress)
-        return found.because(Cause("history", HISTORY, None, 0.0, 1.0)) if is_history else found
-
-    def _is_right_alone(self, answer: Answer, way: Way, reference: Reference) -> bool:
-        """Return whether a newly built port gives the right answer."""
-        forward = self.make()
-        call = functools.partial(self.answered, way.method, way.settings, forward=forward)
-        return not judged(reference, call, {answer.probe: answer.inputs}).wrong
+        causes = (Cause("history", HISTORY, None, 0.0, 1.0),)
+        history = [dataclasses.replace(each, causes=causes) for each in found.faults]
+        return dataclasses.replace(found, faults=history) if is_history else found
 
     def compared(self, probes: Mapping[str, Inputs]) -> Outcome:
         return self.explained(self.judged(probes))
@@ -158,3 +200,31 @@ def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
     )
     notes = tuple(f"{way.claim}: {note}" for note in outcome.notes)
     return CapabilityResult((claim,), faults, notes=notes)
+
+
+def compare_third(
+    sides: Sides, answers: Sequence[Answer], make: Callable[[], Callable[..., Any]], name: str
+) -> ThirdComparison:
+    """Compare a third implementation with the reference, and with the port within the budgets of both.
+
+    Args:
+        sides, answers: The port and the reference, and their answers.
+        make, name: A function that makes the third implementation's forward pass, and its name.
+    """
+    third = Sides(sides.reference, make, 0.0, sides.progress)
+    given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))
+    found = {each.probe: each for each in third.judged(given).answers}
+    port = [each for each in answers if each.probe in found]
+
+    def are_alike(one: Answer, other: Answer) -> bool:
+        kept = sides.reference.kept(one.inputs, one.actual.shape)
+        return bool(apart(one.actual, other.actual, kept).max() <= one.budget + other.budget)
+
+    return ThirdComparison(
+        sides.reference.name,
+        name,
+        all(each.agrees for each in port),
+        all(are_alike(each, found[each.probe]) for each in port),
+        all(each.agrees for each in found.values()),
+        len(port),
+    )

@@ -26,6 +26,7 @@ from transparity_conformance.diagnosis.reach.coverage import coverage_of
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination
+from transparity_conformance.identify.alignment.calls import with_line_of_step, with_unsteady_line
 from transparity_conformance.identify.alignment.heard import (
     NOT_ASKED,
     RecordedPort,
@@ -34,10 +35,7 @@ from transparity_conformance.identify.alignment.heard import (
     shows_all,
     wrong_logits,
 )
-from transparity_conformance.identify.alignment.lines.cached import with_line_of_step
-from transparity_conformance.identify.alignment.lines.exchanges import with_exchanges
-from transparity_conformance.identify.alignment.lines.reported import with_first_line, with_lines
-from transparity_conformance.identify.alignment.lines.unsteady import with_unsteady_line
+from transparity_conformance.identify.alignment.reported import with_exchanges, with_first_line, with_lines
 from transparity_conformance.oracle.probes import Probe, lean
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,27 +13,56 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
-from transparity_conformance.identify.adapting.matching import matched
 from transparity_conformance.identify.adapting.own import Misplaced, misplaced, own_lines
-from transparity_conformance.identify.adapting.search import FoundAdapter
-from transparity_conformance.identify.proof import Proof, own_probes, proved
-from transparity_conformance.oracle.probes import Probe, probe_parameters
+from transparity_conformance.identify.adapting.search import FoundAdapter, search
+from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.proof import Model, Proof, own_probes, proved
+from transparity_conformance.matching.forms import without_loops
+from transparity_conformance.matching.recorded import Recorded
+from transparity_conformance.oracle.probes import SOURCE, TARGET, Probe, mixed_inputs, probe_parameters
 from transparity_conformance.running.adapters.adapter import ASKED, Adapter
 from transparity_conformance.running.adapters.model import Make, made_by
 from transparity_conformance.running.adapters.notation import ABSENT, for_all_layers
-from transparity_conformance.running.process.running import run
+from transparity_conformance.running.process.running import run, run_listening
+
+MIDDLE, SPREAD = 0.6, 0.3
+"""Mean and standard deviation of random vectors, which may be gains or biases."""
 
 
-class Tensors(Protocol):
-    """A port's model, in this process or another process."""
+def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """Draw distinct random numbers; scale matrices by their smaller side, because their orientation is unknown."""
+    random = np.random.default_rng(seed)
+    values = {}
+    for name, tensor in tensors.items():
+        value = random.normal(size=tensor.shape)
+        long = [size for size in tensor.shape if size > 1]
+        value = value / min(long) ** 0.5 if len(long) > 1 else MIDDLE + SPREAD * value
+        values[name] = (np.abs(value) if name.endswith("running_var") else value).astype(np.float32)
+    return values
 
-    def __call__(self, **tokens: np.ndarray) -> Any: ...
 
-    def tensors(self) -> dict[str, np.ndarray]: ...
+def matched(model: Model, tensors: Mapping[str, np.ndarray], config: TransformerConfig, clock: Clock) -> FoundAdapter:
+    """Match tensors of a model with the reference's parameters.
 
-    def buffers(self) -> dict[str, np.ndarray]: ...
-
-    def assign(self, values: Mapping[str, np.ndarray]) -> None: ...
+    Args:
+        model: the model.
+        tensors: the model's tensors, by name, and any buffers that may be parameters.
+        config, clock: as for `search`.
+    """
+    values = drawn(tensors)
+    model.assign(values)
+    lengths = (min(length, config.max_length) for length in (SOURCE, TARGET))
+    inputs = mixed_inputs(config, 0, *lengths)
+    probe = aligned_probe(Probe("adapting", "drawn", "weights of the port", config, probe_parameters(config), inputs))
+    taps, operations = run_listening(model, probe)
+    best: FoundAdapter | None = None
+    for heard in (operations, without_loops(probe, operations)):
+        found = search(config, values, probe.inputs, Recorded(heard, taps["logits"], config.num_heads), clock)
+        best = found if best is None or len(found.lines) > len(best.lines) else best
+        if found.lost_at is None or len(heard) < len(operations):
+            break
+    assert best is not None
+    return best
 
 
 @dataclass(frozen=True)
@@ -78,7 +106,7 @@ def adapt(
 
 
 def adapt_model(
-    model: Tensors,
+    model: Model,
     config: TransformerConfig,
     given: Mapping[str, np.ndarray] | None = None,
     *,
@@ -98,11 +126,16 @@ def adapt_model(
     tensors = model.tensors()
     own = {} if given is None else own_lines(config, given, tensors)
     clock = Clock(budget)
-    found = matched(model, tensors, model.assign, config, clock)
-    if buffers := _fitting(found, model.buffers(), config):
+    found = matched(model, tensors, config, clock)
+    shapes = parameter_shapes(config)
+    absent = {math.prod(shapes[name]) for name, line in found.lines.items() if line == ABSENT}
+    if buffers := {name: value for name, value in model.buffers().items() if value.size in absent}:
         tensors = {**tensors, **buffers}
-        found = matched(model, tensors, model.assign, config, clock)
-    adapter = _adapter(found, tensors)
+        found = matched(model, tensors, config, clock)
+    shown = {name: value.shape for name, value in tensors.items()}
+    lines = for_all_layers(found.lines, shown) | dict.fromkeys(found.unsettled, ASKED)
+    zero = tuple(dict.fromkeys(for_all_layers(found.zero, shown).values()))
+    adapter = Adapter(lines, zero, found.unused, found.unsettled)
     result = Adapted(adapter, found, None)
     if any(own.values()):  # If no parameter is found, the port has kept its own weights.
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
@@ -112,24 +145,7 @@ def adapt_model(
     return result
 
 
-def _fitting(
-    found: FoundAdapter, buffers: Mapping[str, np.ndarray], config: TransformerConfig
-) -> dict[str, np.ndarray]:
-    """Return the buffers whose size fits a parameter that no tensor matches."""
-    shapes = parameter_shapes(config)
-    sizes = {math.prod(shapes[name]) for name, line in found.lines.items() if line == ABSENT}
-    return {name: value for name, value in buffers.items() if value.size in sizes}
-
-
-def _adapter(found: FoundAdapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
-    shapes = {name: value.shape for name, value in tensors.items()}
-    asked = dict.fromkeys(found.unsettled, ASKED)
-    lines = for_all_layers(found.lines, shapes)
-    zero = for_all_layers(found.zero, shapes)
-    return Adapter(lines | asked, tuple(dict.fromkeys(zero.values())), found.unused, found.unsettled)
-
-
-def proof_of(model: Tensors, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
+def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
     """Compare a model with the reference on random weights, which the adapter writes.
 
     Args:

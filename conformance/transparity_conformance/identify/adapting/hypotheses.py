@@ -1,17 +1,114 @@
-"""Yield the lines that some parameters may have in an adapter, the most likely lines first."""
+"""The tensors of a port that may be parameters, and the lines that some parameters may have in an adapter."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.identify.adapting.layouts import biases, rotations, weights
 from transparity_conformance.identify.adapting.places import Map, Place
-from transparity_conformance.identify.adapting.pool import Pool
-from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, Shapes, at_layer, parted, templates
+from transparity_conformance.running.adapters.notation import (
+    ABSENT,
+    LAYER,
+    NUMBER,
+    Lines,
+    Selection,
+    Shapes,
+    at_layer,
+    parted,
+    select,
+    sizes_of,
+    stacked,
+    templates,
+)
+
+
+class Pool:
+    """The tensors of a port, with a mark on each number that is already matched."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
+        self.tensors, self.sizes = tensors, sizes_of(config)
+        self.shapes = {name: value.shape for name, value in tensors.items()}
+        self.taken = {name: np.zeros(value.size, bool) for name, value in tensors.items()}
+        self.counts = {config.num_heads, config.key_value_heads} - {1}
+        self._selected: dict[str, Selection] = {}
+
+    def selection(self, text: str) -> Selection:
+        if text not in self._selected:
+            self._selected[text] = select(text, self.shapes, self.sizes)
+        return self._selected[text]
+
+    def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the numbers that a line of the adapter selects, in float64 and in the shape of the parameter."""
+        if text == ABSENT:
+            return np.zeros(shape)
+        return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
+
+    def flags(self, text: str) -> np.ndarray:
+        """Return, for each number that a line selects, whether it is already matched."""
+        return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
+
+    def take(self, text: str) -> None:
+        """Mark the numbers of a line as matched."""
+        if text == ABSENT:
+            return
+        chosen = self.selection(text)
+        marks = np.concatenate([self.taken[name] for name in chosen.names])
+        marks[slice(None) if chosen.index is None else chosen.index] = True
+        sizes = np.cumsum([self.taken[name].size for name in chosen.names])[:-1]
+        for name, part in zip(chosen.names, np.split(marks, sizes), strict=True):
+            self.taken[name] = part
+
+    def overlap(self, texts: Iterable[str]) -> bool:
+        """Return whether two of the lines share a number, or any number is already matched."""
+        before = dict(self.taken)
+        try:
+            for text in texts:
+                if self.flags(text).any():
+                    return True
+                self.take(text)
+            return False
+        finally:
+            self.taken = before
+
+    def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
+        """Yield the tensors with unmatched numbers in growing groups, the most likely group first.
+
+        Args:
+            layer, layers: the layer's number, or None outside the layers; and the number of layers.
+            stack: `encoder` or `decoder`.
+
+        In the first group, the first number in each name is the layer's, and no name contains the other stack. In the
+        second group, each name contains the layer's number anywhere. The last group has all tensors.
+        """
+        left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
+        wanted = [int(layer)] if layer is not None else []
+        numbers = {name: [int(each) for each in NUMBER.findall(name)] for name in left}
+        own, other = ("enc", "dec") if stack == "encoder" else ("dec", "enc")
+        before = {name: NUMBER.split(name)[0].lower() for name in left}
+        others = {name for name in left if other in before[name] and own not in before[name]}
+        first = [name for name in left if numbers[name][:1] == wanted and name not in others]
+        near = [name for name in left if set(wanted) <= set(numbers[name])]
+        for names in dict.fromkeys(map(tuple, (first, near, left))):
+            yield self._with_stacks({name: left[name] for name in names}, layer, layers)
+
+    def _with_stacks(self, shapes: Shapes, layer: int | None, layers: int) -> Shapes:
+        found = dict(shapes)
+        for name in shapes:
+            for match in NUMBER.finditer(name):
+                several = f"{name[: match.start()]}{{n}}{name[match.end() :]}"
+                if several not in found and len(names := stacked(several, self.shapes)) in self.counts:
+                    found[several] = (len(names), *self.shapes[names[0]])
+        for name, shape in self.shapes.items():
+            if layer is not None and len(shape) > 1 and shape[0] == layers and not NUMBER.search(name):
+                found[f"{name}[{layer}]"] = shape[1:]
+        return found
+
 
 FLAT = re.compile(r"^\.view\(-1(, [^()]*)?\)")
 """The steps that turn a kernel into a matrix or a vector, before its rows are cut."""
@@ -63,20 +160,14 @@ def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Li
         return
     for chosen in itertools.product(*(templates_of(lines[name], pool) for name in first)):
         texts = [at_layer(template, int(match["layer"])) for template in chosen]
-        if all(_exists(text, pool) for text in texts):
+        names = [parted(text, pool.shapes)[0] for text in texts if text != ABSENT]
+        if all(name in pool.shapes or "{n}" in name for name in names):
             yield dict(zip(place.parameters, texts, strict=True))
 
 
 def templates_of(text: str, pool: Pool) -> list[str]:
     """Return the possible lines for all layers, given the line of the first layer."""
     return [ABSENT] if text == ABSENT else list(templates(text, 0, pool.shapes))
-
-
-def _exists(text: str, pool: Pool) -> bool:
-    if text == ABSENT:
-        return True
-    name, _ = parted(text, pool.shapes)
-    return name in pool.shapes or "{n}" in name
 
 
 def _ways(
@@ -87,23 +178,12 @@ def _ways(
     Args:
         in_one: whether the names of all tensors must belong to one module.
     """
-    ways = [
-        dict(zip(each.parameters, texts, strict=True))
-        for texts in itertools.product(*(texts_of(name, config, shapes) for name in each.parameters))
-        if _are_cut_alike(texts, pool) and (not in_one or len({_module(text, pool) for text in texts} - {ABSENT}) <= 1)
-    ]
-    if not each.tap.endswith((".query", ".key", ".value")):
-        return ways
-    return [way for way in ways if is_right(way, each.tap)]
-
-
-def _module(text: str, pool: Pool) -> str:
-    """Return the name of a line's tensor without its last part."""
-    return text if text == ABSENT else parted(text, pool.shapes)[0].rpartition(".")[0]
-
-
-def _are_cut_alike(texts: Iterable[str], pool: Pool) -> bool:
-    """Return whether a fused weight and a fused bias are cut in the same way."""
-    steps = (parted(text, pool.shapes)[1] for text in texts if text != ABSENT)
-    cuts = {FLAT.sub("", each.removeprefix(".T")) for each in steps}
-    return len({cut for cut in cuts if "[" in cut}) <= 1
+    ways: list[Lines] = []
+    for texts in itertools.product(*(texts_of(name, config, shapes) for name in each.parameters)):
+        parts = [parted(text, pool.shapes) for text in texts if text != ABSENT]
+        modules = {name.rpartition(".")[0] for name, _ in parts} - {""}
+        cuts = {FLAT.sub("", steps.removeprefix(".T")) for _, steps in parts if "[" in steps}
+        if len(cuts) <= 1 and (not in_one or len(modules) <= 1):  # a fused weight and its bias are cut alike
+            ways.append(dict(zip(each.parameters, texts, strict=True)))
+    is_shown = each.tap.endswith((".query", ".key", ".value"))
+    return [way for way in ways if is_right(way, each.tap)] if is_shown else ways

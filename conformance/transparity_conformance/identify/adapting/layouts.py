@@ -57,16 +57,11 @@ def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str
     for order in itertools.permutations(range(len(shape))) if 2 < len(shape) < 6 else ():
         axes = [shape[axis] for axis in order]
         cuts = [cut for cut in range(1, len(axes)) if math.prod(axes[cut:]) == into and math.prod(axes[cut:]) != 1]
-        if cuts and not _is_repeat(order, shape, cuts[0]):
+        # Other orders only move an axis of size 1, or merge axes in an order that no port uses.
+        is_merged = cuts and all(list(part) == sorted(part) for part in (order[: cuts[0]], order[cuts[0] :]))
+        if is_merged and all(shape[axis] > 1 or axis == place for place, axis in enumerate(order)):
             moved = "" if list(order) == sorted(order) else f".permute({', '.join(map(str, order))})"
             yield f"{name}{moved}.view(-1, {columns})", math.prod(axes) // into
-
-
-def _is_repeat(order: Sequence[int], shape: Sequence[int], cut: int) -> bool:
-    """Return whether a permutation only moves an axis of size 1, or merges axes in an order that no port uses."""
-    return any(list(part) != sorted(part) for part in (order[:cut], order[cut:])) or any(
-        shape[axis] == 1 and axis != place for place, axis in enumerate(order)
-    )
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
@@ -95,7 +90,7 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
             ("[N*H:2*N*H]", "2*N*H"),
         ]
     if role in ("query", "key", "value"):
-        return _shared_heads(role) if is_shared else _heads(role, config)
+        return [("", "H"), *((_block(j, "H"), "3*H") for j in _parts_of(role))] if is_shared else _heads(role, config)
     if role in ("gate", "up") and config.gated:
         blocks = [(_block(half, "F"), "2*F") for half in (0, 1)]
         return [("", "F"), *blocks, *((f".view(F, 2, -1)[:, {half}]", "2*F") for half in (0, 1))]
@@ -103,17 +98,16 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
     return [("", whole)]
 
 
-def _shared_heads(role: str) -> list[Rows]:
+def _parts_of(role: str) -> list[int]:
+    """Return the parts of a fused query, key and value that may have a role, the most likely part first."""
     part = ("query", "key", "value").index(role)
-    order = [part, *(other for other in range(3) if other != part)]
-    return [("", "H"), *((_block(j, "H"), "3*H") for j in order)]
+    return [part, *(other for other in range(3) if other != part)]
 
 
 def _heads(role: str, config: TransformerConfig) -> list[Rows]:
     heads, is_grouped = ("N" if role == "query" else "K"), config.key_value_heads != config.num_heads
-    part = ("query", "key", "value").index(role)
+    order = _parts_of(role)
     found = [("", f"{heads}*H"), (f".view(H, {heads}, -1).permute(1, 0, 2)", f"{heads}*H")]
-    order = [part, *(other for other in range(3) if other != part)]
     if not is_grouped:
         found += [(_block(j, "N*H"), "3*N*H") for j in order]
         found += [(f".view(N, 3, H, -1)[:, {j}]", "3*N*H") for j in order]
@@ -130,7 +124,7 @@ def _heads(role: str, config: TransformerConfig) -> list[Rows]:
     if role == "query" and config.attention_gate:
         found += [*((f".view(N, 2, H, -1)[:, {half}]", "2*N*H") for half in (0, 1)), ("[0:N*H]", "2*N*H")]
     if role != "query":
-        halves = [part - 1, 2 - part]
+        halves = [order[0] - 1, 2 - order[0]]
         found += [(_block(j, "K*H"), "2*K*H") for j in halves]
         found += [(f".view(K, 2, H, -1)[:, {j}]", "2*K*H") for j in halves]
         found += [(f".view(K, H, 2, -1)[:, :, {j}]", "2*K*H") for j in halves]

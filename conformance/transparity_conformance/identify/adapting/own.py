@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
-from transparity_conformance.identify.adapting.hypotheses import texts_of, turned
-from transparity_conformance.identify.adapting.pool import Pool
+from transparity_conformance.identify.adapting.hypotheses import Pool, texts_of, turned
 from transparity_conformance.running.adapters.notation import ABSENT, LAYER, Lines, for_all_layers, parted
 
 NEIGHBOURS, HALVES = ".view({}, H/2, 2, -1).permute(0, 2, 1, 3)", ".view({}, 2, H/2, -1).permute(0, 2, 1, 3)"
@@ -73,20 +72,15 @@ def _kept(
     expected = np.asarray(parameters[name], np.float64)
     match = LAYER.match(name)
     layer = (int(match["layer"]), config.stack_num_layers(match["stack"]), match["stack"]) if match else (None, 0, "")
+    is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
+    orders = (NEIGHBOURS, HALVES) if is_turned and (".query" in name or ".key" in name) else ()
     for shapes in pool.free(*layer):
         for text in texts_of(name, config, shapes):
-            for line in _with_orders(text, name, config):
+            for line in (text, *(turned(text, steps, name) for steps in orders)):
                 with contextlib.suppress(Impossible), under_hypothesis():
                     if line != ABSENT and np.array_equal(pool.numbers(line, shape), expected):
                         return line
     return None
-
-
-def _with_orders(text: str, name: str, config: TransformerConfig) -> Iterator[str]:
-    yield text
-    is_turned = config.positions == "rotary" and ".self_attention." in name and config.head_dim % 2 == 0
-    if is_turned and (".query" in name or ".key" in name):
-        yield from (turned(text, steps, name) for steps in (NEIGHBOURS, HALVES))
 
 
 def misplaced(

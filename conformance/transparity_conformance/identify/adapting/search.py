@@ -25,6 +25,7 @@ from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
 from transparity_conformance.identify.adapting.hypotheses import (
+    Pool,
     as_in_the_first_layer,
     hypotheses_of,
     templates_of,
@@ -32,7 +33,6 @@ from transparity_conformance.identify.adapting.hypotheses import (
 )
 from transparity_conformance.identify.adapting.layouts import biases
 from transparity_conformance.identify.adapting.places import Place, places_of
-from transparity_conformance.identify.adapting.pool import Pool
 from transparity_conformance.identify.adapting.reference import SCORES, Reference
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
@@ -121,23 +121,16 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
     return {name: whole.get(text, text) for name, text in zero.items()}
 
 
-def with_biases(config: TransformerConfig) -> TransformerConfig:
-    """Return the configuration with every bias enabled, because a port may have biases that are 0.
-
-    Maps of a latent have no bias.
-    """
-    names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
-    fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.kv_lora_rank else {})
-    return dataclasses.replace(config, **fields)
-
-
 class _Seeker:
     """The port's tensors, and the reference with the parameters matched so far."""
 
     def __init__(
         self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: Recorded, clock: Clock
     ) -> None:
-        self.config, self.pool, self.clock = with_biases(config), pool, clock
+        names = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias", "head_bias", "patch_bias")
+        # A port may have biases that are 0. Maps of a latent have no bias.
+        fields: dict[str, Any] = dict.fromkeys(names, True) | ({"qkv_bias": False} if config.kv_lora_rank else {})
+        self.config, self.pool, self.clock = dataclasses.replace(config, **fields), pool, clock
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
+
+import numpy as np
 
 from transparity_conformance.diagnosis.search.clock import Clock, OutOfTime
 from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import Impossible
-from transparity_conformance.identify.alignment.flow import flow_of
-from transparity_conformance.identify.alignment.found import Found, Matches
-from transparity_conformance.identify.alignment.gaps import between, repeated
-from transparity_conformance.identify.alignment.known_faults import (
-    ByOperation,
-    behind_faults,
-    faults_of,
-    followed,
-    made_by_a_fault,
-    may_be_chosen,
-)
-from transparity_conformance.identify.alignment.moved import further_on, only_passed, rearranged, reordered
-from transparity_conformance.matching.layout import Layout
-from transparity_conformance.matching.recorded import Match, Recorded
+from transparity_conformance.identify.alignment import gaps, known_faults
+from transparity_conformance.identify.alignment.found import Found, Matches, flow_of
+from transparity_conformance.matching.recorded import Layout, Match, Recorded
 from transparity_conformance.oracle.near_ties import is_choice
 from transparity_conformance.oracle.probes import Probe
 
@@ -60,16 +51,16 @@ class _Aligning:
     def alternate(self) -> None:
         """Repeatedly add the taps with the reference's numbers, then the tap with which the most other taps match."""
         while True:
-            while equal := self.found.equal() or reordered(self.found):
+            while equal := self.found.equal() or gaps.reordered(self.found):
                 self.by_value |= set(equal)
                 self.found = self.found.adding(equal)
             lost = self.found.flow.without_consequence(self.found.matches, self.found.matches)
             resumed = lost and (
-                rearranged(self.found, lost[0]) or further_on(self.found, lost[0]) or self._resumed(lost)
+                gaps.rearranged(self.found, lost[0]) or gaps.further_on(self.found, lost[0]) or self._resumed(lost)
             )
             if not resumed:
                 return
-            passed = only_passed(self.found, set(resumed.keys() & self.found.matches.keys()))
+            passed = gaps.only_passed(self.found, set(resumed.keys() & self.found.matches.keys()))
             self.left_out |= set(passed)
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
@@ -80,7 +71,7 @@ class _Aligning:
         """
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
-            for fault in faults_of(self.found, tap, match):
+            for fault in known_faults.faults_of(self.found, tap, match):
                 with contextlib.suppress(Impossible):
                     wide = dataclasses.replace(resumed, known=(*resumed.known, fault))
                     if len(wide.equal()) > gained:
@@ -94,28 +85,34 @@ class _Aligning:
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
         self.found = self.found.adding({"logits": answer})
         lost = flow.without_consequence(self.found.matches, self.by_value - {"logits"})
-        same = {tap: repeated(self.found, tap) for tap in lost}
+        same = {tap: gaps.repeated(self.found, tap) for tap in lost}
         self.found = self.found.adding({tap: match for tap, match in same.items() if match})
         lost = [tap for tap in self._missing if tap in lost or not flow.inputs[tap]]
-        guessed = between(self.found, self._told_by_flow(lost))
+        # A port that gathers the weights of a few experts computes the weights of all, but never the tap's value.
+        unknown = {tap for tap in self._missing if is_choice(tap)}
+        guessed = gaps.between(
+            self.found, [tap for tap in lost if tap not in unknown and not flow.inputs[tap] & unknown]
+        )
         with contextlib.suppress(OutOfTime):
-            self._fill({tap: guessed.get(tap) for tap in self._missing if tap not in self.left_out})
+            # Such a tap may be wrong without changing later values, such as scores that are shifted before a softmax.
+            for tap in [tap for tap in self._missing if tap not in self.left_out]:
+                found = self.found
+                faulty = known_faults.followed(found, tap, known_faults.behind_faults(found, tap))
+                match = found.nearest(tap, found.at(tap)) or known_faults.made_by_a_fault(found, tap, faulty)
+                match = match or guessed.get(tap) or _the_only(faulty)
+                if match is not None:
+                    self.found = found.adding({tap: match})
         self.found = self.found.adding({tap: guessed[tap] for tap in guessed if tap not in self.found.matches})
         with contextlib.suppress(OutOfTime):
-            self._exchange(self._told_apart())
+            astray = self._told_apart()
+            kept = self.found.without(astray)
+            for tap in astray:  # taps with the numbers of other taps, such as swapped keys and values, differ by use
+                if match := _the_only(known_faults.behind_faults(kept, tap)):
+                    self.found, kept = self.found.adding({tap: match}), kept.adding({tap: match})
 
     @property
     def _missing(self) -> list[str]:
         return [tap for tap in self.taps if tap not in self.found.matches]
-
-    def _told_by_flow(self, lost: Sequence[str]) -> list[str]:
-        """Return the missing taps that the data flow may identify.
-
-        Choices are excluded, and so are the taps computed from an unknown choice. A port that gathers the weights of a
-        few experts computes the weights of all experts, but never the value of the tap.
-        """
-        unknown = {tap for tap in self._missing if is_choice(tap)}
-        return [tap for tap in lost if not is_choice(tap) and not self.found.flow.inputs[tap] & unknown]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
         """Return a match for the first missing tap that can be identified.
@@ -125,34 +122,22 @@ class _Aligning:
         """
         found, port = self.found, self.found.port
         for tap in lost:
-            faulty = behind_faults(found, tap)
+            faulty = known_faults.behind_faults(found, tap)
             chosen = found.most_gaining(tap, faulty.values())
-            chosen = chosen or made_by_a_fault(found, tap, followed(found, tap, faulty))
+            chosen = chosen or known_faults.made_by_a_fault(found, tap, known_faults.followed(found, tap, faulty))
             if chosen is None:
                 like = [
                     match
                     for match in port.like(found.ours[tap])
-                    if may_be_chosen(tap, port.read(match))
+                    # A choice of experts is 0 or 1: a port may compute a softmax over all experts first.
+                    if not is_choice(tap) or np.isin(port.read(match), (0, 1)).all()
                     if found.admits(tap, match.index) and found.keeps_features(tap, match)
                 ]
                 chosen = found.most_gaining(tap, like)
-            chosen = chosen or repeated(found, tap)
+            chosen = chosen or gaps.repeated(found, tap)
             if chosen is not None:
                 return {tap: chosen}
         return {}
-
-    def _fill(self, guessed: Mapping[str, Match | None]) -> None:
-        """Add the taps between faults: by the numbers of one fault if possible, otherwise as `guessed`.
-
-        Such a tap may be wrong without changing later values. Examples are scores that are shifted before a softmax.
-        """
-        for tap, guess in guessed.items():
-            found = self.found
-            faulty = followed(found, tap, behind_faults(found, tap))
-            match = found.nearest(tap, found.at(tap)) or made_by_a_fault(found, tap, faulty)
-            match = match or guess or _the_only(faulty)
-            if match is not None:
-                self.found = found.adding({tap: match})
 
     def _told_apart(self) -> list[str]:
         """Match taps with equal numbers again, so that each match leads to the taps after it.
@@ -173,13 +158,6 @@ class _Aligning:
                 self.found = found.adding({tap: other or match})
         return astray
 
-    def _exchange(self, astray: Collection[str]) -> None:
-        """Match taps that have the numbers of other taps, such as swapped keys and values, by their uses."""
-        kept = self.found.without(astray)
-        for tap in astray:
-            if match := _the_only(behind_faults(kept, tap)):
-                self.found, kept = self.found.adding({tap: match}), kept.adding({tap: match})
 
-
-def _the_only(matches: ByOperation) -> Match | None:
+def _the_only(matches: known_faults.ByOperation) -> Match | None:
     return next(iter(matches.values())) if len(matches) == 1 else None

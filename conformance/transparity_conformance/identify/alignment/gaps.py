@@ -1,11 +1,15 @@
-"""Find taps between two faults, which no value identifies, by the data flow or by the code of another layer.
+"""Find taps that no value identifies: taps between two faults, and taps whose numbers the port moves or changes.
 
 If a tap is wrong and the next tap is computed wrongly too, no value of the reference equals the tap. But the taps
 around it are known. The tap is the last value of its size that depends on the tap before and leads to the tap after it.
+
+A port may also merge heads in another order. Or it keeps the features of queries and keys in another order, which
+leaves the scores unchanged.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -13,10 +17,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from transparity_conformance.identify.alignment.found import Found, Matches
+from transparity_conformance.identify.alignment.found import Found, Matches, dependents
+from transparity_conformance.identify.alignment.known_faults import behind_faults, is_reached
 from transparity_conformance.matching.graph import ancestors
-from transparity_conformance.matching.layout import Layout, layouts
-from transparity_conformance.matching.recorded import Match
+from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
@@ -45,8 +49,10 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
     """
     if not made_from and known.flow.inputs[tap]:
         return None
-    flows, port = _frontiers(known), known.port
-    every = [match.index for match in known.matches.values()]
+    port, every = known.port, [match.index for match in known.matches.values()]
+    own, flows = set(every), list[set[int]]()  # for each operation, the found taps on which it directly depends
+    for index, inputs in enumerate(port.inputs):
+        flows.append({index} if index in own else set().union(*(flows[each] for each in inputs)))
     behind = _leading_to(known, every, every)
     ends = [known.index(name) for name in known.flow.outputs[tap] if name in known.matches]
     fitting = [
@@ -72,18 +78,6 @@ def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
 def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
     """Return the least permuted layout that orders a head's features as `layout` does."""
     return next((fit for fit in fits if len(fit.ours) != 4 or fit.split == layout.split), None)
-
-
-def _frontiers(known: Found) -> list[set[int]]:
-    """Return, for each operation, the found taps on which it directly depends.
-
-    A found tap counts as depending only on itself.
-    """
-    own = {match.index for match in known.matches.values()}
-    flow: list[set[int]] = []
-    for index, inputs in enumerate(known.port.inputs):
-        flow.append({index} if index in own else set().union(*(flow[each] for each in inputs)))
-    return flow
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
@@ -133,3 +127,131 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
             if covers and all(j - i == (b - a) * period for ((a, _), i), ((b, _), j) in same_tap):
                 return period
     return 0
+
+
+def rearranged(found: Found, lost: str) -> Matches:
+    """Return taps before the tap `lost` whose numbers the port moves, such as heads merged without moving the axes.
+
+    From the moved values, the reference must compute the port's values.
+    """
+    feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
+    for is_any in (True, False):
+        misplaced = {tap: _misplaced(found, tap, is_any) for tap in feeding}
+        moved = {tap: match for tap, match in misplaced.items() if match is not None}
+        behind = {lost}.union(*(found.flow.outputs[tap] for tap in moved))
+        if moved and all(is_reached(found.adding(moved), tap) for tap in behind):
+            return moved
+    return {}
+
+
+def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
+    """Return the first value computed from a tap that has the tap's numbers at other places.
+
+    Args:
+        is_any: whether to try every order of the axes, not only the least permuted.
+    """
+    ours, match, port = found.values[tap], found.matches[tap], found.port
+    same = {match.index}
+    for index in port.by_size[ours.size]:
+        if index <= match.index or same.isdisjoint(port.inputs[index]):
+            continue
+        if not np.array_equal(port.sketch(index), port.sketch(match.index)):
+            continue
+        fits = layouts(ours.shape, port.values[index].shape, port.heads)
+        ways = [Match(index, dataclasses.replace(fit, features=match.layout.features)) for fit in fits]
+        if fits and not any(np.array_equal(port.read(way), ours) for way in ways[: None if is_any else 1]):
+            return Match(index, fits[0])
+        same.add(index)
+    return None
+
+
+def further_on(found: Found, lost: str) -> Matches:
+    """Return later values for taps before `lost` that were found too early.
+
+    Two taps may have to move together, such as queries and keys that the port normalizes once more.
+    """
+    further: dict[str, list[Match]] = {}
+    for tap in found.flow.inputs[lost] & found.matches.keys():
+        others = found.without([tap])
+        faulty, early = behind_faults(others, tap, of_weights=False), found.index(tap)
+        later = [match for match in faulty.values() if found.port.leads_to(early, match.index)]
+        if chosen := others.most_gaining(tap, later, found.ours):
+            return {tap: chosen}
+        further[tap] = [match for match in later if match.index != early]
+    for one, other in itertools.combinations(sorted(further), 2):
+        for matches in itertools.product(further[one], further[other]):
+            found.clock.check()
+            both = dict(zip((one, other), matches, strict=True))
+            end = found.port.nearest(found.adding(both).at(lost), max(each.index for each in matches))
+            if end and all(found.port.leads_to(each.index, end.index) for each in matches):
+                return both
+    return {}
+
+
+def only_passed(found: Found, moved: set[str]) -> list[str]:
+    """Return taps that equal their input and lead only to `moved` taps, such as a norm that the port applies later."""
+    return [
+        tap
+        for tap, match in found.matches.items()
+        if found.flow.outputs[tap] and found.flow.outputs[tap] <= moved
+        if any(found.index(name) == match.index for name in found.flow.inputs[tap] & found.matches.keys())
+    ]
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def reordered(found: Found) -> dict[str, Match]:
+    """Match queries and keys whose features the port keeps in another order.
+
+    Both must have the same order; otherwise the scores would change.
+    """
+    matches: dict[str, Match] = {}
+    for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):
+        scope, before = scores.removesuffix("scores"), sorted(found.flow.inputs[scores] - found.matches.keys())
+        queries, keys = ([tap for tap in before if tap.startswith(f"{scope}{role}")] for role in ("query", "key"))
+        for query, key in itertools.product(queries, keys):
+            both = _in_one_order((found.ours[query], found.ours[key]), found.port)
+            matches |= dict(zip((query, key), both, strict=False))
+    return matches
+
+
+def _in_one_order(ours: Pair, port: Recorded) -> tuple[Match, ...]:
+    """Return a query and a key of the port whose features are reordered alike; empty if there are none."""
+    ways: list[list[Match]] = []
+    for each in ours:
+        same = port.with_numbers(each, port.by_size.get(each.size, ()))
+        fits = ((index, layouts(each.shape, port.values[index].shape, port.heads)) for index in same)
+        ways.append([Match(index, fit) for index, every in fits for fit in every if fit.split == each.shape])
+    for pair in itertools.product(*ways):
+        query, key = (port.read(match) for match in pair)
+        if features := _order(ours, (query, key), port.tolerance):
+            turned = (dataclasses.replace(match.layout, features=features) for match in pair)
+            return tuple(Match(match.index, layout) for match, layout in zip(pair, turned, strict=True))
+    return ()
+
+
+def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
+    """Return, for each of our features, the nearest unused feature of the port, in query and key together.
+
+    The result is empty if some feature has no counterpart within the relative `tolerance`.
+    """
+    wanted, given = _features(ours, ours), _features(theirs, ours)
+    order: list[int] = []
+    for feature in wanted:
+        apart = np.abs(given - feature).max(axis=1)
+        apart[order] = np.inf
+        order.append(int(apart.argmin()))
+        if not apart[order[-1]] <= tolerance:
+            return ()
+    return tuple(order)
+
+
+def _features(values: Pair, scales: Pair) -> np.ndarray:
+    """Return the numbers of each feature in a query and a key, each divided by the largest number of its scale."""
+    largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
+    rows = [
+        np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size
+        for value, size in zip(values, largest, strict=True)
+    ]
+    return np.concatenate(rows, axis=1)

@@ -1,18 +1,26 @@
-"""Find taps that a fault of the catalogue explains: with the fault, the reference computes a value of the port."""
+"""Compute the reference with faults of the catalogue, and with every intermediate result, to find values of a port."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from transparity.taps import lengths_of
 from transparity_conformance.catalogue import faults_at
-from transparity_conformance.catalogue.fault import Fault, Hypothesis
-from transparity_conformance.diagnosis.walk import Impossible
+from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
+from transparity_conformance.diagnosis.walk import Impossible, TapReached, applied, made_with
 from transparity_conformance.identify.alignment.found import Found
-from transparity_conformance.identify.alignment.intermediate import intermediates
 from transparity_conformance.matching.recorded import Match
 from transparity_conformance.oracle.near_ties import is_choice
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import Probe
+from transparity_numpy.positions.added import sinusoidal_positions
+from transparity_numpy.positions.bias import alibi_slopes
+from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.rotary.tables import rotary_frequencies
+from transparity_numpy.transformer import transformer
 
 ByOperation = dict[int, Match]
 
@@ -55,14 +63,6 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
     return matches[max(wrong)] if wrong else None
 
 
-def may_be_chosen(tap: str, value: np.ndarray) -> bool:
-    """Return whether a value may be a choice of experts, which is 0 or 1 everywhere; true for all other taps.
-
-    A port may compute a softmax over all experts first. From such a value, the reference would weight every expert.
-    """
-    return not is_choice(tap) or bool(np.isin(value, (0, 1)).all())
-
-
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
     """Return the `matches` of a choice of experts with which the reference computes the port's later values.
 
@@ -101,3 +101,107 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
             yield fault, found.at(tap, (Hypothesis(fault, (tap,)),))
         except Impossible:
             continue
+
+
+class Recorded(np.ndarray):
+    """An array that appends every result computed from it to `into`. The results do the same."""
+
+    into: list[np.ndarray]
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.into = getattr(source, "into", [])
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        options = {name: _plain(value) for name, value in options.items()}
+        return self._kept(getattr(ufunc, method)(*map(_plain, inputs), **options))
+
+    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+        return self._kept(function(*map(_plain, inputs), **{name: _plain(value) for name, value in options.items()}))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._kept(_plain(self)[key])
+
+    def repeat(self, *inputs: Any, **options: Any) -> Any:
+        """Repeat elements, such as the heads of keys and values."""
+        return self._kept(_plain(self).repeat(*inputs, **options))
+
+    def _kept(self, result: Any) -> Any:
+        if not isinstance(result, np.ndarray) or result.dtype.kind != "f":
+            return result
+        self.into.append(result)
+        return _recorded(result, self.into)
+
+
+def _recorded(value: np.ndarray, into: list[np.ndarray]) -> Recorded:
+    wrapped = value.view(Recorded)
+    wrapped.into = into
+    return wrapped
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain, value))
+    return value.view(np.ndarray) if isinstance(value, Recorded) else value
+
+
+TURNED = ("query", "query_norm", "key", "key_norm")
+"""Names of taps that the model may rotate next."""
+
+
+def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:
+    """Return the parameters and every value that the reference computes from the port's taps, up to the tap `until`.
+
+    Embedding tables are left out; rows that the model looks up are included.
+
+    Args:
+        given: the port's values by tap.
+        hypotheses: faults that the reference applies; values without these faults are included too.
+    """
+    values = [value for name, value in probe.exact.items() if not name.endswith("embedding.weight")]
+
+    def tap(name: str, value: np.ndarray) -> np.ndarray:
+        values.append(_plain(value))
+        if hypotheses:
+            values.append(_plain(made_with(hypotheses, state, name, value)))
+        if name == until:
+            raise TapReached
+        values.append(np.asarray(given.get(name, _plain(value)), np.float64))
+        if probe.config.positions == "rotary" and name.rpartition(".")[2] in TURNED:
+            # Many ports multiply the pairs (−b, a) of the features (a, b) by the sines.
+            half = np.ones((values[-1].shape[-2], probe.config.rotated_dim // 2))
+            turned = values[-1][..., : probe.config.rotated_dim]
+            values.insert(-1, rotate(turned, (0 * half, half), probe.config.rope_layout))
+        state.taps[name] = _recorded(values[-1], values)
+        return state.taps[name]
+
+    model = applied(hypotheses, probe.config, dict(probe.exact))
+    parameters: Arrays = {name: _recorded(value, values) for name, value in model.parameters.items()}
+    state = WalkState(model.config, parameters, probe.inputs)
+    tokens: dict[str, Any] = dict(probe.inputs)
+    try:
+        with np.errstate(all="ignore"):
+            transformer(model.config, parameters, tap=tap, **tokens)
+    except TapReached:
+        pass
+    found = list(values)
+    values.clear()  # Each array's base refers to the list. Python does not collect cycles through arrays.
+    return found
+
+
+def tables(probe: Probe) -> list[np.ndarray]:
+    """Return the numbers that depend only on positions: angles, sines and cosines, slopes, and distance biases."""
+    config, length = probe.config, max(lengths_of(probe.config, probe.inputs).values())
+    positions = np.arange(length)
+    found = [value for name, value in probe.exact.items() if name.endswith("relative_bias.weight")]
+    if "sinusoidal" in (config.positions, config.encoder_positions):
+        options = (config.rope_theta, config.rope_layout, config.sinusoidal_timescales)
+        found.append(sinusoidal_positions(length, config.embed_dim, *options))
+    if config.positions == "rotary":
+        frequencies = rotary_frequencies(config, beyond=length > config.rotary_original_length)
+        angles, factor = positions[:, None] * frequencies, config.rotary_attention_factor
+        found += [frequencies, angles, np.cos(angles), np.sin(angles)]
+        found += [factor * np.cos(angles), factor * np.sin(angles)] if factor != 1 else []
+    if config.positions == "alibi":
+        slopes = alibi_slopes(config.num_heads)
+        found += [slopes, np.abs(positions[:, None] - positions)[None] * slopes[:, None, None]]
+    return [each for value in found for each in (value, -value)]

@@ -9,19 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity.config import TransformerConfig
 from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.segment import Combination
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.align import align
 from transparity_conformance.identify.alignment.found import Matches
-from transparity_conformance.identify.alignment.values.forms import unmasked, unrepeated
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.matching.graph import made_from
-from transparity_conformance.matching.layout import Layout, layouts
-from transparity_conformance.matching.recorded import Match, Recorded
-from transparity_conformance.matching.subsequence import common
+from transparity_conformance.matching.forms import unmasked, unrepeated
+from transparity_conformance.matching.graph import common, made_from
+from transparity_conformance.matching.recorded import Layout, Match, Recorded, layouts
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
@@ -129,8 +126,14 @@ def read(
                 indices = [each.index + row * count for row in range(repeats)] if repeats > 1 else [moved[each.index]]
                 ways += [(way, indices[-1]) for way in _ways(probe, operations, indices, tap, shape, each.layout)]
         ways = [way for i, way in enumerate(ways) if not any(np.array_equal(way[0], other[0]) for other in ways[:i])]
+        if len(ways) > 1:  # take the reading nearest to the reference, run on the port's own activations
+            before = {name: value for name, value in taps.items() if name != "logits"}
+            ours = walk(probe, before, plan.known, until=tap)[tap]
+            with np.errstate(invalid="ignore"):
+                errors = [float(np.abs(value - ours).max()) for value, _ in ways]
+            ways = [ways[min(range(len(ways)), key=errors.__getitem__)]]
         if ways:
-            taps[tap], numbers[tap] = ways[0] if len(ways) == 1 else _nearest(plan, probe, taps, tap, ways)
+            taps[tap], numbers[tap] = ways[0]
     return {tap: taps[tap] for tap in shapes if tap in taps}, numbers
 
 
@@ -146,7 +149,9 @@ def _ways(
 
     Each operation gives rows of `shape`.
     """
-    values = [_shaped(unmasked(operations, index), shape, probe.config) for index in indices]
+    values, config = [unmasked(operations, index) for index in indices], probe.config
+    heads = config.num_heads, config.key_value_heads
+    values = [each if each.size == math.prod(shape) else unrepeated(each, *heads) for each in values]
     grows = any(operations[index].grows for index in indices) and tap.endswith(".scores")
     if grows or any(np.isneginf(value).any() for value in values):
         return []
@@ -154,12 +159,6 @@ def _ways(
     if not all(rows_of):
         return []
     return rows_of[0] if len(rows_of) == 1 else [np.concatenate([ways[0] for ways in rows_of])]
-
-
-def _shaped(value: np.ndarray, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
-    """Return the value with each head only once, if it has too many numbers for the shape of its tap."""
-    is_right = value.size == math.prod(shape)
-    return value if is_right else unrepeated(value, config.num_heads, config.key_value_heads)
 
 
 def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
@@ -222,30 +221,16 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
     return [way for i, way in enumerate(ways) if not any(np.array_equal(way, other) for other in ways[:i])]
 
 
-def _nearest(
-    plan: Plan, probe: Probe, taps: Arrays, tap: str, ways: Sequence[tuple[np.ndarray, int]]
-) -> tuple[np.ndarray, int]:
-    """Return the reading that is nearest to the reference, run on the port's own activations, and its operation."""
-    before = {name: value for name, value in taps.items() if name != "logits"}
-    ours = walk(probe, before, plan.known, until=tap)[tap]
-    with np.errstate(invalid="ignore"):
-        return min(ways, key=lambda way: float(np.abs(way[0] - ours).max()))
-
-
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
-    """Map operations of the aligned call to their counterparts in another call."""
+    """Map operations of the aligned call to their counterparts in another call.
+
+    The later operation that reads a tap determines the tap's counterpart. A loop over experts may run more often in one
+    call than in another; the last sum is the tap.
+    """
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}
     moved = dict(common(learned, here.keys[:-1]))
-    return moved | _as_used(plan, here, moved)
-
-
-def _as_used(plan: Plan, here: Recorded, moved: Mapping[int, int]) -> dict[int, int]:
-    """Map operations to their counterparts by the later operation that reads them.
-
-    A loop over experts may run more often in one call than in another; the last sum is the tap.
-    """
     wanted = {match.index for matches in (plan.matches, plan.in_order) for match in matches.values()}
     used: dict[int, int] = {}
     for user, other_user in moved.items():
@@ -253,4 +238,4 @@ def _as_used(plan: Plan, here: Recorded, moved: Mapping[int, int]) -> dict[int, 
         for index, other in zip(*pair, strict=True) if len(pair[0]) == len(pair[1]) else ():
             if index in wanted and here.keys[other] == plan.port.keys[index]:
                 used.setdefault(index, other)
-    return used
+    return moved | used

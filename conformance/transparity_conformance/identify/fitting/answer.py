@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.config import FIELD_TYPES
 from transparity.presets import departures
 from transparity.text import listed
 from transparity_conformance.identify.fitting.fit import Fit
@@ -47,7 +46,11 @@ def unfinished(error: FitError) -> tuple[str, str]:
     others = {name: each for name, each in templates().items() if each.architecture == known.get("architecture")}
     if not others:
         return "", AGAINST
-    apart = {name: differences_from(known, each) for name, each in others.items()}
+    run = {name: value for name, value in known.items() if name not in NOT_RUN}
+    apart: dict[str, dict[str, tuple[object, object]]] = {}
+    for name, each in others.items():
+        pairs = {field: (getattr(each, field), value) for field, value in run.items()}
+        apart[name] = {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
     name = min(apart, key=lambda each: len(apart[each]))
     but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in apart[name].items()])
     open_fields = [
@@ -59,12 +62,6 @@ def unfinished(error: FitError) -> tuple[str, str]:
     written = {field: "-inf" if value == -math.inf else value for field, value in fields.items()}
     nearest = f"The nearest template is {name}{f', but {but}' if but else ''}. " if len(known) > 1 else ""
     return json.dumps(written, indent=2) + "\n", f"{nearest}{AGAINST}"
-
-
-def differences_from(known: Mapping[str, Any], template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """Return the known fields in which a template differs, as pairs (template's value, known value)."""
-    pairs = {name: (getattr(template, name), value) for name, value in known.items() if name not in NOT_RUN}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from transparity_conformance.identify.fitting.values.head import (
 )
 from transparity_conformance.identify.fitting.values.norms import Norm, eps_besides, factor_behind, kind_and_eps
 from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads.table import HEADS
 
@@ -66,17 +64,18 @@ def _sizes(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         "gated": forward is not None and len(forward.ups) == 2,
     }
     attentions = parts.last.attentions()
-    found.fields |= _heads(attentions[0]) if attentions else {"num_heads": 1}
-
-
-def _heads(first: Attention) -> dict[str, Any]:
+    if not attentions:
+        found.fields["num_heads"] = 1
+        return
+    first = attentions[0]
     width, heads, head_dim = first.output.weight.shape[0], first.heads, first.head_dim
+    is_shared = heads > 1 and first.query.weight.shape == (head_dim, head_dim) != first.output.weight.shape
     key_heads = first.key.made.size // (first.softmax.weights.shape[0] * first.softmax.weights.shape[3] * head_dim)
-    return {
+    found.fields |= {
         "num_heads": heads,
         "num_key_value_heads": None if key_heads == heads else key_heads,
         "attention_head_dim": None if heads * head_dim == width else head_dim,
-        "projection": "shared-per-head" if first.is_shared_per_head else "full",
+        "projection": "shared-per-head" if is_shared else "full",
     }
 
 
@@ -180,7 +179,8 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
     for name, stack in stacks.items():
         each = stack.embedding
         if not (found.fields["shared_embedding"] and name == "decoder"):
-            found.parameters |= _looked_up(name, each, subject)
+            read = {"token_embedding.weight": subject.values[each.table]} if each.reads_tokens else each.parameters
+            found.parameters |= {f"{name}.{leaf}": value for leaf, value in read.items()}
             found.used |= set(each.used)
         if each.type_table is not None:
             found.parameters[f"{name}.token_type_embedding.weight"] = subject.values[each.type_table]
@@ -226,13 +226,6 @@ def _positions(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
         if each.positions == "sinusoidal":
             found.fields |= {"rope_theta": each.theta, "rope_layout": each.layout}
             found.fields["sinusoidal_timescales"] = each.timescales
-
-
-def _looked_up(stack: str, made: Embedding, subject: FittedModel) -> Arrays:
-    """Return the parameters that turn tokens, an image or audio into vectors."""
-    if made.reads_tokens:
-        return {f"{stack}.token_embedding.weight": subject.values[made.table]}
-    return {f"{stack}.{name}": value for name, value in made.parameters.items()}
 
 
 def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.diagnosis.walk import Impossible, under_hypothesis
-from transparity_conformance.identify.fitting.calls.inputs import (
-    first_answer,
-    longest_taken,
-    masked,
-    paddings,
-    with_further,
-)
+from transparity_conformance.identify.fitting import inputs
 from transparity_conformance.identify.fitting.configuration import configuration_of
 from transparity_conformance.identify.fitting.masks import is_causal
 from transparity_conformance.identify.fitting.parts import parts_of
@@ -109,21 +104,28 @@ def fitted(subject: FittedModel) -> Fit:
     made: list[Fit] = []
     for loops in get_args(Loops):
         subject.loops = loops
-        try:
-            with under_hypothesis(PortError):
-                for each in _readings(subject):
-                    made.append(each)
-                    if each.is_confirmed:
-                        return each
-        except Impossible as failed:
-            errors.append(_unread(failed))
-        except FitError as error:
-            if isinstance(error, ForeignError) and loops == "none" and not made:
-                raise
-            errors.append(error)
+        with _collected(errors):
+            for each in _readings(subject):
+                made.append(each)
+                if each.is_confirmed:
+                    return each
         if made:
             return min(made, key=lambda each: each.share)
+        if isinstance(errors[0], ForeignError):
+            break
     raise errors[0]
+
+
+@contextlib.contextmanager
+def _collected(errors: list[FitError]) -> Iterator[None]:
+    """Append the `FitError` of a failed interpretation to `errors`."""
+    try:
+        with under_hypothesis(PortError):
+            yield
+    except Impossible as failed:
+        errors.append(FitError(f"No configuration of the reference fits the module: {failed}."))
+    except FitError as error:
+        errors.append(error)
 
 
 def _readings(subject: FittedModel) -> Iterator[Fit]:
@@ -131,46 +133,42 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
 
     Raise the first error if either fails.
     """
-    sizes, plain = first_answer(subject)
+    sizes, plain = inputs.first_answer(subject)
     subject.widen(plain)
     heard = subject.hear(plain)
     causal = _causal(subject, heard)
-    calls = [heard, subject.hear(with_further(subject, paddings(plain, sizes), sizes))]
+    calls = [heard, subject.hear(inputs.with_further(subject, inputs.paddings(plain, sizes), sizes))]
     if "attention_mask" in subject.names:
-        calls.append(subject.hear(masked(plain)))
-    longest, sizes_found = longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
+        calls.append(subject.hear(inputs.masked(plain)))
+    longest, sizes_found = inputs.longest_taken(subject, plain), _sizes(subject, heard, sizes, causal)
     errors: list[FitError] = []
     for keys_first in (False, True):
-        found = FoundFields(dict(sizes_found))
-        try:
-            with under_hypothesis(PortError):
-                configuration_of(found, subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
-                if "max_length" in found.untold:
-                    found.fields["max_length"] = longest
-                made = _confirmed(subject, found, calls)
-        except Impossible as failed:
-            errors.append(_unread(failed))
-        except FitError as raised:
-            errors.append(raised)
-            if isinstance(raised, ForeignError) and not keys_first:
-                break
-        else:
+        found, made = FoundFields(dict(sizes_found)), None
+        with _collected(errors):
+            configuration_of(found, subject, parts_of(subject, heard, causal, keys_first=keys_first), calls)
+            if "max_length" in found.untold:
+                found.fields["max_length"] = longest
+            made = _confirmed(subject, found, calls)
+        if made is not None:
             remarks = () if made.is_confirmed else tuple(found.remarks)
-            yield dataclasses.replace(made, unused=_unused(subject, found), remarks=remarks)
+            used = found.used.union(
+                name
+                for name, value in subject.values.items()
+                if any(np.may_share_memory(value, each) for each in found.parameters.values())
+            )
+            unused = tuple(name for name in subject.values if name not in used)
+            yield dataclasses.replace(made, unused=unused, remarks=remarks)
             continue
+        if isinstance(errors[-1], ForeignError) and not keys_first:
+            break
         errors[-1].known = errors[-1].known or found.fields
     if errors:
         raise errors[0]
 
 
-def _unread(failed: Impossible) -> FitError:
-    return FitError(f"No configuration of the reference fits the module: {failed}.")
-
-
 def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], causal: bool) -> dict[str, Any]:
     """Determine the fields that depend only on tables and attention weights."""
-    lengths, batch = list(heard.lengths.values()), len(next(iter(heard.inputs.values())))
-    found = softmaxes(heard.operations, batch, lengths)
+    found = softmaxes(heard)
     heads = {softmax.weights.shape[1] for softmax in found}
     names = ("encoder", "decoder") if len(subject.inputs) == 2 else ("decoder" if causal else "encoder",)
     fields: dict[str, Any] = {"architecture": "encoder-decoder" if len(names) == 2 else names[0]}
@@ -184,28 +182,20 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
     return fields | ({f"num_{names[0]}_layers": len(found)} if len(names) == 1 and found else {})
 
 
-def _unused(subject: FittedModel, found: FoundFields) -> tuple[str, ...]:
-    """Return the module's parameters that no parameter of the reference contains."""
-    ours = list(found.parameters.values())
-    is_used = {name: any(np.may_share_memory(value, each) for each in ours) for name, value in subject.values.items()}
-    return tuple(name for name, used in is_used.items() if not used and name not in found.used)
-
-
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     """Return whether the attentions of the last stack hide later tokens.
 
     If every token attends only to itself, token types decide, because only encoders have them.
     """
-    batch, lengths = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())
-    found = softmaxes(heard.operations, batch, lengths)
+    found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]
     if not own and next(kernels_over_time(subject.values), None) is None:
         raise FitError("No operation is a softmax over the tokens; expected attention.")
     if not own:
         return True
-    masked = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
-    is_blind = all(is_causal(each.swapaxes(1, 2)) for each in masked)
-    return all(map(is_causal, masked)) and not (is_blind and "token_types" in heard.inputs)
+    hidden = [scores_of(each, heard.operations, before(found, each)).masked for each in own]
+    is_blind = all(is_causal(each.swapaxes(1, 2)) for each in hidden)
+    return all(map(is_causal, hidden)) and not (is_blind and "token_types" in heard.inputs)
 
 
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
@@ -248,7 +238,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 
     def answer(probe: Probe) -> np.ndarray:
         subject.model.assign(tensors[id(probe.parameters)])
-        return subject.call(with_further(subject, probe.inputs, {}) | probe.inputs)
+        return subject.call(inputs.with_further(subject, probe.inputs, {}) | probe.inputs)
 
     try:
         proof = proved(probes, answer)
@@ -299,14 +289,6 @@ def _probes(config: TransformerConfig, found: FoundFields, calls: Sequence[Recor
 
 def _share(probes: Sequence[Probe], calls: Sequence[RecordedCall]) -> float:
     """Return the largest difference of a call's output from the reference, as a share of its budget."""
-    return max(_share_of(probe, call.output) for probe, call in zip(probes, calls, strict=True))
-
-
-def _share_of(probe: Probe, output: np.ndarray) -> float:
-    """Return the difference of one call's output from the reference, as a share of its budget."""
-    oracle = probe.oracle
-    expected = oracle.expected["logits"]
-    if expected.shape != output.shape:
-        return math.inf
-    budget = oracle.budget("logits", "float32")
-    return float(gap(output, expected)) / budget if budget else math.inf
+    budgets = [probe.oracle.budget("logits", "float32") for probe in probes]
+    errors = (gap(call.output, probe.oracle.expected["logits"]) for probe, call in zip(probes, calls, strict=True))
+    return max(error / budget if budget else math.inf for error, budget in zip(errors, budgets, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,16 @@ LOWEST = float(np.finfo(np.float32).min) / 4
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
     """Add the fields of masks from a plain call, a padded call and, if the module accepts one, a call with a mask."""
-    plain, padded, *masked = [dict(_scores(parts, call)) for call in calls]
+    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
+    named = [name for name, each in every if isinstance(each, Attention)]
+    scores: list[dict[str, Scores]] = []
+    for call in calls:
+        weights = softmaxes(call)
+        pairs = zip(named, weights, strict=False)
+        scores.append({name: scores_of(each, call.operations, before(weights, each)) for name, each in pairs})
+    plain, padded = scores[:2]
     _read_windows(found, parts, plain)
-    values = [each.masked_value for call in (plain, padded, *masked) for each in call.values()]
+    values = [each.masked_value for call in scores for each in call.values()]
     value = next((each for each in values if each is not None), None)
     found.fields["mask_value"], found.fields["mask_order"] = mask_fields(value, found.config().score_scale)
     if found.fields["mask_value"] in (-np.inf, 0):
@@ -37,15 +44,6 @@ def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) 
         found.fields["target_mask"] = "causal"
         found.untold["target_mask"] = "with an attention_mask, both values mask the same tokens"
     _read_counting(found, parts, calls[-1 if obeys else 1])
-
-
-def _scores(parts: Parts, call: RecordedCall) -> Iterator[tuple[str, Scores]]:
-    """Yield the scores of every attention in a call, by the reference's names."""
-    every = [each for stack in parts.stacks.values() for each in stack.sublayers]
-    named = [name for name, each in every if isinstance(each, Attention)]
-    weights = softmaxes(call.operations, len(next(iter(call.inputs.values()))), list(call.lengths.values()))
-    for name, softmax in zip(named, weights, strict=False):
-        yield name, scores_of(softmax, call.operations, before(weights, softmax))
 
 
 def _read_windows(found: FoundFields, parts: Parts, plain: dict[str, Scores]) -> None:

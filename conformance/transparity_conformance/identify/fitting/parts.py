@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.calls.signals import frame_embedding, image_embedding
-from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution, convolutions_in, grouped
+from transparity_conformance.identify.fitting.recurrent.convolutions import convolutions_in, grouped
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
 from transparity_conformance.identify.fitting.stream import End, Stream, Walk
 from transparity_conformance.identify.fitting.structure import (
@@ -26,6 +25,7 @@ from transparity_conformance.identify.fitting.values.head import Head, activatio
 from transparity_conformance.identify.fitting.values.linears import Linear, linears
 from transparity_conformance.identify.fitting.values.norms import Norms
 from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.identify.fitting.values.signals import frame_embedding, image_embedding
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +75,17 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
         causal: whether attention masks later tokens, if there is only one stack.
         keys_first: whether keys are computed before queries.
     """
-    values, inputs, tokens = subject.values, heard.inputs, subject.inputs
-    lengths = list(heard.lengths.values())
+    values, tokens, lengths = subject.values, subject.inputs, list(heard.lengths.values())
     embeddings = {name: _embedding(subject, heard, name) for name in tokens}
     width = embeddings[tokens[0]].value.shape[1]
-    batch = len(inputs[tokens[0]])
     front = {name for each in embeddings.values() for name in each.used}
-    maps = [one for one in linears(heard.operations, values, batch) if one.name not in front]
-    weights = softmaxes(heard.operations, batch, lengths)
+    maps = [one for one in linears(heard.operations, values, heard.batch) if one.name not in front]
+    weights = softmaxes(heard)
     experts = experts_in(maps, heard.operations, values)
     maps = [one for one in maps if not any(one.name in each.names for each in experts)]
-    taken = front.union(*(each.names for each in experts))
-    over_time = _recurrences(subject, heard, maps, taken) if causal else []
+    used = front.union(*(each.names for each in experts), (one.name.partition("[")[0] for one in maps))
+    kernels = {name: value for name, value in values.items() if name not in used} if causal else {}
+    over_time = grouped(convolutions_in(heard.operations, kernels, heard.batch, lengths[-1]), maps)
     found, rest = sublayers(maps, weights, width, keys_first=keys_first, recurrences=over_time, experts=experts)
     head = _head(rest, heard.output, width)
     names = ("encoder", "decoder") if len(tokens) == 2 else ("decoder" if causal else "encoder",)
@@ -95,9 +94,9 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
     vectors = {name: value for name, value in values.items() if value.shape == (width,) and name not in biases}
     named = {name: _named(name, subs) for name, subs in zip(names, split, strict=True)}
     end = End(head.given(heard.output, width))
-    if head.is_pooled and len(end.value) == batch:
-        lone = inputs["tokens"] if tokens == ("tokens",) else None
-        end = End(end.value, tuple(choices(lone, batch, lengths[-1])))
+    if head.is_pooled and len(end.value) == heard.batch:
+        lone = heard.inputs["tokens"] if tokens == ("tokens",) else None
+        end = End(end.value, tuple(choices(lone, heard.batch, lengths[-1])))
     embedded = [embeddings[token].value for token in tokens]
     try:
         streams = _streams(embedded, named, end, heard, Norms(vectors))
@@ -162,19 +161,6 @@ def _streams(
         f"The residuals and norms of the {last} were not recognized{at}; expected layer, RMS or batch norms before, "
         "after or around each sublayer."
     )
-
-
-def _recurrences(
-    subject: FittedModel, heard: RecordedCall, maps: Sequence[Linear], taken: set[str]
-) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of every recurrence, with the linear maps that have the same input.
-
-    Parameters that linear maps or other parts use are not convolution kernels.
-    """
-    used = taken | {one.name.partition("[")[0] for one in maps}
-    kernels = {name: value for name, value in subject.values.items() if name not in used}
-    batch, length = len(next(iter(heard.inputs.values()))), list(heard.lengths.values())[-1]
-    return grouped(convolutions_in(heard.operations, kernels, batch, length), maps)
 
 
 def _embedding(subject: FittedModel, heard: RecordedCall, name: str) -> Embedding:
@@ -242,21 +228,18 @@ def _head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
     )
 
 
-def _has_rows(made: np.ndarray, output: np.ndarray) -> bool:
-    """Return whether each row of the output is the map's result at one position of that row."""
-    if made.shape[1] != output.shape[1] or len(made) % len(output):
-        return False
-    own = zip(np.split(made, len(output)), output, strict=True)
-    return all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
-
-
 def _pooled_head(rest: Sequence[Linear], output: np.ndarray, embed_dim: int) -> Head:
     """Return the head of a model with one vector per row: a pooled state or classes, with or without a pooler."""
     for one in reversed(rest):
         activation = activation_between(one, output)
         if activation is not None:
             return Head("pooled", pooler=one, activation=activation)
-        if is_same(one.made, output) or _has_rows(one.made, output):
+        is_of_rows = one.made.shape[1] == output.shape[1] and len(one.made) % len(output) == 0
+        own = zip(np.split(one.made, len(output)), output, strict=True) if is_of_rows else ()
+        # Each row of the output is the map's result, at one position of that row if there are several.
+        if is_same(one.made, output) or (
+            is_of_rows and all(any(is_same(row, wanted) for row in rows) for rows, wanted in own)
+        ):
             before = rest[: rest.index(one)]
             activation = activation_between(before[-1], one.given) if before else None
             pooler = None if activation is None else before[-1]

@@ -17,9 +17,6 @@ from transparity_conformance.identify.fitting.values.norms import Norm, Norms
 from transparity_conformance.identify.fitting.values.numbers import factor_between, is_same
 from transparity_conformance.listening.operation import Operation
 
-Values = Sequence[tuple[int, np.ndarray]]
-"""Values of the stream's size (rows, width), each with the index of its operation."""
-
 AHEAD = 40
 """The result of a norm is searched for within this number of operations."""
 
@@ -48,12 +45,6 @@ WAYS: tuple[tuple[NormPosition, Branches], ...] = (
     ("pre", "parallel"),
     ("pre", "parallel-one-norm"),
 )
-
-
-def values_like(rows: np.ndarray, operations: Sequence[Operation]) -> Values:
-    return [
-        (index, each.value.reshape(rows.shape)) for index, each in enumerate(operations) if each.value.size == rows.size
-    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +85,8 @@ class Walk:
 
     def streams(self, norms: Norms) -> Iterator[Stream]:
         """Yield every placement of norms that explains the values. The first complete placement is right."""
-        self.values = values_like(self.embedded, self.operations)
+        rows, every = self.embedded, enumerate(self.operations)
+        self.values = [(i, each.value.reshape(rows.shape)) for i, each in every if each.value.size == rows.size]
         for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
             starts = self._after(norms, self.embedded, 0, len(self.operations)) if with_norm else [None]
             for start in starts:
@@ -177,27 +169,20 @@ class Walk:
             for norm, value in self._after(norms, x, 0, len(self.operations)):
                 yield self._normed(made, norm, value)
             return
-        ends = itertools.chain(self._plain_ends(made, x), self._normed_ends(made, norms, x))
-        yield from itertools.islice(ends, 1)
+        yield from itertools.islice(self._read_ends(made, norms, x, self.end), 1)
 
-    def _plain_ends(self, made: Stream, x: np.ndarray) -> Iterator[Stream]:
-        for given, _ in self.end.of(x) if self.end else ():
-            factor = factor_between(given, self.end.value)  # type: ignore[union-attr]
-            if factor is not None:
-                yield dataclasses.replace(made, output=x, head_factor=factor)
-
-    def _normed_ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack with a final norm, whose result may be multiplied by a factor."""
-        assert self.end is not None
-        for norm, value in self._after(norms, x, 0, len(self.operations)):
-            for given, _ in self.end.of(value):
-                factor = factor_between(given, self.end.value)
+    def _read_ends(self, made: Stream, norms: Norms, x: np.ndarray, end: End) -> Iterator[Stream]:
+        """Yield the possible ends of a stack that the head reads. The states may be multiplied by a factor."""
+        normed = (self._normed(made, *each) for each in self._after(norms, x, 0, len(self.operations)))
+        for ended in itertools.chain([dataclasses.replace(made, output=x)], normed):
+            for given, _ in end.of(ended.output):
+                factor = factor_between(given, end.value)
                 if factor is not None:
-                    yield dataclasses.replace(self._normed(made, norm, value), head_factor=factor)
-        for given, is_state in self.end.of(x):
-            norm_or_none = norms.between(given, self.end.value) if is_state else None
-            if norm_or_none is not None:
-                yield self._normed(made, norm_or_none, self.end.value)
+                    yield dataclasses.replace(ended, head_factor=factor)
+        for given, is_state in end.of(x):
+            norm = norms.between(given, end.value) if is_state else None
+            if norm is not None:
+                yield self._normed(made, norm, end.value)
 
     @staticmethod
     def _normed(made: Stream, norm: Norm, value: np.ndarray) -> Stream:

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.recurrent.columns import Columns
 from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
 from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
-from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
 from transparity_conformance.identify.fitting.values.experts import Experts
-from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.linears import Columns, Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.identify.fitting.values.scores import Softmax
-from transparity_conformance.listening.operation import Operation
 from transparity_numpy.arithmetic.functional import sigmoid
 
 
@@ -57,11 +55,6 @@ class Attention:
     def head_dim(self) -> int:
         return self.output.weight.shape[1] // self.heads
 
-    @property
-    def is_shared_per_head(self) -> bool:
-        """Return whether one linear map serves every head."""
-        return self.heads > 1 and self.query.weight.shape == (self.head_dim, self.head_dim) != self.output.weight.shape
-
     def split(self, linear: Linear) -> np.ndarray:
         """Return a projection as (batch, heads, length, head_dim)."""
         batch, _, queries, keys = self.softmax.weights.shape
@@ -96,11 +89,12 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 """The operations by which a mixer is recognized: attention weights, or a recurrence's convolutions with their maps."""
 
 
-def softmaxes(operations: Sequence[Operation], batch: int, lengths: Sequence[int]) -> list[Softmax]:
+def softmaxes(heard: RecordedCall) -> list[Softmax]:
     """Return the weights of every attention: rows of positive numbers with the sum 1, with one number per key."""
     found: list[Softmax] = []
     copies: set[int] = set()
-    for index, operation in enumerate(operations):
+    batch, lengths = heard.batch, heard.lengths.values()
+    for index, operation in enumerate(heard.operations):
         value = operation.value
         if copies & set(operation.inputs) and is_same(found[-1].weights, value):
             copies.add(index)
@@ -184,7 +178,12 @@ def _feed_forward(
     """
     if rest and rest[0] in routed:
         return [routed[rest[0]]], list(rest[1:])
-    groups = [list(group) for group in _of_one_input(rest)]
+    groups: list[list[Linear]] = []  # the maps that read one input
+    for one in rest:
+        if groups and is_same(groups[-1][0].given, one.given):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
     is_feed = len(groups) > (1 if is_last else 2) and len(groups[0]) <= 2 and len(groups[1]) == 1
     if not is_feed or groups[1][0].weight.shape[0] != width:
         return [], list(rest)
@@ -195,38 +194,26 @@ def _feed_forward(
     return [FeedForward(tuple(ups), down)], list(itertools.chain(*groups[2:]))
 
 
-def _of_one_input(maps: Sequence[Linear]) -> list[list[Linear]]:
-    groups: list[list[Linear]] = []
-    for one in maps:
-        if groups and is_same(groups[-1][0].given, one.given):
-            groups[-1].append(one)
-        else:
-            groups.append([one])
-    return groups
-
-
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
     """Return an attention whose projections are identified: the softmax weights sum the values to the context."""
-    heads = softmax.weights.shape[1]
-    if output.weight.shape[1] % heads:
-        raise FitError(f"An attention has {heads} heads and {output.weight.shape[1]} features of context; {_FORMS}")
-    try:
-        return _plain_attention(softmax, projections, output, begins, keys_first=keys_first)
-    except FitError:
-        gated = _gated(softmax, projections, output, begins, keys_first=keys_first)
-        if gated is None:
-            raise
-        return gated
+    heads, width = softmax.weights.shape[1], output.weight.shape[1]
+    if width % heads:
+        raise FitError(f"An attention has {heads} heads and {width} features of context; {_FORMS}")
+    for ways in (_plain_attentions, _gated_attentions):
+        for made in ways(softmax, projections, output, begins, keys_first):
+            return made
+    if len(projections) > 3:
+        raise FitError(f"{len(projections)} linear maps were found before a softmax; {_FORMS}")
+    raise FitError(f"The context of an attention with {heads} heads is no weighted sum of a projection; {_FORMS}")
 
 
-def _plain_attention(
-    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
-) -> Attention:
-    """Return an attention whose output map reads the context directly."""
-    heads = softmax.weights.shape[1]
-    width = output.weight.shape[1]
+def _plain_attentions(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, keys_first: bool
+) -> Iterator[Attention]:
+    """Yield each attention whose output map reads the context directly."""
+    heads, width = softmax.weights.shape[1], output.weight.shape[1]
     packed = list(_by_head(projections[0], heads, width // heads)) if len(projections) == 1 else []
     for separate in (_separate(list(projections), width), *packed):
         for value in reversed(separate):
@@ -236,14 +223,13 @@ def _plain_attention(
             names = (query.name, query.bias_name) if separate in packed else ()
             made = Attention(softmax, query, key, value, output, begins, None, tuple(filter(None, names)))
             if is_same(_context(made), output.given):
-                return made
-    raise FitError(f"The context of an attention with {heads} heads is no weighted sum of a projection; {_FORMS}")
+                yield made
 
 
-def _gated(
-    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
-) -> Attention | None:
-    """Return an attention whose context is multiplied by the sigmoid of a linear map, or None."""
+def _gated_attentions(
+    softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, keys_first: bool
+) -> Iterator[Attention]:
+    """Yield each attention whose context is multiplied by the sigmoid of a linear map."""
     for value in reversed(projections if len(projections) > 1 else ()):
         rest = [one for one in projections if one is not value]
         own = [one for one in rest if len(one.made) == len(output.given)]
@@ -264,8 +250,7 @@ def _gated(
         )
         query, key = (columns.linear(left[at]) if left[at] else of_memory[0] for at in ends)
         names = tuple(each for one in rest for each in (one.name, one.bias_name) if each is not None)
-        return Attention(softmax, query, key, value, output, begins, gate, names)
-    return None
+        yield Attention(softmax, query, key, value, output, begins, gate, names)
 
 
 def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
@@ -279,7 +264,7 @@ def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Return the query, key and value of maps that may be fused."""
+    """Return the query, key and value of maps that may be fused; empty if there are more than three maps."""
     if len(maps) == 1:
         rest = (maps[0].weight.shape[0] - width) // 2
         ends = (0, width, width + rest, width + 2 * rest)
@@ -287,9 +272,7 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
     if len(maps) == 2:
         half = maps[1].weight.shape[0] // 2
         return [maps[0], maps[1].part(0, half), maps[1].part(half, 2 * half)]
-    if len(maps) != 3:
-        raise FitError(f"{len(maps)} linear maps were found before a softmax; {_FORMS}")
-    return maps
+    return maps if len(maps) == 3 else []
 
 
 def _context(attention: Attention) -> np.ndarray:

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
-from transparity_conformance.identify.alignment.values.loops import stacked
+from transparity_conformance.identify.proof import Model
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.forms import stacked, within_sequence
 from transparity_conformance.matching.recorded import Recorded
-from transparity_conformance.matching.values import within_sequence
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
@@ -67,6 +67,10 @@ class RecordedCall:
     lengths: Mapping[str, int]
     """The number of tokens, patches or audio positions of each stack, by input."""
 
+    @property
+    def batch(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
     def shows(self, activation: np.ndarray) -> bool:
         """Return whether an operation has the numbers of an activation, in any order of its axes."""
         return self._computed.nearest(activation) is not None
@@ -76,19 +80,11 @@ class RecordedCall:
         return Recorded(self.operations, self.output)
 
 
-class Fitted(Protocol):
-    """A model to fit, in this process or another process."""
-
-    def __call__(self, **inputs: np.ndarray) -> Any: ...
+class Fitted(Model, Protocol):
+    """A model to fit."""
 
     def inputs(self) -> dict[str, str]:
         """Map our names of the inputs to the model's names."""
-
-    def tensors(self) -> dict[str, np.ndarray]: ...
-
-    def buffers(self) -> dict[str, np.ndarray]: ...
-
-    def assign(self, values: Mapping[str, np.ndarray]) -> None: ...
 
     def widen(self) -> bool:
         """Switch to float64; return whether this succeeded."""
@@ -128,15 +124,6 @@ class FittedModel:
     def tokens(self) -> tuple[str, ...]:
         return tuple(name for name in self.inputs if name not in self.positions)
 
-    def kept(self) -> dict[str, np.ndarray]:
-        """Return the model's buffers, such as tables of sinusoids."""
-        return call_port(self.model.buffers)
-
-    def take_pixels(self) -> None:
-        """Treat the only input as images from this call on."""
-        self.names = {"pixels": self.names["tokens"]}
-        self.renamed = {"pixels": "tokens"}
-
     def lengths(self, inputs: Arrays) -> dict[str, int]:
         """Return the number of positions of each stack."""
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
@@ -173,7 +160,7 @@ class FittedModel:
 
     def call(self, inputs: Arrays) -> np.ndarray:
         with self._described(inputs):
-            return _array(call_port(self.model, **self._named(inputs)))
+            return as_numbers(call_port(self.model, **self._named(inputs)))
 
     def hear(self, inputs: Arrays) -> RecordedCall:
         """Call the model, and record every operation."""
@@ -188,7 +175,7 @@ class FittedModel:
             operations = [dataclasses.replace(each, value=self._rows_first(each.value, inputs)) for each in operations]
         elif self.loops != "none":
             operations = self._together(operations, inputs)
-        return RecordedCall(inputs, _array(output).astype(np.float64), operations, self.lengths(inputs))
+        return RecordedCall(inputs, as_numbers(output).astype(np.float64), operations, self.lengths(inputs))
 
     def _named(self, inputs: Arrays) -> Arrays:
         return {self.renamed.get(name, name): value for name, value in inputs.items()}
@@ -235,8 +222,3 @@ class FittedModel:
         elif "emb" not in name.lower():
             value = value / np.prod(tensor.shape[1 if tensor.ndim == KERNEL else -1 :]) ** 0.5
         return value.astype(np.float32).astype(np.float64)
-
-
-def _array(answer: Any) -> np.ndarray:
-    result: np.ndarray = as_numbers(answer)
-    return result

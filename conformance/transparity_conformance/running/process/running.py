@@ -25,7 +25,7 @@ from transparity_conformance.capabilities.sharding import ALONE, Sharding
 from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.listening.listen import listen
 from transparity_conformance.listening.operation import Operation
-from transparity_conformance.matching.values import within_sequence
+from transparity_conformance.matching.forms import within_sequence
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import of_build

@@ -24,8 +24,7 @@ import numpy as np
 
 from transparity.limits.stored import OnDisk
 from transparity.text import VALUE, safe
-from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.listening.source import LONGEST_PATH
+from transparity_conformance.listening.operation import LONGEST_PATH, Operation, Source
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")

@@ -100,14 +100,12 @@ def _uses(
         begins = {bias: silu(kernel[:, -1] * given[0, 0] + added) for bias, added in biases.items()}
         for index, made in rows[place + 1 : place + 1 + NEAR]:
             for bias, begin in begins.items():
-                if is_same(begin, made[0, 0]) and is_same(_convolved(kernel, given, biases[bias]), made):
+                if not is_same(begin, made[0, 0]):
+                    continue
+                before = np.zeros((len(given), kernel.shape[1] - 1, given.shape[2]))
+                if is_same(silu(causal_convolution(kernel, given, before) + biases[bias]), made):
                     names = (name, bias) if bias else (name,)
                     yield Convolution(index, given, made, kernel, vectors.get(bias), names)
-
-
-def _convolved(kernel: np.ndarray, given: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    before = np.zeros((len(given), kernel.shape[1] - 1, given.shape[2]))
-    return silu(causal_convolution(kernel, given, before) + bias)
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:

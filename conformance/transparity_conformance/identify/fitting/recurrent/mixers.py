@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from transparity.taps import recording
-from transparity_conformance.identify.fitting.recurrent.columns import Columns
 from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
 from transparity_conformance.identify.fitting.subject import ForeignError
 from transparity_conformance.identify.fitting.values.found import FoundFields
-from transparity_conformance.identify.fitting.values.linears import Linear
+from transparity_conformance.identify.fitting.values.linears import Columns, Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
@@ -107,11 +106,10 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
     """
     own = operations[one.begins : one.output.at]
     left = {name: value for name, value in values.items() if name not in found.used}
-    layers = [
-        _Layer(one, columns, convolved, own, left)
-        for columns in _readings(one.maps)
-        for convolved in _convolved(one, columns)
-    ]
+    given = np.concatenate([each.given for each in one.convolutions], axis=2)
+    rows = given.reshape(-1, given.shape[2])
+    read = ((columns, columns.matching(rows)) for columns in _readings(one.maps))  # what the convolutions read
+    layers = [_Layer(one, columns, convolved, own, left) for columns, convolved in read if convolved is not None]
     if not layers:
         raise ForeignError("The convolutions of a recurrence do not read the linear maps of its input.")
     steps = [(layer, *each) for layer in layers for each in layer.time_steps()]
@@ -123,7 +121,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
     for layer, rates in every:
         expected = one.output.given.reshape(*rates.step.shape[:2], -1)
         for taken in layer.ways(rates):
-            if all(is_same(taken.context(found, rows), expected[:rows]) for rows in (1, len(expected))):
+            if all(is_same(taken.context(found, count), expected[:count]) for count in (1, len(expected))):
                 return taken
     raise ForeignError(f"{NEITHER}neither rule, followed by a gated norm, gives the input of its output map.")
 
@@ -135,14 +133,6 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
         if one.bias is not None:
             plain = dataclasses.replace(one, made=one.made - one.bias, bias=None, bias_name=None)
             yield Columns([*maps[:place], plain, *maps[place + 1 :]])
-
-
-def _convolved(one: Recurrence, columns: Columns) -> Iterator[list[int]]:
-    """Yield the features of the linear maps that the convolutions read, if the maps compute them."""
-    given = np.concatenate([each.given for each in one.convolutions], axis=2)
-    found = columns.matching(given.reshape(-1, given.shape[2]))
-    if found is not None:
-        yield found
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,15 +211,19 @@ class _Layer:
             return
         keys = (len(self.convolved) - self.wide) // 2
         groups = [each for each in range(1, heads + 1) if heads % each == 0 and keys % each == 0]
-        for beta, order, shared, skip in itertools.product(betas, _orders(keys, self.wide), groups, skips):
+        widths, orders = {"query": keys, "key": keys, "value": self.wide}, list[dict[str, slice]]()
+        for order in dict.fromkeys((*USUAL, *itertools.permutations(widths))):
+            ends = itertools.accumulate((widths[role] for role in order), initial=0)
+            orders.append({role: slice(*pair) for role, pair in zip(order, itertools.pairwise(ends), strict=True)})
+        for beta, places, shared, skip in itertools.product(betas, orders, groups, skips):
             gate = [each for each in left if each not in beta]
             size = self.wide // heads if mixer == "gated-delta" else self.wide
             for gain in [name for name, value in self.values.items() if value.shape == (size,)]:
                 vectors = {"dt_bias": rates.names[0], "A_log": rates.names[1], "gated_norm.weight": gain}
                 vectors |= {"D": skip} if skip else {}
-                roles = {role: self.convolved[at] for role, at in order.items()}
+                roles = {role: self.convolved[at] for role, at in places.items()}
                 roles |= {"decay": rates.features, "gate": gate} | ({"beta": beta} if beta else {})
-                yield self._taken(rates, mixer, shared, order, roles, vectors)
+                yield self._taken(rates, mixer, shared, places, roles, vectors)
 
     def _taken(
         self,
@@ -258,11 +252,3 @@ class _Layer:
             "recurrent_bias": any(each.bias is not None for each in linears.values()),
         }
         return Taken(fields, linears, parameters, {*vectors.values(), *self.one.names}, rates)
-
-
-def _orders(keys: int, wide: int) -> Iterator[dict[str, slice]]:
-    """Yield the places that queries, keys and values may have: blocks in any order."""
-    widths = {"query": keys, "key": keys, "value": wide}
-    for order in dict.fromkeys((*USUAL, *itertools.permutations(widths))):
-        ends = itertools.accumulate((widths[role] for role in order), initial=0)
-        yield {role: slice(*pair) for role, pair in zip(order, itertools.pairwise(ends), strict=True)}

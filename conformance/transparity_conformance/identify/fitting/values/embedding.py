@@ -55,10 +55,6 @@ class Embedding:
     def reads_tokens(self) -> bool:
         return not self.fields
 
-    def of_signal(self, parameters: Arrays, fields: Mapping[str, Any], used: tuple[str, ...]) -> Embedding:
-        """Return this embedding with the parameters and fields of an image or audio."""
-        return dataclasses.replace(self, parameters=parameters, fields=fields, used=used)
-
     def length(self, batch: int) -> int:
         return len(self.value) // batch
 
@@ -97,19 +93,34 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 """A sum, the factor of the token embeddings in the sum, and the rest of the sum."""
 
 
-def positioned(table: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
-    """Return the embedding that the last recognized sum describes, or None.
+def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
+    """Return the embedding of the table `tokens` that the last recognized sum describes, or None.
 
-    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`.
+    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`. If the rest is a multiple of
+    rows, which no configuration allows, raise `FitError`.
     """
     for value, scale, left in reversed(list(sums)):
-        plain = Embedding(table, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
+        plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
         if is_same(value, value - left):
             return plain
-        made = next(_learned(plain, left[0], others), None) or _sinusoidal(plain, left[0])
-        if made is not None:
+        length, width = left[0].shape
+        is_like = {
+            name: each.ndim == 2 and each.shape[1] == width and len(each) >= length for name, each in others.items()
+        }
+        tables = {name: table for name, table in others.items() if is_like[name]}
+        for name, table in tables.items():
+            for offset in range(len(table) - length + 1):
+                if is_same(table[offset], left[0][0]) and is_same(table[offset : offset + length], left[0]):
+                    return dataclasses.replace(plain, positions="learned", position_table=name, offset=offset)
+        if (made := _sinusoidal(plain, left[0])) is not None:
             return made
-        _refuse_scaled(left[0], others)
+        for name, rows in tables.items():
+            factor = factor_between(rows[:length], left[0])
+            if factor is not None:
+                raise FitError(
+                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; "
+                    "multiply the table itself, or remove the factor."
+                )
     return None
 
 
@@ -141,27 +152,6 @@ def sums_of(
             if np.abs(left - left[:1]).max() <= floor and (is_nothing or not is_constant):
                 yield value, settle(scale, error) if scale is fitted else scale, left
                 break
-
-
-def _learned(plain: Embedding, left: np.ndarray, values: Arrays) -> Iterator[Embedding]:
-    for name, table in values.items():
-        if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
-            for offset in range(len(table) - len(left) + 1):
-                if is_same(table[offset], left[0]) and is_same(table[offset : offset + len(left)], left):
-                    yield dataclasses.replace(plain, positions="learned", position_table=name, offset=offset)
-
-
-def _refuse_scaled(left: np.ndarray, values: Arrays) -> None:
-    """Raise `FitError` if the term of positions is a multiple of a table's rows, which no configuration allows."""
-    for name, table in values.items():
-        if table.ndim == 2 and table.shape[1] == left.shape[1] and len(table) >= len(left):
-            rows = table[: len(left)]
-            factor = factor_between(rows, left)
-            if factor is not None:
-                raise FitError(
-                    f"The rows of {name} are multiplied by {factor:.4g} before they are added to the tokens; "
-                    "multiply the table itself, or remove the factor."
-                )
 
 
 def _sinusoidal(plain: Embedding, left: np.ndarray) -> Embedding | None:

@@ -62,6 +62,18 @@ class Experts:
         return {role: each for role, each in every.items() if each is not None}
 
     @property
+    def fields(self) -> dict[str, object]:
+        return {
+            "num_experts": len(self.up.weights),
+            "experts_per_token": self.per_token,
+            "router_scores": self.scores,
+            "normalize_topk": self.is_normalized,
+            "activation": self.activation,
+            "gated": self.gate is not None,
+            "feed_forward_dim": self.up.weights.shape[1],
+        }
+
+    @property
     def names(self) -> set[str]:
         """Return the module's names of the experts' parameters."""
         return {name for each in self.maps.values() for name in each.names}
@@ -116,10 +128,15 @@ def _readings(
 ) -> Iterator[Experts]:
     """Yield the experts in each interpretation in which their weighted sum is the result of an operation."""
     rows, width = router.given.shape
-    seen = [(begin + i, each.value.reshape(rows, width)) for i, each in enumerate(operations) if _is_of(each, router)]
+    like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
+    seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]
     few = np.linspace(0, rows - 1, FEW).astype(int)
     sums = np.stack([value[few] for _, value in seen]) if seen else np.empty((0, FEW, width))
-    weighed = [(*kind, _weights(router.made, per_token, *kind)) for kind in itertools.product(SCORES, (True, False))]
+    weighed: list[tuple[str, bool, np.ndarray]] = []
+    for kind, is_normalized in itertools.product(SCORES, (True, False)):
+        every = SCORES[kind](router.made)
+        chosen = np.where(highest(every, per_token) != 0, every, 0.0)
+        weighed.append((kind, is_normalized, chosen / chosen.sum(axis=1, keepdims=True) if is_normalized else chosen))
     for gate, up, down in _maps(router, values):
         for activation, (scores, is_normalized, weights) in itertools.product(ACTIVATIONS, weighed):
             made = _sum(router.given[few], weights[few], activation, gate, up, down)
@@ -128,18 +145,6 @@ def _readings(
                 at, value = seen[index]
                 if is_same(_sum(router.given, weights, activation, gate, up, down), value):
                     yield Experts(router, per_token, scores, is_normalized, activation, gate, up, down, (at, value))
-
-
-def _is_of(operation: Operation, router: Linear) -> bool:
-    """Return whether a value has the size of a router's input, with its features last."""
-    return operation.value.size == router.given.size and operation.value.shape[-1] == router.given.shape[1]
-
-
-def _weights(logits: np.ndarray, per_token: int, scores: str, is_normalized: bool) -> np.ndarray:
-    """Return the weight of each expert (rows, experts)."""
-    every = SCORES[scores](logits)
-    weights: np.ndarray = np.where(highest(every, per_token) != 0, every, 0.0)
-    return weights / weights.sum(axis=1, keepdims=True) if is_normalized else weights
 
 
 def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None, up: Maps, down: Maps) -> np.ndarray:
@@ -160,21 +165,14 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
         hidden, raised = down.weights.shape[2], up.weights.shape[1]
         if set(down.names) & set(up.names):
             continue
-        if raised == 2 * hidden:
-            for gate, other in _halves(up):
-                yield gate, other, down
+        if raised == 2 * hidden:  # gate and up projections are fused: concatenated or interleaved, in either order
+            cuts = (slice(0, hidden), slice(hidden, None)), (slice(0, None, 2), slice(1, None, 2))
+            for one, other in ((first, second) for cut in cuts for first, second in (cut, cut[::-1])):
+                yield Maps(up.weights[:, one], up.names), Maps(up.weights[:, other], up.names), down
         elif raised == hidden:
             yield None, up, down
             gates = [each for each in ups if each.weights.shape == up.weights.shape]
             yield from ((gate, up, down) for gate in gates if not set(gate.names) & {*up.names, *down.names})
-
-
-def _halves(both: Maps) -> Iterator[tuple[Maps, Maps]]:
-    """Yield the gate and up projections of a fused map: concatenated or interleaved, in either order."""
-    half = both.weights.shape[1] // 2
-    for one, other in ((both.weights[:, :half], both.weights[:, half:]), (both.weights[:, ::2], both.weights[:, 1::2])):
-        yield Maps(one, both.names), Maps(other, both.names)
-        yield Maps(other, both.names), Maps(one, both.names)
 
 
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
@@ -212,7 +210,7 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
     """
     if not named:
         return
-    fields = [_fields(each) for _, each in named]
+    fields = [each.fields for _, each in named]
     if beside_others or any(each != fields[0] for each in fields):
         raise ForeignError("Layers differ in their experts, or some have none; expected the same in every layer.")
     has_bias = any(each.router.bias is not None for _, each in named)
@@ -222,15 +220,3 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
         for role, maps in each.maps.items():
             found.parameters |= {f"{name}.experts.{i}.{role}.weight": own for i, own in enumerate(maps.weights)}
         found.used |= each.names
-
-
-def _fields(one: Experts) -> dict[str, object]:
-    return {
-        "num_experts": len(one.up.weights),
-        "experts_per_token": one.per_token,
-        "router_scores": one.scores,
-        "normalize_topk": one.is_normalized,
-        "activation": one.activation,
-        "gated": one.gate is not None,
-        "feed_forward_dim": one.up.weights.shape[1],
-    }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.values.numbers import is_same
+from transparity_conformance.identify.fitting.values.numbers import SAME, is_same
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.oracle import Arrays
 
@@ -48,9 +48,12 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
 
     Inputs and results have the batch as the first axis, even if the module orders axes differently.
     """
-    matrices = {name: value for name, value in values.items() if value.ndim == 2} | _by_heads(values)
+    matrices = {name: value for name, value in values.items() if value.ndim == 2}
+    heads = {name: value for name, value in values.items() if value.ndim == 3}
+    matrices |= {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}  # (in, heads, head_dim)
+    matrices |= {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
     vectors = {name: value for name, value in values.items() if value.ndim == 1}
-    if any(value.ndim == 3 for value in values.values()):
+    if heads:
         vectors |= {name: value.reshape(-1) for name, value in values.items() if value.ndim == 2}
     for name, matrix in list(matrices.items()):
         matrices |= _parts(name, matrix, matrix.shape[1])
@@ -63,13 +66,6 @@ def linears(operations: Sequence[Operation], values: Mapping[str, np.ndarray], b
             whole = one if one.bias is not None else _with_bias(one, operations, vectors)
             found.append(_batch_first(whole, operations[: index + 1], batch))
     return found
-
-
-def _by_heads(values: Mapping[str, np.ndarray]) -> Arrays:
-    """Return parameters stored as (in, heads, head_dim) or (heads, head_dim, out) as matrices."""
-    heads = {name: value for name, value in values.items() if value.ndim == 3}
-    into = {f"{name}[in]": value.reshape(len(value), -1) for name, value in heads.items()}
-    return into | {f"{name}[out]": value.reshape(-1, value.shape[-1]) for name, value in heads.items()}
 
 
 def _parts(name: str, value: np.ndarray, width: int) -> Arrays:
@@ -104,7 +100,8 @@ def _products(
         for name, matrix in matrices.items() if x.any() else ():  # for an input of zeros, every map gives its bias
             for weight in (matrix, matrix.T):
                 out, into = weight.shape
-                if x.size % into or made.size * into != x.size * out or not _is_last(x, into):
+                is_last = x.shape[-1] % into == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == into)
+                if not is_last or x.size % into or made.size * into != x.size * out:
                     continue
                 rows, results = x.reshape(-1, into), made.reshape(-1, out)
                 few = [0, len(rows) // 2, len(rows) - 1]
@@ -117,11 +114,6 @@ def _products(
                 bias = None if bias_name is None else vectors[bias_name]
                 if is_same(results, rows @ weight.T + (0 if bias is None else bias)):
                     yield Linear(index, rows, results, weight, name, bias, bias_name)
-
-
-def _is_last(x: np.ndarray, features: int) -> bool:
-    """Return whether rows of `features` features fit into the last axis of `x`, or are its last two axes."""
-    return x.shape[-1] % features == 0 or (x.ndim > 2 and x.shape[-1] * x.shape[-2] == features)
 
 
 def _bias(left: np.ndarray, vectors: Arrays) -> str | None:
@@ -144,3 +136,67 @@ def _with_bias(linear: Linear, operations: Sequence[Operation], vectors: Arrays)
         elif is_same(left - left[0] + 1, np.ones_like(left)) and (name := _bias(left[0], vectors)):
             return Linear(index, linear.given, made, linear.weight, linear.name, vectors[name], name)
     return linear
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The results of several linear maps of one input, concatenated."""
+
+    maps: Sequence[Linear]
+
+    @property
+    def made(self) -> np.ndarray:
+        """Return the results, as (rows, features)."""
+        return np.concatenate([each.made for each in self.maps], axis=1)
+
+    def matching(
+        self,
+        wanted: np.ndarray,
+        by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+        times: np.ndarray | None = None,
+    ) -> list[int] | None:
+        """Return, for each feature of `wanted` (rows, features), the index of the feature from which `by` computes it.
+
+        `times` multiplies each computed feature. Return None if a feature has no source, or if two features have the
+        same source.
+        """
+        made, times = by(self.made), np.ones_like(wanted) if times is None else times
+        scale = np.abs(wanted).max(initial=0.0)
+        # Compare a few rows first, which excludes most candidates.
+        few = np.linspace(0, len(wanted) - 1, min(5, len(wanted))).astype(int)
+        products = times[few][:, :, None] * made[few][:, None, :]
+        near = (np.abs(wanted[few][:, :, None] - products) <= SAME * scale).all(0)
+        found = []
+        for feature, candidates in enumerate(near):
+            options = np.flatnonzero(candidates)
+            errors = np.abs(times[:, [feature]] * made[:, options] - wanted[:, [feature]]).max(0, initial=0.0)
+            if not len(options) or errors.min() > SAME * scale:
+                return None
+            found.append(int(options[errors.argmin()]))
+        return found if len(set(found)) == len(found) else None
+
+    def linear(self, chosen: Sequence[int]) -> Linear:
+        """Return the linear map that computes the features `chosen`.
+
+        If only some of them have a bias, the others have a bias of 0.
+        """
+        sizes = np.cumsum([0, *(len(each.weight) for each in self.maps)])
+        places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
+        rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]
+        has_bias = any(one.bias is not None for one, _ in rows)
+        bias = np.array([0.0 if one.bias is None else one.bias[row] for one, row in rows]) if has_bias else None
+        first = self.maps[places[0][0]]
+        return Linear(
+            first.at,
+            first.given,
+            self.made[:, list(chosen)],
+            np.stack([one.weight[row] for one, row in rows]),
+            first.name,
+            bias,
+            first.bias_name,
+        )
+
+    def without(self, *taken: Sequence[int]) -> list[int]:
+        """Return, in order, the features that are in none of `taken`."""
+        used = {each for group in taken for each in group}
+        return [each for each in range(self.made.shape[1]) if each not in used]

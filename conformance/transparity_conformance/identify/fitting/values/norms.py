@@ -71,7 +71,7 @@ class Norms:
         best = candidates[int(errors.argmin())]
         if self._errors(x, made, [best])[0] > SAME:
             return None
-        return Norm(best[0], best[1], best[2], x, self._factors(x, made, *best))
+        return Norm(*best, x, _projected(*self._parts(x, made, [best]))[0, :, 0])
 
     def outputs(self, x: np.ndarray, values: Sequence[np.ndarray]) -> Iterator[tuple[Norm, np.ndarray]]:
         """Yield every norm of `x` whose result is among `values` (each rows, width), with the result."""
@@ -102,10 +102,6 @@ class Norms:
         scale = np.maximum(np.abs(toward * factors).max((1, 2)), np.abs(left).max((1, 2)))
         errors = np.abs(toward * factors - left).max((1, 2)) / np.where(scale > 0, scale, 1)
         return np.where(np.isfinite(errors), errors, np.inf)
-
-    def _factors(self, x: np.ndarray, made: np.ndarray, names: tuple[str, ...], gain: str, kind: str) -> np.ndarray:
-        factors: np.ndarray = _projected(*self._parts(x, made, [(names, gain, kind)]))[0, :, 0]
-        return factors
 
     def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
         """Return c · gain, and the result minus the bias, for each candidate (candidates, rows, width)."""
@@ -179,17 +175,15 @@ def _sizes(kind: str, norms: Sequence[Norm]) -> tuple[np.ndarray, np.ndarray]:
     """Return the observed divisors 1 / r, and the divisors without eps (squared, except for `layer-unbiased`)."""
     divisors, sizes = [], []
     for norm in norms:
-        plain = _plain_size(kind, norm.x) if norm.variance is None else norm.variance
+        plain, width = norm.variance, norm.x.shape[-1]
+        if plain is None:
+            centre = norm.x if kind == "rms" else norm.x - norm.x.mean(-1, keepdims=True)
+            squares = (centre**2).sum(-1)
+            plain = np.sqrt(squares / (width - 1)) if kind == "layer-unbiased" else squares / width
         is_finite = norm.factors > 0
         divisors.append(1 / norm.factors[is_finite])
         sizes.append(plain[is_finite])
     return np.concatenate(divisors), np.concatenate(sizes)
-
-
-def _plain_size(kind: str, x: np.ndarray) -> np.ndarray:
-    centre = x if kind == "rms" else x - x.mean(-1, keepdims=True)
-    squares: np.ndarray = (centre**2).sum(-1)
-    return np.sqrt(squares / (x.shape[-1] - 1)) if kind == "layer-unbiased" else squares / x.shape[-1]
 
 
 def _misfit(kind: str, eps: float, divisors: np.ndarray, sizes: np.ndarray) -> float:

@@ -68,18 +68,13 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
     """Return the angle of every position and pair, and the largest remaining difference."""
-    before, after = (_complex(value[..., :features], layout) for value in (query, rotated))
+    pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
+    first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))
+    before, after = (value[..., first] + 1j * value[..., second] for value in (query, rotated))
     angles = np.angle((after * before.conj()).sum((0, 1)))
     left = np.abs(after - before * np.exp(1j * angles)).max(initial=0.0)
     rest = np.abs(query[..., features:] - rotated[..., features:]).max(initial=0.0)
     return angles, float(max(left, rest) / np.abs(query).max())
-
-
-def _complex(x: np.ndarray, layout: RopeLayout) -> np.ndarray:
-    half = x.shape[-1] // 2
-    a, b = (x[..., ::2], x[..., 1::2]) if layout == "interleaved" else (x[..., :half], x[..., half:])
-    result: np.ndarray = a + 1j * b
-    return result
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
@@ -116,15 +111,12 @@ def _explained(found: np.ndarray, layout: RopeLayout, features: int, length: int
     factor = settled(float(1 / found[0]))
     theta, wrong = fitted(found * factor)
     made = [Rotary(layout, features, theta, "linear", factor, error=wrong)] if wrong < SAME else []
-    made += [_llama3(found, exponents, theta, layout, features, error) for theta in _thetas(found, exponents)]
-    return min(made, key=lambda each: each.error, default=None)
-
-
-def _thetas(found: np.ndarray, exponents: np.ndarray) -> list[float]:
-    """Return candidates for theta: ratios of neighboring angles, as if both were scaled alike."""
+    # Candidates for theta are ratios of neighboring angles, as if both were scaled alike.
     steps = np.abs(found[1:] / found[:-1]) ** (-1 / exponents[1]) if len(found) > 1 else np.empty(0)
     shown = [float(f"{step:.3g}") for step in steps if 1 < step < np.inf]
-    return list(dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA]))
+    thetas = dict.fromkeys([*map(float, steps), *shown, *USUAL_THETA])
+    made += [_llama3(found, exponents, theta, layout, features, error) for theta in thetas]
+    return min(made, key=lambda each: each.error, default=None)
 
 
 def _llama3(

@@ -1,27 +1,29 @@
-"""Add lines of the port to a report."""
+"""Add lines of the port to a report, and the swaps of weights that have the same effect as values swapped later."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from transparity_conformance.catalogue import faults_at
+from transparity_conformance.catalogue import faults_at, hypotheses
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
 from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.judge import Actual
 from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.search.fitting import fittables
-from transparity_conformance.diagnosis.walk import Impossible
+from transparity_conformance.diagnosis.walk import Impossible, segment_budgets, walk
 from transparity_conformance.identify.alignment.heard import AlignedCall, RecordedPort
-from transparity_conformance.identify.alignment.lines.source import behind_taps, operation_of
+from transparity_conformance.identify.alignment.lines import behind_taps, operation_of
 from transparity_conformance.listening.operation import Operation, Source
-from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
+from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS, largest
 from transparity_conformance.oracle.budgets import epsilon
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
+from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.check.findings import spread
 from transparity_conformance.report.check.lines import PortLine
+from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, Divergence, Report
 
 
@@ -84,7 +86,9 @@ def _line(
     segment = (fault.where, fault.error, fault.budget)
     index = operation_of(probe, call.operations, call.taps, call.numbers, *segment, besides)
     source = call.operations[index].source
-    if source is not None and _is_gross(fault, call.taps, report.dtype):
+    size = largest(np.nan_to_num(call.taps[fault.where]))
+    # A line with so large an error would show it at every tap that the line computes.
+    if source is not None and fault.error > epsilon(report.dtype) ** HALF_OF_THE_DIGITS * size:
         right = _right_alike(fault, causes, report, probe, call.numbers)
         source = call.operations[index].line_apart(behind_taps(call.operations, call.numbers, right))
     return source and _whole(source, call.operations[index : call.numbers[fault.where] + 1])
@@ -138,7 +142,50 @@ def _right_alike(
     return [tap for tap in right if not ids or ids & {each.id for each in faults_at(probe.config, tap)}]
 
 
-def _is_gross(fault: Divergence, taps: Arrays, dtype: str) -> bool:
-    """Return whether an error is so large that a wrong line would show it at every tap that the line computes."""
-    largest = float(np.abs(np.nan_to_num(taps[fault.where])).max(initial=0.0))
-    return fault.error > epsilon(dtype) ** HALF_OF_THE_DIGITS * largest
+def with_exchanges(report: Report, heard: RecordedPort, probes: Mapping[str, Probe], actual: Actual) -> Report:
+    """Extend each divergence by the swaps of weights that explain the same numbers.
+
+    Args:
+        actual: the activations that the port showed by name.
+    """
+    named = {tap for shown in actual.values() for tap in shown}
+    faults = [_with_exchanges(fault, report.dtype, heard, probes, named) for fault in report.faults]
+    return dataclasses.replace(report, faults=tuple(faults))
+
+
+def _with_exchanges(
+    fault: Divergence, dtype: str, heard: RecordedPort, probes: Mapping[str, Probe], named: Collection[str]
+) -> Divergence:
+    calls = {key: call for key, call in heard.calls.items() if fault.where in call.taps}
+    if len(fault.causes) != 1 or not calls:
+        return fault
+    known = {fault.causes[0].mistake, *fault.indistinguishable}
+    first = next(iter(calls))
+    for rival in _exchanges(probes[first], calls[first], fault.where, named):
+        if rival.fault.id in known:
+            continue
+        if all(_is_same(probes[key], call, fault.where, rival, dtype) for key, call in calls.items()):
+            known.add(rival.fault.id)
+            tied = (*fault.indistinguishable, rival.fault.id)
+            fault = dataclasses.replace(fault, indistinguishable=tied)
+    return fault
+
+
+def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
+    """Yield swaps of two weights in the sublayer of `where` whose taps come before it and were found by value."""
+    sublayer, order = where.rpartition(".")[0], list(call.taps)
+    before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
+    for hypothesis in hypotheses(probe.config, before):
+        if hypothesis.fault.is_mutual and len(hypothesis.sites) == 2:
+            yield hypothesis
+
+
+def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
+    """Return whether the reference with swapped weights computes the port's value at `where`.
+
+    The reference continues from the port's other taps, not from the taps of the swapped weights.
+    """
+    given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
+    ours = walk(probe, given, (rival,), until=where)[where]
+    budgets = segment_budgets(probe, given, dtype, (rival,), until=where, neighbours=min(2, probe.neighbours))
+    return share(judged_gap(probe, where, call.taps[where], ours, dtype, given), budgets[where]) <= 1

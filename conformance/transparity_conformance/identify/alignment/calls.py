@@ -1,4 +1,4 @@
-"""Find the line at which a port's step with a cache diverges from its forward pass without a cache.
+"""Find the lines at which two calls of a port diverge: two equal calls, or a step with a cache and a forward pass.
 
 A correct step recomputes numbers of the forward pass at the same positions. The first number that the forward pass does
 not contain is therefore wrong.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from transparity_conformance.capabilities.decoding.steps import StepRequest, named_inputs, take_step
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
+from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.plan import recorded
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.graph import leading_nowhere
-from transparity_conformance.matching.recorded import Recorded, is_near
+from transparity_conformance.matching.recorded import Recorded, is_near, largest
 from transparity_conformance.oracle.probes import Probe, as_given, sees_something
 from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.running import listen_in_full
+from transparity_conformance.running.process.running import listen_in_full, run_listening
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +73,8 @@ def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: f
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
             if step is not None and step.operations:  # An artifact that runs its own steps records no operations.
-                return _parting(step, _right_ones(forward, rows), budget, error)
+                inputs = {name: as_given(value) for name, value in rows.inputs.items()}
+                return _parting(step, listen_in_full(forward, "", **inputs)[1], budget, error)
     return None
 
 
@@ -112,23 +115,16 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
     return tokens, named_inputs(probe, slice(None), chunk)
 
 
-def _right_ones(forward: Any, probe: Probe) -> list[Operation]:
-    """Return every operation that the port runs without a cache."""
-    inputs = {name: as_given(value) for name, value in probe.inputs.items()}
-    return listen_in_full(forward, "", **inputs)[1]
-
-
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong number that leads to the logits.
 
     A number is wrong if no operation in `right` computes it. The line is the innermost caller that computes no right
     number elsewhere in this step.
     """
-    port, largest = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
-    lines, rounding = _Lines(right), budget / largest
-    near = (
-        math.sqrt(budget * min(error, largest)) / largest
-    )  # The tolerance lies between rounding and the error, so that numbers are clearly right or wrong.
+    port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
+    lines, rounding = _Lines(right), budget / scale
+    # The tolerance lies between rounding and the error, so that numbers are clearly right or wrong.
+    near = math.sqrt(budget * min(error, scale)) / scale
 
     def is_among(index: int, others: Sequence[Operation], tolerance: float) -> bool:
         return any(_is_part(port.values[index], each.value, step, tolerance) for each in others)
@@ -166,8 +162,14 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
-    allowed = tolerance * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-    return any(_is_near_to(value, whole, cuts, allowed) for cuts in itertools.product(*ways))
+    for cuts in itertools.product(*ways):
+        part, rest = tuple(cut for cut, _ in cuts), value.copy()
+        rest[part] = np.nan
+        left = rest[~np.isnan(rest)]  # the rest of a buffer holds only one value
+        theirs = whole[tuple(cut for _, cut in cuts)]
+        if is_near(value[part], theirs, tolerance * largest(value)) and (left == left[:1]).all():
+            return True
+    return False
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
@@ -183,10 +185,49 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
         yield slice(step.end), slice(step.end)
 
 
-def _is_near_to(value: np.ndarray, whole: np.ndarray, cuts: Sequence[tuple[slice, slice]], allowed: float) -> bool:
-    """Return whether the parts agree, and the rest of a buffer holds only one value."""
-    own, theirs = value[tuple(cut for cut, _ in cuts)], whole[tuple(cut for _, cut in cuts)]
-    rest = value.copy()
-    rest[tuple(cut for cut, _ in cuts)] = np.nan
-    left = rest[~np.isnan(rest)]
-    return is_near(own, theirs, allowed) and bool((left == left[:1]).all())
+def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
+    """Add the line and the tap where two calls diverge to the divergence of a nondeterministic port."""
+    row = aligned_probe(probe)
+    try:
+        taps, once = run_listening(forward, row)
+        _, again = run_listening(forward, row)
+    except PortProcessError:
+        raise
+    except PortError as error:
+        return report.adding(notes=[f"the port's operations could not be recorded: {error}"])
+
+    def key(each: Operation | None) -> object:
+        return each and (each.name, each.value.shape, each.value.tobytes())
+
+    pairs = itertools.zip_longest(once, again[: len(once)])
+    parting = [index for index, (one, other) in enumerate(pairs) if key(one) != key(other)]
+    first, *others = report.faults
+    is_placed = first.where == "logits" and not probe.is_large
+    if is_placed and (tap := parted_tap(row, once, parting, taps["logits"], report.dtype)):
+        placed = (dataclasses.replace(each, says=f"{each.says}, at {tap}", at=tap) for each in first.causes)
+        first = dataclasses.replace(first, causes=tuple(placed))
+    source = next((once[index].source for index in parting if once[index].source is not None), None)
+    if source is not None:
+        first = dataclasses.replace(first, source=dataclasses.asdict(source))
+    return dataclasses.replace(report, faults=(first, *others))
+
+
+def parted_tap(
+    probe: Probe, operations: Sequence[Operation], parting: Sequence[int], answer: np.ndarray, dtype: str
+) -> str:
+    """Return the last right tap before two calls of the port diverge, or an empty string.
+
+    Args:
+        operations: the operations of a call on one row without padding.
+        parting: the indices of the operations whose values differ in the other call.
+        answer: the logits of the call.
+        dtype: the precision of the port.
+    """
+    port = recorded(probe, operations, answer, dtype)
+    unsteady = {*parting, len(operations)}
+    equal = port.equal(walk(probe, {}), may_be=lambda index: index not in unsteady)
+    steady = {match.index: tap for tap, match in equal.items()}
+    for index in sorted(unsteady):  # Random numbers are drawn before they are combined with an activation.
+        if before := [each for each in steady if port.leads_to(each, index)]:
+            return steady[max(before)]
+    return ""

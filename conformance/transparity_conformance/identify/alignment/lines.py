@@ -10,12 +10,11 @@ import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.identify.alignment.flow import flow_of
-from transparity_conformance.identify.alignment.intermediate import intermediates, tables
+from transparity_conformance.identify.alignment.found import flow_of
+from transparity_conformance.identify.alignment.known_faults import intermediates, tables
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
-from transparity_conformance.matching.layout import layouts
-from transparity_conformance.matching.recorded import is_near
+from transparity_conformance.matching.recorded import is_near, largest, layouts
 from transparity_conformance.matching.values import same_numbers
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
@@ -48,25 +47,19 @@ def operation_of(
     # Masked scores are compared only where they are visible, because their mask may be wrong.
     masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}
     given = {tap: value for tap, value in taps.items() if tap != where and tap not in masked}
-    everything = intermediates(probe, given, [*probe.oracle.expected][-1])
-    masks = [_hides(each) for each in everything if _hides(each).any()]
-    known_tables = [table for each in (probe, *_probes_with(probe, besides)) for table in tables(each)]
-    right = _Right(intermediates(probe, given, where, besides), known_tables, masks, probe.config.num_heads)
-    largest = float(np.abs(taps[where][np.isfinite(taps[where])]).max(initial=0.0)) or 1.0
-    tolerance = math.sqrt(budget * min(largest, error if np.isfinite(error) else largest)) / largest
+    masks = [_hides(each) for each in intermediates(probe, given, [*probe.oracle.expected][-1]) if _hides(each).any()]
+    configs = (dataclasses.replace(probe.config, **each.fault.fields) for each in besides if each.fault.fields)
+    every = [probe, *(dataclasses.replace(probe, config=config) for config in configs)]
+    right = _Right(intermediates(probe, given, where, besides), every, masks)
+    scale = largest(taps[where]) or 1.0
+    tolerance = math.sqrt(budget * min(scale, error if np.isfinite(error) else scale)) / scale
     known = {index for tap, index in numbers.items() if tap not in masked}
     wrong = min(_wrong(operations, end, known, right, tolerance), default=None)
-    if wrong is None and _is_unchanged(probe, operations, {tap: numbers[tap] for tap in taps if tap in numbers}, where):
-        return _use_of(operations, end)
-    first = end if wrong is None else wrong
-    return first if operations[first].stack else end
-
-
-def _probes_with(probe: Probe, faults: Sequence[Hypothesis]) -> Iterator[Probe]:
-    """Yield the probe with the configuration of each fault that changes fields of the configuration."""
-    for each in faults:
-        if each.fault.fields:
-            yield dataclasses.replace(probe, config=dataclasses.replace(probe.config, **each.fault.fields))
+    if wrong is not None:
+        return wrong if operations[wrong].stack else end
+    others = {tap: operations[numbers[tap]].value for tap in taps if tap in numbers and tap != where}
+    same = {tap for tap, value in others.items() if same_numbers(value, operations[end].value)}
+    return _use_of(operations, end) if same and same & flow_of(probe).inputs[where] else end
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
@@ -81,17 +74,13 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
     return end
 
 
-def _is_unchanged(probe: Probe, operations: Sequence[Operation], numbers: Mapping[str, int], where: str) -> bool:
-    """Return whether the tap `where` has the numbers of one of its inputs."""
-    ours = operations[numbers[where]].value
-    same = {tap for tap, index in numbers.items() if tap != where and same_numbers(operations[index].value, ours)}
-    return bool(same and same & flow_of(probe).inputs[where])
-
-
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
     """Return the wrong operations in the segment of `end` that lead to no right number."""
     segment = segment_of(operations, end, known - {end})
-    flows = _flows(operations, segment, known)
+    flows: set[int] = set()  # operations that depend on a tap; the others build tables of angles or masks
+    for index in segment:
+        if any(each in known or each in flows for each in operations[index].inputs):
+            flows.add(index)
     is_right: dict[int, bool] = {}
     for index in segment:
         given = [operations[each].value for each in operations[index].inputs if is_right.get(each, True)]
@@ -130,23 +119,12 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
     return _all_in(np.sort(taken, axis=None), np.unique(np.concatenate([each.ravel() for each in given])), 0.0)
 
 
-def _flows(operations: Sequence[Operation], segment: Sequence[int], known: set[int]) -> set[int]:
-    """Return the operations of a segment that depend on a tap; the other operations build tables of angles or masks."""
-    flows: set[int] = set()
-    for index in segment:
-        if any(each in known or each in flows for each in operations[index].inputs):
-            flows.add(index)
-    return flows
-
-
 class _Right:
     """Numbers that the reference computes, in any order."""
 
-    def __init__(
-        self, values: Sequence[np.ndarray], tables: Sequence[np.ndarray], masks: Sequence[np.ndarray], heads: int
-    ) -> None:
-        self.masks, self.heads = masks, heads
-        self.tables = [np.unique(each) for each in tables]
+    def __init__(self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray]) -> None:
+        self.masks, self.heads = masks, probes[0].config.num_heads
+        self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
         self.by_size: dict[int, list[np.ndarray]] = {}
         for value in values:
             self.by_size.setdefault(value.size, []).append(value)
@@ -159,7 +137,7 @@ class _Right:
         right.
         """
         sketch = _sketch(value)
-        allowed = tolerance * (float(np.abs(sketch[np.isfinite(sketch)]).max(initial=0.0)) or 1.0)
+        allowed = tolerance * (largest(sketch) or 1.0)
         is_plain = sketch[0] == sketch[-1] or (np.isfinite(sketch).all() and np.array_equal(sketch, np.round(sketch)))
         if is_table and (is_plain or any(_all_in(sketch, each, allowed) for each in self.tables)):
             return True
@@ -169,7 +147,11 @@ class _Right:
             return self._has_masked(value, allowed)
         same = (is_near(each, sketch, allowed) for each in self.sketches[value.size])
         ours = [each for each, is_same in zip(self.by_size.get(value.size, []), same, strict=True) if is_same]
-        return any(self._is_in_place(each, value, allowed) for each in ours)
+        ways = ((each, layouts(each.shape, value.shape, self.heads)) for each in ours)  # at the same positions
+        return any(
+            not fits or any(is_near(_hidden(each), _hidden(fit.to_ours(value)), allowed) for fit in fits)
+            for each, fits in ways
+        )
 
     def _has_masked(self, value: np.ndarray, allowed: float) -> bool:
         """Return whether masked scores are right.
@@ -183,11 +165,6 @@ class _Right:
         is_mask = any(np.array_equal(mask, _hides(theirs)) for _, theirs in ways for mask in self.masks)
         seen = ((ours[~_hides(theirs)], theirs[~_hides(theirs)]) for ours, theirs in ways)
         return is_mask and any(is_near(*each, allowed) for each in seen)
-
-    def _is_in_place(self, ours: np.ndarray, value: np.ndarray, allowed: float) -> bool:
-        """Return whether equal numbers are at the same positions, for some order of the axes."""
-        ways = layouts(ours.shape, value.shape, self.heads)
-        return not ways or any(is_near(_hidden(ours), _hidden(way.to_ours(value)), allowed) for way in ways)
 
 
 def _hides(scores: np.ndarray) -> np.ndarray:

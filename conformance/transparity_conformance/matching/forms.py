@@ -1,15 +1,19 @@
-"""Replace a port's loops over heads, rows or tokens by single operations with one more axis."""
+"""Rewrite recorded values that ports store in another form, so that they can be compared with the reference.
+
+The forms are loops over heads, rows or tokens, repeated heads, masked scores and preallocated buffers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from transparity.taps import lengths_of
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.graph import common
+from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import Probe
 
 
@@ -85,12 +89,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
         ends = [*begins[1:], min(len(keys), begins[-1] + begins[-1] - begins[-2])]
         at = {index: [index] for index in range(begins[0], ends[0])}
         for begin, end in zip(begins[1:], ends[1:], strict=True):
-            matcher = difflib.SequenceMatcher(a=keys[begins[0] : ends[0]], b=keys[begin:end], autojunk=False)
-            same = {
-                begins[0] + each.a + i: begin + each.b + i
-                for each in matcher.get_matching_blocks()
-                for i in range(each.size)
-            }
+            same = {begins[0] + a: begin + b for a, b in common(keys[begins[0] : ends[0]], keys[begin:end])}
             at = {index: [*found, same[index]] for index, found in at.items() if index in same}
         return [
             *((i,) for i in range(begins[0])),
@@ -142,3 +141,75 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
         if any(each >= begin and (each - begin) % period >= at for each in operations[index].inputs):
             return False
     return True
+
+
+def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
+    """Return the value without repeated heads: each of the `shared` heads once, if an axis of `heads` repeats them."""
+    if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
+        return value
+    for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
+        grouped = value.reshape(*value.shape[:axis], shared, heads // shared, *value.shape[axis + 1 :])
+        first = grouped.take(0, axis + 1)
+        if np.array_equal(grouped, np.expand_dims(first, axis + 1).repeat(heads // shared, axis + 1)):
+            return first
+    return value
+
+
+def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
+    """Return the value of an operation, with each −∞ replaced by the score before masking, scaled alike."""
+    value = operations[index].value
+    hidden = np.isneginf(value)
+    if not hidden.any() or hidden.all():
+        return value
+    waiting = list(operations[index].inputs)
+    while waiting:
+        earlier = operations[waiting.pop()]
+        if earlier.value.shape == value.shape:
+            if np.isfinite(earlier.value).all():
+                multiple = _multiple(earlier.value, value, ~hidden)
+                return value if multiple is None else np.where(hidden, multiple * earlier.value, value)
+            waiting += earlier.inputs
+    return value
+
+
+def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:
+    """Return the constant factor from `unmasked` to `value` where scores are visible; None if the factor varies."""
+    one, other = unmasked[seen], value[seen]
+    multiple = float(one @ other / (one @ one)) if one.any() else 1.0
+    tolerance = epsilon("float32") ** 0.5 * float(np.abs(other).max())
+    return multiple if bool(np.all(np.abs(multiple * one - other) <= tolerance)) else None
+
+
+def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
+    """Return the operations, with the unused positions of a preallocated buffer cut off.
+
+    A buffer is recognized by attention weights that are 0 in every column beyond the number of tokens. Any axis of this
+    size is cut to the used columns if the other columns are constant.
+    """
+    buffers: dict[int, np.ndarray] = {}
+    for each in operations:
+        size = each.value.shape[-1] if each.value.ndim > 2 else 0
+        if size > min(lengths, default=size) and size not in buffers and size not in lengths:
+            used = _columns_of_weights(each.value)
+            if used is not None and used.sum() in lengths:
+                buffers[size] = used
+    if not buffers:
+        return list(operations)
+    return [dataclasses.replace(each, value=_cut(each.value, buffers)) for each in operations]
+
+
+def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
+    """Return the columns in which any attention weight is positive, or None if the rows are not attention weights."""
+    with np.errstate(invalid="ignore"):
+        if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
+            return None
+    return np.asarray((value > 0).reshape(-1, value.shape[-1]).any(0))
+
+
+def _cut(value: np.ndarray, buffers: dict[int, np.ndarray]) -> np.ndarray:
+    for axis, size in enumerate(value.shape):
+        if size in buffers:
+            rest = value.compress(~buffers[size], axis)
+            if rest.size and (rest == rest.flat[0]).all():
+                value = value.compress(buffers[size], axis)
+    return value

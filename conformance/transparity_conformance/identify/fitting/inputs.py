@@ -8,10 +8,10 @@ from typing import TypeVar
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.identify.fitting.calls.kernels import frame_shapes, image_shapes
-from transparity_conformance.identify.fitting.calls.signals import image_embedding
+from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.identify.fitting.subject import FitError, FittedModel, ForeignError, RecordedCall
 from transparity_conformance.identify.fitting.values.embedding import table_of
+from transparity_conformance.identify.fitting.values.signals import frame_shapes, image_embedding, image_shapes
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
@@ -60,7 +60,7 @@ def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
     names = subject.names
-    subject.take_pixels()
+    subject.names, subject.renamed = {"pixels": names["tokens"]}, {"pixels": "tokens"}
     try:
         return {}, {"pixels": take_image(subject)}
     except FitError:
@@ -79,8 +79,8 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
             subject.loose.add("source")
         return sizes, {**target, "source": frames}
 
-    shapes = dict.fromkeys(frame_shapes(subject.values, {**subject.values, **subject.kept()}))
-    return _first_taken((drawn(subject, shape) for shape in shapes), taken, NO_FRAMES)
+    shapes = dict.fromkeys(frame_shapes(subject.values, {**subject.values, **call_port(subject.model.buffers)}))
+    return _first_taken((_drawn(subject, shape) for shape in shapes), taken, NO_FRAMES)
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
@@ -92,7 +92,11 @@ def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[
         lengths = {name: lengths[name] for name in subject.tokens}
         inputs = {name: subject.random.integers(0, 2, (BATCH, length)) for name, length in lengths.items()}
         sizes = _tables(subject, subject.hear(with_further(subject, {**(given or {}), **inputs}, {})))
-        plain = {name: _plain(subject.random, sizes[name], length) for name, length in lengths.items()}
+        plain: Arrays = {}
+        for name, length in lengths.items():  # tokens that are unlikely to be padding, distinct in a row if possible
+            usual = np.arange(4, sizes[name] - 1) if sizes[name] > 8 else np.arange(sizes[name])
+            rows = (np.resize(subject.random.permutation(usual), length) for _ in range(BATCH))
+            plain[name] = np.stack([subject.random.permutation(row) for row in rows])
         plain = with_further(subject, {**(given or {}), **plain}, sizes)
         subject.call(plain)
         return sizes, plain
@@ -136,13 +140,6 @@ def _tables(subject: FittedModel, heard: RecordedCall) -> dict[str, int]:
         used.add(table)
         sizes[name] = len(subject.values[table])
     return sizes
-
-
-def _plain(random: np.random.Generator, size: int, length: int) -> np.ndarray:
-    """Draw tokens that are unlikely to be padding, and distinct within a row if possible."""
-    usual = np.arange(4, size - 1) if size > 8 else np.arange(size)
-    rows = [random.permutation(np.resize(random.permutation(usual), length)) for _ in range(BATCH)]
-    return np.stack(rows)
 
 
 def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int]) -> Arrays:
@@ -210,10 +207,10 @@ def take_image(subject: FittedModel) -> np.ndarray:
             subject.loose.add("pixels")
         return pixels
 
-    return _first_taken((drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
+    return _first_taken((_drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
 
 
-def drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:
     return subject.random.normal(size=(BATCH, *shape)).astype(np.float32)
 
 
@@ -226,16 +223,14 @@ def longest_taken(subject: FittedModel, inputs: Arrays) -> int:
     """
     if not subject.tokens:
         return max(subject.positions.values())
+
+    def takes(length: int) -> bool:
+        sized = {name: (len(value), length) for name, value in inputs.items() if name not in subject.positions}
+        return subject.takes(inputs | {name: np.resize(inputs[name], shape) for name, shape in sized.items()})
+
     low = max(inputs[name].shape[1] for name in subject.tokens)
     high = max(low, TransformerConfig.max_length)
     while low < high:
         tried = high if high == TransformerConfig.max_length else (low + high + 1) // 2
-        low, high = (tried, high) if _takes(subject, inputs, tried) else (low, tried - 1)
+        low, high = (tried, high) if takes(tried) else (low, tried - 1)
     return low
-
-
-def _takes(subject: FittedModel, inputs: Arrays, length: int) -> bool:
-    """Return whether the module accepts tokens of this length."""
-    whole = {name: inputs[name] for name in subject.positions}
-    rest = {name: value for name, value in inputs.items() if name not in whole}
-    return subject.takes(whole | {name: np.resize(value, (len(value), length)) for name, value in rest.items()})

@@ -1,0 +1,96 @@
+"""Edits of the elements of a result or of a mask: another order or sign, and other visible keys."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from transparity.config import EXACT_MASK_BELOW
+from transparity_conformance.against.edits.edit import At, Context, Edit, Function, references, result_of, short
+from transparity_conformance.listening.program import Change
+
+
+def orders(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits that reorder the elements of a result, or change their sign."""
+    value = at.value
+    if value is None or not (value.is_floating_point() or value.is_complex()):
+        return
+    where = result_of(at.step)
+    yield _edit(f"has {where} with the opposite sign", lambda x: -x, "sign", 1)
+    for axis in range(-1, -value.ndim - 1, -1):
+        yield from _along(axis, value.shape[axis], where)
+    for a, b in itertools.combinations(range(-1, -value.ndim - 1, -1), 2):
+        if value.shape[a] == value.shape[b] > 1:
+            yield _edit(f"swaps the axes {b} and {a} of {where}", operator.methodcaller("transpose", a, b))
+
+
+def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
+    """Yield edits that reorder elements along one axis."""
+    for parts in [n for n in range(2, size) if size % n == 0]:
+        says = f"orders {where} on axis {axis} as {size // parts} × {parts} instead of {parts} × {size // parts}"
+        yield _edit(says, functools.partial(_regrouped, axis=axis, parts=parts))
+    if size > 1:
+        if size % 2 == 0:
+            yield _edit(f"swaps the halves of {where} on axis {axis}", lambda x: x.roll(size // 2, axis))
+        for by in (1, -1):
+            yield _edit(f"shifts {where} by {by} on axis {axis}", operator.methodcaller("roll", by, axis), rank=3)
+        yield _edit(f"reverses {where} on axis {axis}", lambda x: x.flip(axis), rank=3)
+
+
+def _regrouped(x: Any, axis: int, parts: int) -> Any:
+    """Return elements of the order (parts, rest) in the order (rest, parts)."""
+    return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)
+
+
+def _edit(says: str, change: Function, kind: str = "order", rank: int = 2) -> Edit:
+    return Edit(kind, says, lambda at: at.with_result(change), rank)
+
+
+def masks(at: At, context: Context) -> Iterator[Edit]:
+    """Yield edits of a mask that show or hide other keys."""
+    for place, item in references(at.step):
+        if _is_mask(at.program.values[item.index]):
+            for says, change in MASKS.items():
+                yield Edit("mask", says, functools.partial(_showing, place=place, change=change), rank=1)
+
+
+def _is_mask(value: Any) -> bool:
+    if value.ndim < 2 or value.shape[-1] < 2:
+        return False
+    return str(value.dtype) == "torch.bool" or (value.is_floating_point() and bool((value < EXACT_MASK_BELOW).any()))
+
+
+def _showing(at: At, place: int, change: Function) -> Change:
+    """Return the change of a mask. A mask of numbers keeps its numbers where both masks show a key."""
+    hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
+
+    def changed(mask: Any) -> Any:
+        if str(mask.dtype) == "torch.bool":
+            return ~change(~mask) if hides else change(mask)
+        is_shown = mask > EXACT_MASK_BELOW
+        return mask.where(is_shown, mask.new_zeros(())).masked_fill(~change(is_shown), float(mask.min()))
+
+    return at.with_argument(place, changed)
+
+
+def _shifted(x: Any, by: int, at_edge: Any) -> Any:
+    """Shift a mask by one key. The key at the edge keeps its value, or gets the value `at_edge`."""
+    shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
+    shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
+    return shifted
+
+
+MASKS: dict[str, Callable[[Any], Any]] = {
+    "masks no key": lambda x: x | True,
+    "ignores padding in the mask": lambda x: x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2]),
+    "shows later positions: the mask is not causal": lambda x: x.any(-2, keepdim=True).expand_as(x),
+    "shows one later key": lambda x: x | _shifted(x, 1, None),
+    "hides each query's last key": lambda x: x & _shifted(x, -1, False),
+    "shows one more key before the window": lambda x: x | _shifted(x, -1, False),
+    "hides the first key of the window": lambda x: x & _shifted(x, 1, True),
+    "hides the keys that theirs shows": lambda x: ~x,
+    "swaps queries and keys of the mask": lambda x: x.mT,
+}

@@ -1,0 +1,256 @@
+"""Compare further calls of both: other sizes, repeated calls, cached steps, generated tokens and losses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from transparity.text import describe_error
+from transparity_conformance.against.compare import Outcome
+from transparity_conformance.against.probes import (
+    draw,
+    is_padded,
+    is_text,
+    length_of,
+    padded,
+    taken,
+    telling,
+    without_mask,
+)
+from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
+from transparity_conformance.capabilities.port_calls import signature_of
+from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
+from transparity_conformance.matching.values import apart
+from transparity_conformance.oracle.reach.models import AFFORDABLE
+from transparity_conformance.oracle.reach.thresholds import BATCHES, LONGEST, SHORT, lengths_up_to
+from transparity_conformance.report.report import CapabilityResult, not_compared
+from transparity_conformance.running.ways import LABELS, up_to
+
+CLAIM = Way("forward.reach")
+
+SECONDS = 2.0
+"""After this processor time, further lengths or prompts are skipped, so that small models get a verdict in seconds."""
+
+MOST_ROWS = 13
+"""The numbers of rows in a batch run from 1 to this number, in turn."""
+
+
+def longest_of(reference: Reference) -> int:
+    """Return the length of the longest text: limited by the positions, by about 0.2 s, or by `LONGEST`."""
+    positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
+    size = sum(each.size for each in reference.weights.values())
+    return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
+
+
+def crossed(reference: Reference, longest: int) -> list[int]:
+    """Return the integers of the configuration that a text may exceed, such as a window or a chunk."""
+    return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
+
+
+def compare_sizes(sides: Sides) -> CapabilityResult:
+    """Compare both at other lengths and batches. If a length is wrong, search for the first wrong length."""
+    began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
+
+    def judge(length: int, batch: int = 1) -> bool | None:
+        nonlocal outcome
+        inputs = draw(sides.reference.model, length, batch, length)
+        now = sides.judged(taken({f"{batch} × {length}": inputs}, signature_of(sides.forward))[0])
+        outcome = Outcome([*outcome.answers, *now.answers])
+        return bool(now.wrong) if now.answers else None
+
+    for length, batch in _sizes(sides):
+        if time.thread_time() - began > SECONDS:
+            left_out.append(length)
+        else:
+            judge(length, batch)
+    bisect(_calls(outcome), judge)
+    if not outcome.answers:
+        return CapabilityResult()
+    found: Any = as_result(CLAIM, sides.explained(outcome))
+    if outcome.wrong:
+        found += CapabilityResult(notes=(boundary(_calls(outcome)),))
+    if left_out:
+        found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
+    return found
+
+
+def _calls(outcome: Outcome) -> list[Call]:
+    return [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
+
+
+def _sizes(sides: Sides) -> list[tuple[int, int]]:
+    """Return lengths and batches. Short lengths use all batches in turn; longer lengths use one or two rows."""
+    model = sides.reference.model
+    if not is_text(model):
+        return [(1, batch) for batch in BATCHES]
+    longest = longest_of(sides.reference)
+    lengths = lengths_up_to(longest, crossed(sides.reference, longest))
+    short = [length for length in lengths if length <= SHORT]
+    found = [(length, 1 + index % MOST_ROWS) for index, length in enumerate(short)]
+    return found + [(length, 1 + (length < 100)) for length in lengths if length > SHORT]
+
+
+REPEATS = Way("repeats")
+
+TIMES = 3
+
+
+def compare_repeats(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Call both with the first inputs several times, with other inputs, and with the first inputs again."""
+    (first, inputs), *others = probes.items()
+    calls = {f"{first}, called again ({number})": inputs for number in range(1, TIMES + 1)}
+    if others:
+        name, other = others[0]
+        calls |= {f"{name}, after {first}": other, f"{first}, after {name}": inputs}
+    return as_result(REPEATS, sides.compared(calls))
+
+
+PROMPT, CHUNK, LENGTH = 5, 3, 13
+"""The length of the prompt, the positions in each step after it, and the length of a text.
+
+Texts are longer than the windows of small models.
+"""
+
+BEYOND = 4
+"""The number of positions after a threshold. The prompt ends one position before the threshold."""
+
+STEP = "step"
+
+
+def compare_steps(sides: Sides) -> CapabilityResult:
+    """Compare cached steps, except where the reference's steps differ from its own forward pass."""
+    found, ends = CapabilityResult(), time.thread_time() + SECONDS
+    if reason := why_not("in_steps", sides):
+        return not_compared(f"cached steps: {reason}")
+    for way, probes in _requests(sides.reference):
+        if found.faults:
+            break
+        if time.thread_time() > ends:
+            return found + not_compared(f"{STEP}, {way.says}, and longer prompts: the comparison takes too long")
+        found += _compared(way, sides, probes)
+    return found
+
+
+def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Compare the first probe that the port accepts and on which the reference's steps equal its forward pass."""
+    given, reasons = taken(probes, signature_of(sides.forward))
+    view, found = way.reference(sides.reference), CapabilityResult()
+    for name, inputs in given.items():
+        if reason := _inconsistency(view, sides.reference, inputs):
+            reasons.append(f"{name}: {reason}")
+        else:
+            found = compare_way(way, sides, {name: inputs}, view, lambda each: up_to(each.inputs, each.first + 1))
+            break
+    return found + not_compared(*(f"{STEP}, {way.says}: {each}" for each in reasons))
+
+
+def _requests(reference: Reference) -> Iterator[tuple[Way, Mapping[str, Inputs]]]:
+    model, longest = reference.model, longest_of(reference)
+    length = min(LENGTH, longest)
+    rows = padded(draw(model, length, 3, length), "left")
+    calls = {f"2 × {length}": without_mask(draw(model, length, 2, length))}
+    singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
+    yield _way(PROMPT, 1, "one at a time"), singly
+    yield _way(PROMPT, CHUNK, f"{CHUNK} at a time"), calls
+    for number in crossed(reference, longest - BEYOND):
+        if number > length:
+            inputs = without_mask(draw(model, number + BEYOND, 1, number))
+            yield _way(number - 1, 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
+
+
+def _way(first: int, then: int, says: str) -> Way:
+    return Way(STEP, "in_steps", (first, then), f"{first} positions, then {says}")
+
+
+def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
+    """Return why the reference's steps cannot be compared; empty if they equal its own forward pass."""
+    try:
+        (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
+    except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
+        return f"the reference raises {describe_error(error)}"
+    errors = apart(steps, whole, reference.kept(inputs, whole.shape))
+    return "the reference's own steps differ from its forward pass" if errors.max() > budget + own else ""
+
+
+TOKENS = 6
+
+GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
+
+
+def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Compare the tokens that both generate after the first inputs, and after inputs with padding on the left."""
+    if reason := why_not(GENERATION.method, sides):
+        return not_compared(f"{GENERATION.claim}: {reason}")
+    view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
+    for name, inputs in telling(probes).items():
+        if any("mask" in each and not value[:, -1].all() for each, value in inputs.items()):
+            continue  # no text is continued after padding
+        try:
+            is_clear = _is_clear(view, sides.reference, inputs)
+        except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
+            return not_compared(f"{GENERATION.claim}: the reference raises {describe_error(error)}")
+        if is_clear:
+            found[name] = inputs
+        else:
+            reasons.append(f"{GENERATION.claim}: {name}: two tokens are equally likely, within rounding")
+    compared = compare_way(GENERATION, sides, found, view) if found else CapabilityResult()
+    return compared + not_compared(*reasons)
+
+
+def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
+    """Return whether no generated token depends on rounding.
+
+    The reference must choose the same tokens in float64 and in its precision. Without padding, the margin of each
+    choice must exceed the budget of the logits.
+    """
+    tokens, _ = view.near(inputs)
+    if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
+        return False
+    content = next(iter(inputs))
+    if is_padded(inputs) or tokens.ndim != 2:
+        return True
+    prompt = inputs[content].shape[1]
+    whole = {content: tokens.astype(np.int64)}
+    logits, budget = reference.near(whole)
+    ordered = np.sort(logits[:, prompt - 1 : -1], axis=-1)
+    return bool((ordered[..., -1] - ordered[..., -2]).min() > 2 * budget)
+
+
+LOSS = Way("loss", "loss")
+
+IGNORED, SHARE = -100, 0.2
+"""The label that PyTorch and transformers ignore, and the share of labels that are ignored."""
+
+
+def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
+    """Compare the losses on the first inputs, and on inputs with padding."""
+    if reason := why_not(LOSS.method, sides):
+        return not_compared(f"{LOSS.claim}: {reason}")
+    labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
+    view = LOSS.reference(sides.reference)
+    try:  # a text of one token has no next token, and so no loss
+        counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
+    except Exception as error:  # noqa: BLE001 - the reference may take other labels
+        return not_compared(f"{LOSS.claim}: with these labels the reference raises {describe_error(error)}")
+    return compare_way(LOSS, sides, counted, view)
+
+
+def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
+    """Return the inputs with labels.
+
+    Labels of padding, labels that padding predicts and some random labels are ignored.
+    """
+    answer, _ = reference.near(inputs)
+    draw = np.random.default_rng(answer.size)
+    labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])
+    labels[draw.random(labels.shape) < SHARE] = IGNORED
+    kept = reference.kept(inputs, answer.shape)
+    if kept is not None:
+        labels[~kept[..., 0]] = IGNORED
+        if labels.ndim > 1:  # the token before this one is padding
+            labels[:, 1:][~kept[:, :-1, 0]] = IGNORED
+    return {**inputs, LABELS: labels}

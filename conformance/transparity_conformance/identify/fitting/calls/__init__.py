@@ -1,1 +1,0 @@
-"""Inputs for the calls of a model to fit."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault
+from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Settings, WalkState, fault
 from transparity_conformance.catalogue.feed_forward import activated
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import own_config, split
@@ -68,15 +68,8 @@ def _weights(config: TransformerConfig) -> Iterator[Fault]:
     yield weighted("router-scores", other, says=says, router_scores=other, also_patched=(ROUTER_CHOSEN,))
     if config.router_score_bias:
         yield weighted("router-correction", "in the weights", weights="corrected")
-    for name, factor in SCALES.items() if right != 1 else ():
+    for name, factor in OTHER_FACTORS.items() if right != 1 else ():
         yield weighted("router-scale", name, words={"right": right}, router_scale=factor(right))
-
-
-SCALES: dict[str, Callable[[float], float]] = {
-    "missing": lambda right: 1.0,
-    "inverse": lambda right: 1 / right,
-    "twice": lambda right: right**2,
-}
 
 
 def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
@@ -133,34 +126,21 @@ def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> 
     return router_weights(config, scores, chosen).astype(value.dtype)
 
 
-def _exchanged_halves(x: Value) -> Value:
-    """Swap neighboring features, to simulate that the two four-bit weights in each byte are swapped."""
-    return _in_blocks(x, 2)[..., ::-1].reshape(x.shape)
-
-
-def _split_halves(x: Value) -> Value:
-    """Reorder features, to simulate weights of which each block of 32 stores all low half-bytes first."""
-    return _in_blocks(x, 32).reshape(*x.shape[:-1], -1, 2, 16).swapaxes(-1, -2).reshape(x.shape)
-
-
-def _in_blocks(x: Value, size: int) -> Value:
-    """Split features into blocks of `size`; raise `KeyError` if `size` does not divide their number."""
-    if x.shape[-1] % size:
-        raise KeyError(size)
-    return x.reshape(*x.shape[:-1], -1, size)
-
-
-PACKINGS: dict[str, Callable[[Value], Value]] = {
-    "high first": _exchanged_halves,
-    "split": _split_halves,
-    "scale twice": lambda x: x * 2,
-    "scale half": lambda x: x / 2,
+PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
+    "high first": (2, lambda blocks: blocks[..., ::-1]),  # the two weights in each byte are swapped
+    "split": (32, lambda blocks: blocks.reshape(*blocks.shape[:-1], 2, 16).swapaxes(-1, -2)),  # low half-bytes first
+    "scale twice": (1, lambda blocks: blocks * 2),
+    "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply."""
+"""Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply.
+
+Each row has the size of a block, and the change of features in blocks of this size, (…, blocks, size).
+"""
 
 
-BLOCKS = {"high first": 2, "split": 32, "scale twice": 1, "scale half": 1}
-"""The number of features must be a multiple of this block size."""
+def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
+    """Change the features in blocks of `size`; raise `ValueError` if `size` does not divide their number."""
+    return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
 
 
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
@@ -173,9 +153,9 @@ def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
     for name, source in orders.items() if config.num_experts > 1 else ():
         if not (name == "next" and config.num_experts == 2):
             yield fault("expert-order", name, formula=activated, order=source)
-    for name, unpacked in PACKINGS.items():
-        if config.embed_dim % BLOCKS[name] == 0:
-            yield fault("expert-packing", name, formula=activated, unpacked=unpacked)
+    for name, (size, change) in PACKINGS.items():
+        if config.embed_dim % size == 0:
+            yield fault("expert-packing", name, formula=activated, unpacked=partial(_unpacked, size, change))
     if config.shared_expert_dim:
         yield fault("shared-expert", "missing", formula=activated, shared=0)
         if config.router_scale != 1:

@@ -39,14 +39,11 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
     if config.gate_limit is not None:
         yield from LIMIT.usual(config)
     if offset := config.up_offset:
-        says = f"{offset:g} is subtracted from the up projection, not added"
-        missing = f"{offset:g} is not added to the up projection"
-        yield fault("up-offset", "missing", says=missing, formula=activated, offset=0.0)
-        yield fault("up-offset", "subtracted", says=says, formula=activated, offset=-offset)
+        other = partial(fault, "up-offset", formula=activated)
+        yield other("missing", says=f"{offset:g} is not added to the up projection", offset=0.0)
+        yield other("subtracted", says=f"{offset:g} is subtracted from the up projection, not added", offset=-offset)
         says = f"{offset:g} is added to the activated gate, not to the up projection"
-        yield fault(
-            "up-offset", "of the gate", says=says, formula=activated, offset=0.0, gated=partial(_with_offset, offset)
-        )
+        yield other("of the gate", says=says, offset=0.0, gated=partial(_with_offset, offset))
 
 
 def _with_offset(offset: float, function: Callable[[Value], Value], gate: Value, up: Value) -> Value:
@@ -153,10 +150,5 @@ GATES = (
     row("gate-missing", "added", gated=lambda function, gate, up: function(gate) + up),
 )
 
-LIMIT = Number(
-    "gate-limit",
-    "gate_limit",
-    "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)",
-    activated,
-    "{v:g}",
-)
+INSTEAD = "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)"
+LIMIT = Number("gate-limit", "gate_limit", INSTEAD, activated, "{v:g}")

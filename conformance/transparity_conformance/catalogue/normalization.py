@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, fault, usual
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    Number,
+    NumericFault,
+    Settings,
+    WalkState,
+    confused,
+    fault,
+    made,
+    row,
+    usual,
+)
 from transparity_conformance.catalogue.sites import (
     Value,
     apply_linear,
@@ -74,9 +85,11 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         return
     right = form_at(config, site)
     if not right.centered:
-        yield from _of_rms(site, right)
+        yield from made(OF_RMS, config, norm_with)
+        if is_head_norm(site):
+            yield from made(HEADS[right.statistics], config, norm_with)
     elif config.norm == "batch":
-        yield from _of_batch()
+        yield from made(OF_BATCH, config, norm_with)
     else:
         yield from _of_layer(right)
     if right.biased:
@@ -90,92 +103,66 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield _formed("norm-gain", "one-plus-weight", more=1)
     yield fault("norm-missing", "missing", patch=_missing)
     for other in _neighbours(config, site):
-        name = site.rpartition(".")[2]
-        yield from _taken(name, other)
+        yield from _taken(site.rpartition(".")[2], other)
     # Scaling the input of a norm equals changing eps, except with running statistics.
     ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
     for factor in (2.0, 0.5):
-        yield _scaled_input(factor, ties)
+        says = f"the input of this norm is {factor:g} × ours"
+        yield _formed("norm-input-scale", f"{factor:g}", says=says, factor=factor, equivalents=ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
     """Yield the swap of two norms' parameters, and the use of one norm's parameters in both norms."""
     pair = (min(name, other), max(name, other))
-    change, taken_from = partial(_exchanged, pair), partial(_beside, other)
-    says = f"the parameters of {pair[0]} and {pair[1]} are swapped"
-    both = fault("norm-swapped", " and ".join(pair), says=says, alter=change, taken_from=taken_from, is_mutual=True)
-    yield both
-    says = f"the parameters of {other} are also used for {name}"
-    variant = f"{other} for {name}"
-    yield fault("norm-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
-
-
-def _beside(name: str, site: str) -> str:
-    return f"{site.rpartition('.')[0]}.{name}"
-
-
-def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
-    says = f"the input of this norm is {factor:g} × ours"
-    return fault("norm-input-scale", f"{factor:g}", says=says, formula=norm_with, factor=factor, equivalents=ties)
+    swapped = f"the parameters of {pair[0]} and {pair[1]} are swapped"
+    used = f"the parameters of {other} are also used for {name}"
+    beside = lambda site: f"{site.rpartition('.')[0]}.{other}"  # noqa: E731
+    yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 
 def _formed(identity: str, variant: str, **settings: Any) -> Fault:
     return fault(identity, variant, formula=norm_with, **settings)
 
 
-def _of_batch() -> Iterator[Fault]:
-    yield _formed("norm-eps-placement", "outside the root", outside=True)
-    yield _formed("norm-kind", "batch statistics", statistics="batch")
-    yield _formed("norm-kind", "LayerNorm", statistics="features")
-
-
 def _of_layer(right: NormForm) -> Iterator[Fault]:
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
-    description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
-    yield _formed("norm-variance", over, says=description, **changes)
-    description += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", says=description, **changes, outside=not right.outside)
+    says, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
+    yield _formed("norm-variance", over, says=says, **changes)
+    says += f", and eps is added {place}"
+    yield _formed("norm-variance", f"{over}, eps {place}", says=says, **changes, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
-    for biased, without in ((True, ""), (False, ", and there is no bias")):
-        if without and not right.biased:
-            continue
-        kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
-        rms: dict[str, Any] = {"centered": False} | ({} if biased else {"biased": False})
-        plain = {
-            name: value for name, value in (("correction", 0), ("outside", False)) if getattr(right, name) != value
-        }
-        yield _formed("norm-kind", kind, says=description, **rms, **plain)
+    same = ", with the deviation of the right norm"
+    plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
+    for without in ("", *[", and there is no bias"] * right.biased):
+        kind, says = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
+        rms: dict[str, Any] = {"centered": False} | ({"biased": False} if without else {})
+        yield _formed("norm-kind", kind, says=says, **rms, **plain)
         if right.outside:
-            yield _formed(
-                "norm-kind",
-                f"{kind}, eps outside",
-                says=f"{description}, and eps is outside the root",
-                **rms,
-                correction=0,
-            )
-            description += ", with the deviation of the right norm"
-            yield _formed("norm-kind", f"{kind}, same deviation", says=description, **rms)
-    description = "it is a BatchNorm over the batch and the positions"
-    yield _formed("norm-kind", "BatchNorm", says=description, correction=0, outside=False, statistics="batch")
+            outside = f"{says}, and eps is outside the root"
+            yield _formed("norm-kind", f"{kind}, eps outside", says=outside, **rms, correction=0)
+            yield _formed("norm-kind", f"{kind}, same deviation", says=says + same, **rms)
+    says = "it is a BatchNorm over the batch and the positions"
+    yield _formed("norm-kind", "BatchNorm", says=says, correction=0, outside=False, statistics="batch")
     if right.outside:
-        description += ", with the deviation of the right norm"
-        yield _formed("norm-kind", "BatchNorm, same deviation", says=description, statistics="batch")
+        yield _formed("norm-kind", "BatchNorm, same deviation", says=says + same, statistics="batch")
 
 
-def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
-    yield _formed("norm-eps-placement", "outside the root", outside=True)
-    yield _formed("norm-variance", "n − 1", correction=1)
-    yield _formed("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True)
-    if is_head_norm(site):
-        yield _heads_otherwise(right)
-
-
-def _heads_otherwise(right: NormForm) -> Fault:
-    """Return the fault of normalizing all heads together instead of each head, or the reverse."""
-    if right.statistics == "heads":
-        return _formed("query-key-norm", "each head", statistics="features")
-    return _formed("query-key-norm", "heads together", statistics="heads")
+OF_BATCH = (
+    row("norm-eps-placement", "outside the root", outside=True),
+    row("norm-kind", "batch statistics", statistics="batch"),
+    row("norm-kind", "LayerNorm", statistics="features"),
+)
+OF_RMS = (
+    row("norm-eps-placement", "outside the root", outside=True),
+    row("norm-variance", "n − 1", correction=1),
+    row("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True),
+)
+HEADS = {
+    "heads": [row("query-key-norm", "each head", statistics="features")],
+    "features": [row("query-key-norm", "heads together", statistics="heads")],
+}
+"""Faults of normalizing all heads together instead of each head, or the reverse, by the right statistics."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -202,16 +189,9 @@ def form_at(config: TransformerConfig, site: str) -> NormForm:
         together = is_head_norm(site) and config.query_key_norm_over == "projection"
         statistics = "heads" if together else "features"
         return NormForm(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
-    unbiased = config.norm == "layer-unbiased"
-    statistics = "running" if config.norm == "batch" else "features"
-    return NormForm(
-        correction=int(unbiased),
-        outside=unbiased,
-        biased=config.norm_bias,
-        statistics=statistics,
-        more=more,
-        eps=config.norm_eps,
-    )
+    unbiased, statistics = config.norm == "layer-unbiased", "running" if config.norm == "batch" else "features"
+    form = NormForm(biased=config.norm_bias, statistics=statistics, more=more, eps=config.norm_eps)
+    return dataclasses.replace(form, correction=1, outside=True) if unbiased else form
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:

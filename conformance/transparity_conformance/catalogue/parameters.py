@@ -9,7 +9,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.catalogue.fault import Fault, fault
+from transparity_conformance.catalogue.fault import Fault, confused, fault
 from transparity_conformance.catalogue.sites import token_table
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
@@ -76,21 +76,11 @@ TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
     """Yield the swap of two weights, and the use of one weight in place of both."""
-    other, change = pair[role == pair[0]], partial(_exchanged, pair, biases=biases)
-    taken_from, without = partial(site_of, other), "" if biases else " without biases"
-    says = f"the weights of {pair[0]} and {pair[1]} are swapped{'' if biases else ', their biases are not'}"
-    both = fault(
-        "weight-swapped",
-        f"{' and '.join(pair)}{without}",
-        says=says,
-        alter=change,
-        taken_from=taken_from,
-        is_mutual=True,
-    )
-    yield both
-    says = f"the weight of {other} is also used for {role}{'' if biases else ', with its own bias'}"
-    variant = f"{other} for {role}{without}"
-    yield fault("weight-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
+    other = pair[role == pair[0]]
+    swapped = f"the weights of {pair[0]} and {pair[1]} are swapped{'' if biases else ', their biases are not'}"
+    used = f"the weight of {other} is also used for {role}{'' if biases else ', with its own bias'}"
+    change = {"alter": partial(_exchanged, pair, biases=biases), "taken_from": partial(site_of, other)}
+    yield from confused("weight", role, pair, swapped, used, "" if biases else " without biases", **change)
 
 
 def site_of(role: str, site: str) -> str:
@@ -105,13 +95,11 @@ def _head_faults(config: TransformerConfig) -> Iterator[Fault]:
     shapes = parameter_shapes(config)
     for stack in stacks[:1] if config.shared_embedding else stacks:
         if shapes[token_table(config, stack)] == shapes["head.weight"]:
-            description = f"the head's weight is tied to the {stack}'s token embedding"
-            yield fault("head-tied", stack, says=description, alter=partial(_tied, stack))
+            says = f"the head's weight is tied to the {stack}'s token embedding"
+            yield fault("head-tied", stack, says=says, alter=partial(_tied, stack))
             if config.head_bias:
-                description += ", and its bias is missing"
-                yield fault(
-                    "head-tied", f"{stack} without bias", says=description, alter=partial(_tied, stack, bias=False)
-                )
+                says, alter = f"{says}, and its bias is missing", partial(_tied, stack, bias=False)
+                yield fault("head-tied", f"{stack} without bias", says=says, alter=alter)
 
 
 def scope_of_head(config: TransformerConfig) -> str:

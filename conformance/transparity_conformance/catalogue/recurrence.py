@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.catalogue.attention import tiled_heads
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, made, row, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
@@ -88,8 +89,6 @@ STATE_DECAYS = (
     row("state-decay", "behind", order="decay behind"),
 )
 
-READ_FIRST = "queries read the state before their token is written"
-
 _rule = partial(row, "delta-rule")
 RULES = (
     row("read-out-scale", "scale missing", scaled=False),
@@ -159,9 +158,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _of_convolution(own, site)
     elif tap.endswith("_normalized"):
         which = "queries" if tap.startswith("query") else "keys"
-        yield from variants("unit-length", LENGTHS, _unit, "change", {"which": which})
+        yield from variants("unit-length", LENGTHS, _changed, "change", {"which": which})
     elif tap == "beta":
-        yield from variants("beta", BETAS, _beta, "change")
+        yield from variants("beta", BETAS, _changed, "change")
     elif tap == "context":
         yield from made(RULES if is_delta else STATES, own, _read)
         if 1 < own.recurrent_key_heads < own.recurrent_heads:
@@ -211,9 +210,13 @@ def _convolved(settings: Settings, state: WalkState, site: str, value: Value) ->
     return (unpadded(state, site, y) if masked else y).astype(value.dtype)
 
 
-def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    x = state.taps[site.replace("_normalized", "_convolved")]
-    return settings["change"](split_heads(x, value.shape[1])).astype(value.dtype)
+def _changed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """Return the update strength, or queries or keys of unit length, computed by another function."""
+    if site.endswith(".beta"):
+        x = apply_linear(state, site, recurrence_input(state, site))
+    else:
+        x = split_heads(state.taps[site.replace("_normalized", "_convolved")], value.shape[1])
+    return settings["change"](x).astype(value.dtype)
 
 
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
@@ -230,15 +233,11 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return decay(state.parameters[f"{scope}.A_log"], step).astype(value.dtype)
 
 
-def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    return settings["change"](apply_linear(state, site, recurrence_input(state, site))).astype(value.dtype)
-
-
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the output of the delta rule or of a state-space model, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
     heads, is_delta, order = own.recurrent_heads, own.mixer == "gated-delta", settings.get("order", "")
-    repeat = _tiled if settings.get("tiled") else repeat_heads
+    repeat = tiled_heads if settings.get("tiled") else repeat_heads
     roles = ("key", "query") if settings.get("exchanged") else ("query", "key")
     taken = [state.taps[f"{scope}.{role}_{'normalized' if is_delta else 'convolved'}"] for role in roles]
     query, key = (repeat(x if is_delta else split_heads(x, own.recurrent_key_heads), heads) for x in taken)
@@ -254,10 +253,6 @@ def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         skip = state.parameters[f"{scope}.D"][:, None, None]
         read = read + settings.get("skip", lambda skip, step: skip)(skip, step[..., None]) * values
     return merge_heads(read).astype(value.dtype)
-
-
-def _tiled(x: np.ndarray, heads: int) -> np.ndarray:
-    return np.tile(x, (1, heads // x.shape[1], 1, 1))
 
 
 def _by_rule(

@@ -14,7 +14,6 @@ from transparity_numpy.positions.relative import distances
 from transparity_numpy.residuals import add_residual
 
 Value = Any
-ATTENTIONS = ("self_attention", "cross_attention")
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:

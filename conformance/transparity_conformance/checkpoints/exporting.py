@@ -21,7 +21,7 @@ from transparity_conformance.checkpoints.importing import Checkpoint, configurat
 from transparity_conformance.checkpoints.naming import called, tensors_of, without_prefix
 from transparity_conformance.checkpoints.reading import CONFIG, WEIGHTS, CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import Family
-from transparity_conformance.checkpoints.tables.values import Fields
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 
 def export_checkpoint(

@@ -20,19 +20,22 @@ from transparity.parameters import check_parameters, parameter_shapes, save_para
 from transparity.text import listed, shown
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
-from transparity_conformance.checkpoints.packed import BLOCKS, SCALES, load_experts, unpacked_files
 from transparity_conformance.checkpoints.reading import (
     CONFIG,
+    EXPONENTS,
+    NUMBERS,
     TOWERS,
     CheckpointError,
     as_json,
+    load_experts,
     load_tensors,
     read_tower,
     scale_of,
     tensor_files,
+    unpacked_files,
 )
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, UNNEEDED, Classifier, Family
-from transparity_conformance.checkpoints.tables.values import Fields
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 PARAMETERS = "parameters.safetensors"
 
@@ -164,7 +167,7 @@ class Opened:
                     )
                 parameters.setdefault(ours, value)
         held = {scale for name in parts if (scale := scale_of(name, where)) is not None}
-        held |= {name + ending for name in parts if name not in self.where for ending in (BLOCKS, SCALES)}
+        held |= {name + ending for name in parts if name not in self.where for ending in (NUMBERS, EXPONENTS)}
         return {name: parameters[name] for name in shapes}, {*parts, *held}
 
     @functools.cached_property

@@ -59,6 +59,25 @@ def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
     return StoredTensor(parts, functools.partial(_joined, groups))
 
 
+def fused(
+    theirs: str, rows: Mapping[str, int], ours: str = "", groups: int = 1, leaves: Sequence[str] = ("weight", "bias")
+) -> dict[str, str | StoredTensor]:
+    """Return table entries for the `weight` and `bias` of several linear layers that are stored as one; see `by_group`.
+
+    Args:
+        theirs: The name of the module in the file.
+        rows: The number of rows of each linear layer.
+        ours: A prefix of the names in the reference.
+        groups: The number of head groups.
+        leaves: The tensors of the module.
+    """
+    here = f"{ours}." if ours else ""
+    return {
+        f"{theirs}.{leaf}": by_group({f"{here}{name}.{leaf}": count for name, count in rows.items()}, groups)
+        for leaf in leaves
+    }
+
+
 def _of_groups(groups: int, cut: slice, tensor: np.ndarray) -> np.ndarray:
     return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
 

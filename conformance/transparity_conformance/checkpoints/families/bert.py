@@ -15,14 +15,18 @@ from transparity_conformance.checkpoints.naming import linears, projections, wit
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import (
     FieldRow,
+    Fields,
     activation,
+    as_activation,
+    as_flag,
+    as_whole,
     by_tensors,
     derived,
     rename,
     sizes,
     tokens,
+    wrong,
 )
-from transparity_conformance.checkpoints.tables.values import Fields, as_activation, as_flag, as_whole, wrong
 
 LAYER = "encoder.layers.{i}"
 BLOCK = "encoder.layer.{i}"

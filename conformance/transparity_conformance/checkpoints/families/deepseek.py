@@ -13,14 +13,18 @@ from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.checkpoints.tables.codecs import SIZES
 from transparity_conformance.checkpoints.tables.kinds import by_kind, own_layers
 from transparity_conformance.checkpoints.tables.rotary import mscale_of, rope, rotary, rotary_fields, yarn_scale
-from transparity_conformance.checkpoints.tables.rows import derived, flag, number, tokens, whole
-from transparity_conformance.checkpoints.tables.values import (
+from transparity_conformance.checkpoints.tables.rows import (
     Fields,
     as_flag,
     as_layers,
     as_number,
     as_whole,
+    derived,
+    flag,
     nearest,
+    number,
+    tokens,
+    whole,
     wrong,
 )
 

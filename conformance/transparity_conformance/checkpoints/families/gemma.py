@@ -19,13 +19,16 @@ from transparity_conformance.checkpoints.tables.kinds import (
     windows_in_turn,
 )
 from transparity_conformance.checkpoints.tables.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
-from transparity_conformance.checkpoints.tables.rows import derived, number, rename, tokens
-from transparity_conformance.checkpoints.tables.values import (
+from transparity_conformance.checkpoints.tables.rows import (
     Fields,
     activation_name,
     as_activation,
     as_head_width,
+    derived,
     nearest,
+    number,
+    rename,
+    tokens,
     wrong,
 )
 

@@ -19,7 +19,9 @@ from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, linears, projections
 from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import (
+    Fields,
     activation,
+    as_whole,
     by_tensors,
     derived,
     flag,
@@ -27,8 +29,8 @@ from transparity_conformance.checkpoints.tables.rows import (
     sizes,
     tokens,
     unwritten,
+    wrong,
 )
-from transparity_conformance.checkpoints.tables.values import Fields, as_whole, wrong
 
 BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
@@ -81,6 +83,8 @@ def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 LAYERS = sizes("encoder")[2:]
 """The rows for the sizes of a model without a vocabulary."""
 
+IMAGE_SIZE = derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
+
 IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 IMAGES |= {"image_size": 6, "patch_size": 2}
 
@@ -91,7 +95,7 @@ VIT = Family(
     example=IMAGES,
     always=ALWAYS | {"architecture": "encoder", "class_token": True},
     rows=(
-        derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224),
+        IMAGE_SIZE,
         rename("patch_size", "patch_size", 16),
         rename("num_channels", "image_channels", 3),
         *LAYERS,
@@ -167,7 +171,7 @@ VISION = Family(
         *OF_CLIP,
         rename("patch_size", "patch_size", 32),
         rename("num_channels", "image_channels", 3),
-        derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224),
+        IMAGE_SIZE,
     ),
     unneeded=("attention_dropout", "dropout"),
     names=_names("encoder", pre_layrnorm="embedding_norm", post_layernorm="final_norm"),

@@ -7,12 +7,18 @@ from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
-from transparity_conformance.checkpoints.naming import Table, linears, stacked
+from transparity_conformance.checkpoints.naming import Table, fused, linears
 from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
 from transparity_conformance.checkpoints.tables.kinds import by_kind, kinds_every, layer_kinds, own_layers
 from transparity_conformance.checkpoints.tables.rotary import rotary_by_kind, written_scaling
 from transparity_conformance.checkpoints.tables.rows import (
+    Fields,
     activation,
+    activation_name,
+    as_activation,
+    as_flag,
+    as_number,
+    as_whole,
     by_tensors,
     derived,
     enum,
@@ -20,14 +26,6 @@ from transparity_conformance.checkpoints.tables.rows import (
     rename,
     sizes,
     tokens,
-)
-from transparity_conformance.checkpoints.tables.values import (
-    Fields,
-    activation_name,
-    as_activation,
-    as_flag,
-    as_number,
-    as_whole,
 )
 
 LAYER = "encoder.layers.{i}"
@@ -39,11 +37,8 @@ FIRST = "first"
 def _packed(config: TransformerConfig) -> Table:
     roles = {"query": config.attention_dim, "key": config.attention_dim, "value": config.attention_dim}
     halves = {"gate": config.feed_forward_dim, "up": config.feed_forward_dim}
-    return {
-        f"layers.{{i}}.{theirs}.{leaf}": stacked({f"{LAYER}.{ours}.{name}.{leaf}": rows[name] for name in rows})
-        for theirs, ours, rows in (("attn.Wqkv", "self_attention", roles), ("mlp.Wi", "feed_forward", halves))
-        for leaf in ("weight", "bias")
-    }
+    attention = fused("layers.{i}.attn.Wqkv", roles, f"{LAYER}.self_attention")
+    return attention | fused("layers.{i}.mlp.Wi", halves, f"{LAYER}.feed_forward")
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:

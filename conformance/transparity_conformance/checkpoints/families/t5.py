@@ -8,8 +8,18 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, projections, weights
 from transparity_conformance.checkpoints.tables.codecs import Family
-from transparity_conformance.checkpoints.tables.rows import by_tensors, derived, head_width, rename, tokens
-from transparity_conformance.checkpoints.tables.values import Fields, activation_name, as_activation, as_flag, wrong
+from transparity_conformance.checkpoints.tables.rows import (
+    Fields,
+    activation_name,
+    as_activation,
+    as_flag,
+    by_tensors,
+    derived,
+    head_width,
+    rename,
+    tokens,
+    wrong,
+)
 
 GATED = "gated-"
 

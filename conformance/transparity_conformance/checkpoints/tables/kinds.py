@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig, repeating
-from transparity_conformance.checkpoints.tables.rows import FieldRow, derived
-from transparity_conformance.checkpoints.tables.values import Fields, as_layers, as_whole, wrong
+from transparity_conformance.checkpoints.tables.rows import (
+    FieldRow,
+    Fields,
+    as_flag,
+    as_layers,
+    as_whole,
+    derived,
+    wrong,
+)
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
@@ -55,6 +62,18 @@ def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
     """Return the fields for layers with and without a `window`, whose kinds `layer_types` lists."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
+
+
+def used_window(fields: Fields) -> Any:
+    """Return `sliding_window`, or None unless `use_sliding_window` is true."""
+    return fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None
+
+
+def check_window(fields: Fields, kinds: Any) -> None:
+    """Raise `CheckpointError` if a layer needs a window, but the file has no `used_window`."""
+    if used_window(fields) is None and kinds != [FULL] * as_layers(fields):
+        expected = "true and a sliding_window, because layer_types needs a window"
+        raise wrong("use_sliding_window", fields["use_sliding_window"], expected)
 
 
 def windows_in_turn(window: int) -> FieldRow:

@@ -9,8 +9,16 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.tables.rows import FieldRow, derived
-from transparity_conformance.checkpoints.tables.values import Fields, as_flag, as_number, as_whole, nearest, wrong
+from transparity_conformance.checkpoints.tables.rows import (
+    FieldRow,
+    Fields,
+    as_flag,
+    as_number,
+    as_whole,
+    derived,
+    nearest,
+    wrong,
+)
 
 ORIGINAL = "original_max_position_embeddings"
 

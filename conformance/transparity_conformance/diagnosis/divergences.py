@@ -143,14 +143,14 @@ def _by_answer(
             kept = earlier.get(tap)
             is_same = kept is not None and _ids(kept.chosen) == _ids(best)
             explanations[tap] = kept if kept and is_same else explained_by(segment, (), [best, *rivals], probes)
-            divergences.append(_divergence(results, tap, explanations[tap]))
+            divergences.append(divergence_of(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
-            divergences.append(_divergence(results, tap, Explanation()))
+            divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
     if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations without a match
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
-        divergences.append(_divergence(results, "logits", explanations["logits"]))
+        divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
 
 
@@ -184,7 +184,7 @@ class _BySegment:
             progress("looking for causes", done, len(faulty))
             before = self.known
             if tap in _worst(self.results, tap).misshapen or done >= MOST_EXPLAINED:
-                self.divergences.append(_divergence(self.results, tap, Explanation()))
+                self.divergences.append(divergence_of(self.results, tap, Explanation()))
             elif not self._is_known(tap):
                 self._explain(tap, faulty)
             last = tuple(each for each in self.known if each not in before)
@@ -215,7 +215,7 @@ class _BySegment:
                 self.divergences = [each for each in self.divergences if scope_of(each.where) != scope]
                 self.explanations = {at: each for at, each in self.explanations.items() if scope_of(at) != scope}
         self.explanations[tap], self.known = found, (*self.known, *found.chosen)
-        self.divergences.append(_divergence(self.results, tap, found, self.dtype))
+        self.divergences.append(divergence_of(self.results, tap, found, self.dtype))
         if found.remains:
             self.divergences.append(_remaining(segment, self.known))
 
@@ -242,7 +242,7 @@ def _worst(results: Results, tap: str) -> ProbeResult:
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
-def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
+def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
     """Return the divergence of a segment with its explanation; without one, with the profile of its error."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen

@@ -97,7 +97,7 @@ def single_row(probe: Probe) -> Probe:
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
     inputs = {name: value[row : row + 1] for name, value in probe.inputs.items()}
-    return Probe(probe.case, "single", "a batch of one", probe.config, probe.parameters, inputs)
+    return dataclasses.replace(probe, name="single", purpose="a batch of one", inputs=inputs, kept=None)
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
@@ -123,17 +123,15 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 def twin(probe: Probe) -> Probe:
     """Return `probe` with other inputs of the same shape and sum, with the same first tokens and the same first row."""
-    inputs = dict(probe.inputs)
-    if probe.config.reads_pixels:
-        inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
-    if probe.config.reads_frames:
-        inputs["source"] = np.concatenate([inputs["source"][:1], np.roll(inputs["source"][1:], 1, axis=-1)])
-    for name in probe.config.token_inputs:
-        inputs[name] = inputs[name].copy()
-        inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
-    return Probe(
-        probe.case, "twin", "other tokens with the same shape and sums", probe.config, probe.parameters, inputs
-    )
+    inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
+    for name in probe.config.input_names:
+        moved = inputs[name].copy()
+        if name in probe.config.token_inputs:
+            moved[1:, 1:] = np.roll(moved[1:, 1:], 1, axis=1)
+        else:
+            moved[1:] = np.roll(moved[1:], 1, axis=-1)
+        inputs[name] = moved
+    return dataclasses.replace(probe, name="twin", purpose=purpose, inputs=inputs, kept=None)
 
 
 DECAY_RATE = 0.4

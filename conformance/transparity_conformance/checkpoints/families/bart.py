@@ -6,7 +6,7 @@ Marian is a translation model. OPT is BART's decoder without an encoder, with pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
 """Fields of older files; transformers ignores them and builds these variants only."""
 
 
-def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return {"head_bias": "final_logits_bias" in names}
-
-
 def _copies(config: TransformerConfig) -> Mapping[str, str]:
     """Return the tensors that repeat `shared.weight`; transformers stores them if `tie_word_embeddings` is false."""
     is_untied = config.shared_embedding and not config.tied_head
@@ -108,7 +104,7 @@ BART = Family(
         rename("max_position_embeddings", "max_length", 1024),
         *STACKS,
         switch("scale_embedding", "embedding_scale", "embed_dim", "none", False),
-        by_tensors(_bias, unwritten),
+        by_tensors(lambda fields, names: {"head_bias": "final_logits_bias" in names}, unwritten),
         tokens(pad=1, bos=0, eos=2, decoder_start=2),
     ),
     copies=_copies,
@@ -134,10 +130,6 @@ def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _absent(config: TransformerConfig) -> Collection[str]:
-    return () if config.shared_embedding else ("shared.weight",)
-
-
 MARIAN = Family(
     model="MarianMTModel",
     example=EXAMPLE
@@ -154,7 +146,7 @@ MARIAN = Family(
             tokens(pad=58_100, eos=0, decoder_start=58_100),
         )
     ).rows,
-    absent=_absent,
+    absent=lambda config: () if config.shared_embedding else ("shared.weight",),
     copies=_copies,
     only=ONLY | {"normalize_embedding": (False,), "static_position_embeddings": (True,)},
     unneeded=UNNEEDED,
@@ -210,19 +202,8 @@ POSITIONS = "encoder.embed_positions.weight"
 
 def _kernel(name: str) -> StoredTensor:
     """Return a convolution kernel, stored as (features_out, features_in, 3); the parameter is a matrix."""
-    return StoredTensor(((name, _as_matrix),), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
-
-
-def _as_matrix(kernel: np.ndarray) -> np.ndarray:
-    return kernel.reshape(len(kernel), -1)
-
-
-def _frames(fields: Fields) -> dict[str, Any]:
-    return {"num_frames": 2 * as_whole(fields, "max_source_positions")}
-
-
-def _whisper_positions(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return {"encoder_positions": "learned" if POSITIONS in names else "sinusoidal"}
+    matrix = (name, lambda kernel: kernel.reshape(len(kernel), -1))
+    return StoredTensor((matrix,), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 
 
 def _sinusoids(config: TransformerConfig) -> np.ndarray:
@@ -241,10 +222,16 @@ WHISPER = Family(
     rows=(
         rename("vocab_size", "target_vocab_size"),
         rename("num_mel_bins", "mel_bins", 80),
-        derived(_frames, lambda config: {"max_source_positions": config.frame_positions}, max_source_positions=1500),
+        derived(
+            lambda fields: {"num_frames": 2 * as_whole(fields, "max_source_positions")},
+            lambda config: {"max_source_positions": config.frame_positions},
+            max_source_positions=1500,
+        ),
         rename("max_target_positions", "max_length", 448),
         *STACKS,
-        by_tensors(_whisper_positions, unwritten),
+        by_tensors(
+            lambda fields, names: {"encoder_positions": "learned" if POSITIONS in names else "sinusoidal"}, unwritten
+        ),
         tokens(pad=50_256, bos=50_256, eos=50_256, decoder_start=50_257),
     ),
     unneeded=(

@@ -111,13 +111,15 @@ def _counted(fields: Fields) -> dict[str, Any]:
     return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
 
 
+def _write_counted(config: TransformerConfig) -> dict[str, Any]:
+    return {"max_position_embeddings": config.num_positions}
+
+
 ROBERTA = BERT.variant(
     model="RobertaModel",
     example=EXAMPLE | {"max_position_embeddings": 31, "type_vocab_size": 1},
     rows=(
-        derived(
-            _counted, lambda config: {"max_position_embeddings": config.num_positions}, max_position_embeddings=512
-        ),
+        derived(_counted, _write_counted, max_position_embeddings=512),
         masked_head("RobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),
         tokens(pad=1, bos=0, eos=2),
     ),
@@ -189,16 +191,16 @@ def _counted_from_pad(fields: Fields) -> dict[str, Any]:
     return _counted({**fields, "pad_token_id": PAD})
 
 
-def _write_distances(config: TransformerConfig) -> dict[str, Any]:
-    return {"max_position_embeddings": config.num_positions, "relative_attention_num_buckets": BUCKETS}
-
-
 MPNET: Family = ROBERTA.variant(
     model="MPNetModel",
     example=EXAMPLE | {"max_position_embeddings": 31},
     always={"relative_bias": True, "relative_buckets": BUCKETS, "relative_max_distance": DISTANCE},
     rows=(
-        derived(_counted_from_pad, _write_distances, max_position_embeddings=512),
+        derived(
+            _counted_from_pad,
+            lambda config: _write_counted(config) | {"relative_attention_num_buckets": BUCKETS},
+            max_position_embeddings=512,
+        ),
         masked_head("MPNetForMaskedLM", "lm_head.dense.weight", with_gelu=True),
     ),
     without=("type_vocab_size",),

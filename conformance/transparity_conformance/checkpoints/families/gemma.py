@@ -40,10 +40,6 @@ def _activation(fields: Fields) -> dict[str, Any]:
     return {"activation": "gelu-tanh" if found == "gelu" else found}
 
 
-def _activation2(fields: Fields) -> dict[str, Any]:
-    return {"activation": as_activation(fields, "hidden_activation")}
-
-
 def _write_activation(config: TransformerConfig) -> dict[str, Any]:
     name = "gelu_pytorch_tanh" if config.activation == "gelu-tanh" else activation_name(config)
     return {"hidden_act": name, "hidden_activation": name}
@@ -63,10 +59,6 @@ GEMMA = PLAIN.variant(
 )
 
 
-def _power(scalar: float) -> float:
-    return float(scalar**-0.5)
-
-
 def _scalar(multiplier: float) -> float:
     """Return the number s with s^(−1/2) equal to the multiplier; s is an integer if possible."""
     found = multiplier**-2
@@ -80,8 +72,12 @@ GEMMA2 = GEMMA.variant(
     rows=(
         rename("attn_logit_softcapping", "attention_softcap", 50.0),
         rename("final_logit_softcapping", "final_softcap", 30.0),
-        derived(_activation2, _write_activation, hidden_activation="gelu_pytorch_tanh"),
-        number("query_pre_attn_scalar", "attention_multiplier", 256, _power, _scalar),
+        derived(
+            lambda fields: {"activation": as_activation(fields, "hidden_activation")},
+            _write_activation,
+            hidden_activation="gelu_pytorch_tanh",
+        ),
+        number("query_pre_attn_scalar", "attention_multiplier", 256, lambda scalar: float(scalar**-0.5), _scalar),
         windows_in_turn(4096),
     ),
     defaults={"num_key_value_heads": 4},
@@ -141,17 +137,13 @@ GEMMA3 = GEMMA2.variant(
 )
 
 
-def _rotary_cohere(fields: Fields) -> dict[str, Any]:
-    return rotary(fields) | {"rope_layout": "interleaved"}
-
-
 COHERE = PLAIN.variant(
     model="CohereForCausalLM",
     example=EXAMPLE | {"logit_scale": 0.3},
     always={"norm": "layer", "norm_bias": False, "branches": "parallel-one-norm"},
     rows=(
         rename("layer_norm_eps", "norm_eps", 1e-5),
-        rope(_rotary_cohere),
+        rope(lambda fields: rotary(fields) | {"rope_layout": "interleaved"}),
         number("logit_scale", "head_multiplier", 0.0625),
         tokens(pad=0, bos=5, eos=255_001),
     ),

@@ -8,7 +8,6 @@ group.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,14 +45,11 @@ LAYER = "decoder.layers.{i}"
 ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
 
 
-def _third(packed: np.ndarray, index: int) -> np.ndarray:
-    """Split the last axis in three, and return part `index`, transposed from (in, out) to (out, in)."""
-    return np.split(packed, 3, axis=-1)[index].T
-
-
 def _packed(leaf: str) -> StoredTensor:
-    """Return the fused tensor that contains query, key and value side by side."""
-    parts = tuple((f"{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
+    """Return the fused tensor that contains query, key and value side by side, each as (in, out)."""
+    parts = tuple(
+        (f"{role}.{leaf}", lambda packed, i=i: np.split(packed, 3, axis=-1)[i].T) for i, role in enumerate(ROLES)
+    )
     return StoredTensor(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
 
 

@@ -9,7 +9,6 @@ image (CLIP's norm and temperature) are not included either.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,31 +34,23 @@ from transparity_conformance.checkpoints.tables.rows import (
 BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
-def _with_axes(name: str, *axes: int) -> StoredTensor:
-    """Return a matrix that the file stores with `axes` instead of its last axis."""
-    return StoredTensor(((name, _of_two_axes),), partial(_of_more_axes, axes))
-
-
-def _of_two_axes(tensor: np.ndarray) -> np.ndarray:
-    """Reshape a kernel (features, channels, height, width) to a matrix, or drop a table's leading axes of size 1."""
-    is_kernel = tensor.ndim == 4
-    return tensor.reshape(len(tensor), -1) if is_kernel else tensor.reshape(-1, tensor.shape[-1])
-
-
-def _of_more_axes(axes: tuple[int, ...], parts: Any) -> np.ndarray:
-    shape = (len(parts[0]), *axes) if len(axes) == 3 else (1, *parts[0].shape)
-    return np.asarray(parts[0].reshape(shape))
+def _in_batch(name: str) -> StoredTensor:
+    """Return a table that the file stores with a leading axis of size 1."""
+    matrix = (name, lambda table: table.reshape(-1, table.shape[-1]))
+    return StoredTensor((matrix,), lambda parts: parts[0][np.newaxis])
 
 
 def _kernel(config: TransformerConfig) -> StoredTensor:
-    patch = config.patch_size or 1
-    return _with_axes("encoder.patch_projection.weight", config.image_channels, patch, patch)
+    """Return a kernel (features, channels, height, width); the parameter is a matrix."""
+    axes = (config.image_channels, *[config.patch_size or 1] * 2)
+    matrix = ("encoder.patch_projection.weight", lambda kernel: kernel.reshape(len(kernel), -1))
+    return StoredTensor((matrix,), lambda parts: parts[0].reshape(-1, *axes))
 
 
 def _packed(config: TransformerConfig) -> Table:
     return {
-        "embeddings.cls_token": _with_axes("encoder.class_embedding.weight"),
-        "embeddings.position_embeddings": _with_axes("encoder.position_embedding.weight"),
+        "embeddings.cls_token": _in_batch("encoder.class_embedding.weight"),
+        "embeddings.position_embeddings": _in_batch("encoder.position_embedding.weight"),
         "embeddings.patch_embeddings.projection.weight": _kernel(config),
         "embeddings.patch_embeddings.projection.bias": "encoder.patch_projection.bias",
     }

@@ -145,10 +145,6 @@ QWEN3 = PLAIN.variant(
 )
 
 
-def _reciprocal(factor: float) -> float:
-    return 1 / factor
-
-
 def _written_reciprocal(factor: float) -> float:
     return nearest(1 / factor, right=lambda found: 1 / found == factor)
 
@@ -163,7 +159,7 @@ GRANITE = LLAMA.variant(
     always={"attention_scale": "none"},
     rows=(
         *(number(name, name, 1.0) for name in MULTIPLIERS),
-        number("logits_scaling", "head_multiplier", 1.0, _reciprocal, _written_reciprocal),
+        number("logits_scaling", "head_multiplier", 1.0, lambda factor: 1 / factor, _written_reciprocal),
     ),
 )
 

@@ -144,10 +144,6 @@ SPARSE: dict[str, Any] = {"num_experts": 128, "num_local_experts": None, "moe_in
 SPARSE |= {"intermediate_size": 6144, "mlp_only_layers": None, "decoder_sparse_step": 1}
 
 
-def _window(fields: Fields) -> dict[str, Any]:
-    return {"sliding_window": used_window(fields)}
-
-
 def _write_window(config: TransformerConfig) -> dict[str, Any]:
     return {"use_sliding_window": config.sliding_window is not None, "sliding_window": config.sliding_window}
 
@@ -161,7 +157,12 @@ QWEN3_MOE = PLAIN.variant(
     rows=(
         *ROUTER,
         derived(sparse, write_sparse, **SPARSE),
-        derived(_window, _write_window, use_sliding_window=False, sliding_window=4096),
+        derived(
+            lambda fields: {"sliding_window": used_window(fields)},
+            _write_window,
+            use_sliding_window=False,
+            sliding_window=4096,
+        ),
     ),
     without=("intermediate_size",),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 4},
@@ -235,10 +236,6 @@ def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])
 
 
-def _downs(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([part.T for part in parts])
-
-
 def _packed(config: TransformerConfig) -> Table:
     """Return the tensors that contain all experts: (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
@@ -248,7 +245,8 @@ def _packed(config: TransformerConfig) -> Table:
         pairs = tuple((name, partial(_part, expert, place % 2, 2)) for place, (name, expert) in enumerate(roles))
         found[f"layers.{{i}}.mlp.experts.gate_up_proj{ending}"] = StoredTensor(pairs, _gates_and_ups)
         downs = tuple((f"{scope}.down.{leaf}", partial(_part, expert, 0, 1)) for scope, expert in experts)
-        found[f"layers.{{i}}.mlp.experts.down_proj{ending}"] = StoredTensor(downs, _downs)
+        joined = lambda parts: np.stack([part.T for part in parts])  # noqa: E731
+        found[f"layers.{{i}}.mlp.experts.down_proj{ending}"] = StoredTensor(downs, joined)
     return found
 
 

@@ -6,9 +6,7 @@ and Gu 2024) is a state-space model without attention or feed-forwards.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,20 +37,11 @@ RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
 
 
-def _kernel(first: int, count: int, tensor: np.ndarray) -> np.ndarray:
-    return tensor[first : first + count, 0]
-
-
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
     """Return the fused convolution (features, 1, width); each role has this number of features, in this order."""
-    begins = itertools.accumulate(widths.values(), initial=0)
-    return StoredTensor(
-        tuple(
-            (f"{RECURRENCE}.{role}_convolution.weight", partial(_kernel, begin, widths[role]))
-            for role, begin in zip(widths, begins, strict=False)
-        ),
-        lambda parts: np.concatenate(parts)[:, np.newaxis],
-    )
+    flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
+    parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
+    return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])
 
 
 def _packed(config: TransformerConfig) -> Table:

@@ -18,7 +18,7 @@ from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import family_called
 from transparity_conformance.checkpoints.reading import as_json
 from transparity_conformance.checkpoints.tables.codecs import ONLY, Family
-from transparity_conformance.checkpoints.tables.values import ACTIVATIONS
+from transparity_conformance.checkpoints.tables.rows import ACTIVATIONS
 
 PAGE = Path(__file__).with_name("family-fields.md")
 OVERVIEW = Path(__file__).with_name("families.md")

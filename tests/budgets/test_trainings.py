@@ -6,7 +6,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.training import Training
-from transparity_conformance.oracle.differentiation.gradients import training_oracle
+from transparity_conformance.oracle.differentiation.derivatives import training_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.oracle.variants import weight_so_far
 from transparity_conformance.report.comparison import difference, share

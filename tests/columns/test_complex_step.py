@@ -15,7 +15,7 @@ from transparity.parameters import is_learned
 from transparity.taps import Tap
 from transparity_conformance.capabilities.learning.training import batches, tiny
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients as at_once
+from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients as at_once
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import difference

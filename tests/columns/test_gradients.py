@@ -13,8 +13,7 @@ from transparity.presets import preset
 from transparity.protocol import Backend
 from transparity.training import Training
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of
-from transparity_conformance.oracle.differentiation.gradients import training_oracle
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, targets_of, training_oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import difference, share
 

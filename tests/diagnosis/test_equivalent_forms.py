@@ -14,7 +14,7 @@ from tests.diagnosis.ports import Carry, Change, port
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.diagnosis.equivalence import is_equivalent
+from transparity_conformance.diagnosis.locate import is_equivalent
 from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.cases import CASES

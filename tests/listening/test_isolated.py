@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.running.loading import load_port
-from transparity_conformance.running.process.isolation import isolated
+from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import built, run, run_listening
 from transparity_conformance.running.process.wire import described, received
 
@@ -46,7 +47,7 @@ def probe() -> Probe:
 
 def test_operations_of_another_process_are_those_of_this_one(spec: str, probe: Probe) -> None:
     taps, here = run_listening(built(load_port(spec), probe), probe, "pytorch")
-    with isolated(spec) as build:
+    with contextlib.closing(isolated_build(spec)) as build:
         forward = built(build, probe)
         far_taps, there = run_listening(forward, probe)
         assert np.array_equal(run(forward, probe)["logits"], far_taps["logits"])
@@ -64,7 +65,7 @@ def test_an_exception_while_listening_is_the_same_sentence(spec: str, probe: Pro
     file = spec.removesuffix(":build")
     Path(file).write_text(PORT.replace("return logits", "raise ValueError('mine')"))
     sentences = []
-    with isolated(spec) as build:
+    with contextlib.closing(isolated_build(spec)) as build:
         for forward in (built(load_port(spec), probe), built(build, probe)):
             for call in (run, run_listening):
                 with pytest.raises(PortError) as caught:

@@ -43,24 +43,21 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         for name, scale in SCALES.items():
             if not is_same(scale(config), config.score_scale):
                 yield scaled(config, scale(config), name)
-    if tap == "scores" and sublayer == "self_attention" and own_config(config, site).positions != config.positions:
-        yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
-    if tap == "weights" and config.attention_softcap is not None:
-        yield fault("attention-cap", "behind the mask", patch=_capped_behind_mask)
-    if tap == "scores":
+        if sublayer == "self_attention" and own_config(config, site).positions != config.positions:
+            yield fault("rotary-layers", "rotated", formula=attended, rotated=True)
         yield from made(CAP_MISSING, config, attended)
         yield from CAP.usual(config)
         yield from made(CAPS, config, attended)
+    if tap == "weights" and config.attention_softcap is not None:
+        yield fault("attention-cap", "behind the mask", patch=_capped_behind_mask)
     if tap in ("scores", "context") and is_grouped:
         yield from made(TILED, config, attended, alone="keys" if tap == "scores" else "values")
-    if heads > 1:
+    if tap in ("query", "key", "value") and heads > 1:
+        yield from made((*SPLITS, INTERLEAVED), config, attended)
+    if tap == "context":
         yield from made(
-            {"context": MERGES}.get(tap, SPLITS if tap in ("query", "key", "value") else ()), config, attended
+            (*MERGES, *[MERGED_BY_MEMBERS] * is_grouped, INTERLEAVED) if heads > 1 else (), config, attended
         )
-    if tap == "context" and is_grouped:
-        yield from made(MERGED_BY_MEMBERS, config, attended)
-    if tap in ("query", "key", "value", "context") and heads > 1:
-        yield from made(INTERLEAVED, config, attended)
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -81,11 +78,10 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """Factors by which ports multiply scores, the most likely factors first."""
 
 
-def named_scale(config: TransformerConfig, scale: float, tolerance: float = 1e-4) -> str:
+def named_scale(scale: float, tolerance: float = 1e-4) -> str:
     """Return a name such as `1/√48` for 0.1443, or an empty string if no such name fits."""
-    if scale > 0 and math.isclose(round(scale**-2), scale**-2, rel_tol=tolerance) and round(scale**-2) > 1:
-        return f"1/√{round(scale**-2)}"
-    return ""
+    width = round(scale**-2) if scale > 0 else 0
+    return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=tolerance) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
@@ -159,17 +155,16 @@ def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: 
 
 def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
     """Repeat the keys or values for every query head."""
-    if settings.get("tiled"):
-        return np.tile(x, (1, config.num_heads // config.key_value_heads, 1, 1))
-    return repeat_heads(x, config.num_heads)
+    return (tiled_heads if settings.get("tiled") else repeat_heads)(x, config.num_heads)
 
 
-def _is_capped(config: TransformerConfig) -> bool:
-    return config.attention_softcap is not None
+def tiled_heads(x: Value, heads: int) -> Value:
+    """Repeat the heads in turn (0, 1, 0, 1) instead of each several times (0, 0, 1, 1)."""
+    return np.tile(x, (1, heads // x.shape[1], 1, 1))
 
 
 CAP = Number("attention-cap", "attention_softcap", "scores are softcapped at {v:.6g}{instead}", attended, setting="cap")
-_cap = partial(row, "attention-cap", when=_is_capped)
+_cap = partial(row, "attention-cap", when=lambda config: config.attention_softcap is not None)
 CAP_MISSING = (_cap("missing", cap=None),)
 CAPS = (
     _cap("clipped", capping=lambda products, scale, cap: np.clip(products * scale, -cap, cap)),
@@ -184,8 +179,6 @@ def _capped_behind_mask(state: WalkState, site: str, value: Value) -> Value:
     masked = cap * math.tanh(masked_score / cap)
     return attention_weights(scores_at(state, site), right_mask(state, site), masked, sinks_at(state, site))
 
-
-IN_TURN = "are assigned to the heads in turn (0, 1, 0, 1) instead of to consecutive heads (0, 0, 1, 1)"
 
 TILED = (  # At a single tap both give the same result; reports name the first.
     row("head-grouping", "{alone} tiled", tiled=True),
@@ -211,13 +204,12 @@ def merged_interleaved(heads: Value, config: TransformerConfig) -> Value:
     return heads.transpose(0, 2, 3, 1).reshape(heads.shape[0], heads.shape[2], -1)
 
 
-ORDER = "heads are interleaved, (head_dim, heads) instead of (heads, head_dim), "
 SPLITS = (row("head-split", "split by view", split=view), row("head-order", "split by interleaved", split=interleaved))
 MERGES = (
     row("head-split", "merged by view", merge=merged_by_view),
     row("head-order", "merged by interleaved", merge=merged_interleaved),
 )
-INTERLEAVED = (row("head-order", "split and merged interleaved", split=interleaved, merge=merged_interleaved),)
+INTERLEAVED = row("head-order", "split and merged interleaved", split=interleaved, merge=merged_interleaved)
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
@@ -228,7 +220,7 @@ def _by_members(heads: Value, config: TransformerConfig) -> Value:
     return members.reshape(batch, length, -1)
 
 
-MERGED_BY_MEMBERS = (row("head-order", "merged by members", merge=_by_members),)
+MERGED_BY_MEMBERS = row("head-order", "merged by members", merge=_by_members)
 
 
 def _split(wrong: Callable[[Value, int], Value], state: WalkState, site: str, value: Value) -> Value:
@@ -291,12 +283,9 @@ TEMPERATURES = (
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    of_scores = partial(NumericFault, lambda site: site.endswith(".scores"))
     grid = [config.score_scale * 2.0**power for power in range(-8, 9)]
-    yield NumericFault(_is_scores, grid, lambda scale: scaled(config, scale, named_scale(config, scale)))
+    yield of_scores(grid, lambda scale: scaled(config, scale, named_scale(scale)))
     if config.attention_softcap is not None:
         grid = [config.attention_softcap * 2.0**power for power in range(-4, 7)]
-        yield NumericFault(_is_scores, grid, partial(CAP.fault, config))
-
-
-def _is_scores(site: str) -> bool:
-    return site.endswith(".scores")
+        yield of_scores(grid, partial(CAP.fault, config))

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, NumericFault, WalkState, fault, is_same
+from transparity_conformance.catalogue.fault import Fault, NumericFault, Settings, WalkState, fault, is_same
 from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value, reads_tokens, stack_config, token_table
 from transparity_conformance.oracle.oracle import Arrays
@@ -33,7 +33,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if config.positions in ("learned", "sinusoidal"):
         yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
-        yield from _count_faults(config, site)
+        for name in ("visible",) if config.position_count == "all" else ("all", "padding goes on"):
+            yield fault("position-count", name, patch=partial(_placed, COUNTS[name]))
     if config.positions == "sinusoidal":
         yield from _sinusoid_faults(config)
     if is_padded:
@@ -63,27 +64,23 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
 
 def _sinusoid_faults(config: TransformerConfig) -> Iterator[Fault]:
     is_interleaved = config.rope_layout == "interleaved"
-    other = ("concatenated", concatenated) if is_interleaved else ("interleaved", interleaved)
-    yield fault("position-layout", other[0], patch=partial(_replaced, other[1]))
+    name, layout = ("concatenated", "halves") if is_interleaved else ("interleaved", "interleaved")
+    yield fault("position-layout", name, patch=partial(_replaced, {"layout": layout}))
     says = "each cosine comes before its sine" if is_interleaved else "cosines come before sines"
-    yield fault("position-layout", "cosine first", says=says, patch=partial(_replaced, cosine_first))
+    yield fault("position-layout", "cosine first", says=says, patch=partial(_replaced, {"order": -1}))
     right = TIMESCALES[config.sinusoidal_timescales]
     for name, exponents in EXPONENTS.items():
-        if name == right:
-            continue
-        description = f"the exponent of the positions' frequencies is {name} instead of {right}"
-        yield fault(
-            "position-frequency", name, says=description, patch=partial(_replaced, partial(sinusoids, exponents))
-        )
+        if name != right:
+            says = f"the exponent of the positions' frequencies is {name} instead of {right}"
+            yield fault("position-frequency", name, says=says, patch=partial(_replaced, {"exponents": exponents}))
 
 
-def _count_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults in which position numbers count the wrong tokens."""
-    if config.position_count == "all":
-        yield fault("position-count", "visible", patch=partial(_placed, _counting_visible))
-        return
-    yield fault("position-count", "all", patch=partial(_placed, _counting_all))
-    yield fault("position-count", "padding goes on", patch=partial(_placed, _counting_on))
+COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "visible": lambda visible: np.cumsum(visible, axis=1) * visible - 1,
+    "all": lambda visible: np.arange(visible.shape[1])[None],
+    "padding goes on": lambda visible: np.cumsum(visible, axis=1) - 1,
+}
+"""Wrong numbers of positions, given the visible tokens (batch, length); the offset is added to them."""
 
 
 SCALES: dict[str, Callable[[TransformerConfig], float]] = {
@@ -115,7 +112,7 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
     """Return the fault of using another base for sinusoidal positions."""
     description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
-    change = partial(_replaced, partial(sinusoids, usual_exponents, base=base))
+    change = partial(_replaced, {"base": base})
     return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)
 
 
@@ -148,82 +145,46 @@ def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) ->
 def right_positions(state: WalkState, site: str) -> np.ndarray:
     config = stack_config(state.config, site)
     if config.positions == "learned":
-        table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-        return table[right_ids(state, site)]
-    return sinusoids(usual_exponents, config, _positions(state, site))
+        return position_table(state, site)[right_ids(state, site)]
+    return sinusoids({}, config, length_at(state, site))
 
 
-def _positions(state: WalkState, site: str) -> np.ndarray:
-    return np.arange(length_at(state, site))
+def position_table(state: WalkState, site: str) -> np.ndarray:
+    """Return the learned positions of the stack of a tap."""
+    table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
+    return table
 
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
     right = right_positions(state, site)
     if stack_config(state.config, site).positions == "learned":
-        table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-        moved = right_ids(state, site) + offset
+        table, moved = position_table(state, site), right_ids(state, site) + offset
         return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
-    return value - right + sinusoids(usual_exponents, state.config, _positions(state, site) + offset)
+    return value - right + sinusoids({"offset": offset}, state.config, length_at(state, site))
 
 
-def _placed(ids: Callable[[WalkState, str], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace the learned positions by the rows `ids`, clipped to the table."""
-    table = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-    return value - right_positions(state, site) + table[np.clip(ids(state, site), 0, len(table) - 1)]
+def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+    """Replace the learned positions by the counted rows, clipped to the table."""
+    table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0]) + state.config.position_offset
+    return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 
 
-def _counting_all(state: WalkState, site: str) -> np.ndarray:
-    return _positions(state, site)[None] + state.config.position_offset
+def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    return value - right_positions(state, site) + sinusoids(settings, state.config, length_at(state, site))
 
 
-def _counting_visible(state: WalkState, site: str) -> np.ndarray:
-    visible = padding_at(state, site)[:, 0, 0]
-    counted: np.ndarray = np.cumsum(visible, axis=1) * visible
-    return counted + state.config.position_offset - 1
+def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.ndarray:
+    """Return sines and cosines with a changed `base`, `exponents`, `layout`, `order` or `offset`.
 
-
-def _counting_on(state: WalkState, site: str) -> np.ndarray:
-    counted: np.ndarray = np.cumsum(padding_at(state, site)[:, 0, 0], axis=1)
-    return counted + state.config.position_offset - 1
-
-
-def _replaced(positions: Value, state: WalkState, site: str, value: Value) -> Value:
-    return value - right_positions(state, site) + positions(state.config, _positions(state, site))
-
-
-def usual_exponents(config: TransformerConfig) -> np.ndarray:
-    exponents: np.ndarray = EXPONENTS[TIMESCALES[config.sinusoidal_timescales]](config)
-    return exponents
-
-
-def _waves(config: TransformerConfig, positions: np.ndarray, base: float, exponents: Value) -> list[np.ndarray]:
-    angles = positions[:, None] / base ** exponents(config)
-    return [np.sin(angles), np.cos(angles)]
-
-
-def sinusoids(
-    exponents: Value, config: TransformerConfig, positions: np.ndarray, base: float | None = None
-) -> np.ndarray:
-    """Return sines and cosines in the right layout. Their frequencies are base^−exponent."""
-    both = _waves(config, positions, config.rope_theta if base is None else base, exponents)
-    return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
-
-
-def _interleave(both: list[np.ndarray]) -> np.ndarray:
-    return np.stack(both, axis=-1).reshape(len(both[0]), -1)
-
-
-def concatenated(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    return np.concatenate(_waves(config, positions, config.rope_theta, usual_exponents), axis=-1)
-
-
-def interleaved(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    return _interleave(_waves(config, positions, config.rope_theta, usual_exponents))
-
-
-def cosine_first(config: TransformerConfig, positions: np.ndarray) -> np.ndarray:
-    both = _waves(config, positions, config.rope_theta, usual_exponents)[::-1]
-    return _interleave(both) if config.rope_layout == "interleaved" else np.concatenate(both, axis=-1)
+    The frequencies are base^−exponent.
+    """
+    exponents = settings.get("exponents", EXPONENTS[TIMESCALES[config.sinusoidal_timescales]])(config)
+    positions = np.arange(length) + settings.get("offset", 0)
+    angles = positions[:, None] / settings.get("base", config.rope_theta) ** exponents
+    both = [np.sin(angles), np.cos(angles)][:: settings.get("order", 1)]
+    if settings.get("layout", config.rope_layout) == "interleaved":
+        return np.stack(both, axis=-1).reshape(length, -1)
+    return np.concatenate(both, axis=-1)
 
 
 EXCLUSIVE, INCLUSIVE = "i/embed_dim for even i", "j/(embed_dim/2 − 1) for the j-th pair"
@@ -257,16 +218,12 @@ def _zeroed_here(state: WalkState, site: str, value: Value) -> Value:
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
+    def is_site(site: str) -> bool:
+        return site.endswith(".embedding")
+
     grid = [2.0**power for power in range(-10, 11)]
-    yield NumericFault(_is_embedding, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
+    yield NumericFault(is_site, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
     if "sinusoidal" in (config.positions, config.encoder_positions):
         grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
-        yield NumericFault(partial(_is_sinusoidal, config), grid, lambda base: based(config, base, f"{base:.6g}"))
-
-
-def _is_embedding(site: str) -> bool:
-    return site.endswith(".embedding")
-
-
-def _is_sinusoidal(config: TransformerConfig, site: str) -> bool:
-    return _is_embedding(site) and stack_config(config, site).positions == "sinusoidal"
+        is_sinusoidal = lambda site: is_site(site) and stack_config(config, site).positions == "sinusoidal"  # noqa: E731
+        yield NumericFault(is_sinusoidal, grid, lambda base: based(config, base, f"{base:.6g}"))

@@ -161,6 +161,33 @@ def variants(
         yield fault(identity, name, words=words, formula=formula, **{setting: change})
 
 
+def confused(
+    kind: str, name: str, pair: tuple[str, str], swapped: str, used: str, which: str = "", **change: Any
+) -> Iterator[Fault]:
+    """Yield the swap of the parameters of a pair of parts, and the use of one part's parameters in both.
+
+    Args:
+        kind: The start of both ids, such as `weight`.
+        name: The part at the tap; the other part of the pair has the parameters that the fault uses.
+        pair: The names of both parts.
+        swapped, used: The descriptions of both faults.
+        which: The end of both variants.
+        change: Fields of `Fault`, by name.
+    """
+    both = fault(f"{kind}-swapped", f"{' and '.join(pair)}{which}", says=swapped, is_mutual=True, **change)
+    yield both
+    variant = f"{pair[name == pair[0]]} for {name}{which}"
+    yield fault(f"{kind}-duplicated", variant, says=used, exchange=both, **change)
+
+
+OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
+    "missing": lambda right: 1.0,
+    "inverse": lambda right: 1 / right,
+    "twice": lambda right: right**2,
+}
+"""Factors that ports use in place of the right one."""
+
+
 def is_same(one: float, other: float) -> bool:
     """Return whether two factors, computed in different ways in float64, are equal."""
     return abs(one - other) <= RULES["float64"].budget(0.0, epsilon("float64"), max(abs(one), abs(other)))
@@ -189,11 +216,8 @@ class Number:
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         right = getattr(config, self.field)
         instead = ", and should not be" if right is None else f" instead of {right:g}"
-        says, made = (
-            self.says.format(v=v, instead=instead),
-            {"formula": self.formula, "settings": {self.setting or self.field: v}},
-        )
-        return Fault(self.id, self.variant.format(v=v), says, value=v, **made)  # type: ignore[arg-type]
+        says, settings = self.says.format(v=v, instead=instead), {self.setting or self.field: v}
+        return Fault(self.id, self.variant.format(v=v), says, formula=self.formula, settings=settings, value=v)
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
         """Yield a fault for each value that is usual in published models."""
@@ -224,42 +248,26 @@ class Hypothesis:
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
     """Return all plausible sets of `sites`, the largest sets first.
 
-    A set holds all sites, or the sites that share their tokens, stack, part, kind of sublayer, layer or sublayer.
-    Single sites come last.
+    A set holds all sites, or the sites that share one of `SCOPES`. Single sites come last.
     """
     sites = tuple(sites)
     found = [sites] if sites else []
-    for scope in (_keys, _stack, _part, _kind, _layer, _sublayer, str):
-        members: dict[str, list[str]] = {}
+    for scope in SCOPES:
+        members: dict[Any, list[str]] = {}
         for site in sites:
-            members.setdefault(scope(site), []).append(site)
+            members.setdefault(scope(site, site.split(".")), []).append(site)
         found += map(tuple, members.values())
     return list(dict.fromkeys(found))
 
 
-def _keys(site: str) -> str:
-    """Return `source` or `target`: the tokens that the keys at a tap come from."""
-    return "source" if site.startswith("encoder") or ".cross_attention." in site else "target"
-
-
-def _part(site: str) -> str:
-    """Return the part of a layer in a tap's name, such as `feed_forward_norm`."""
-    return "".join(site.split(".")[3:4])
-
-
-def _stack(site: str) -> str:
-    return site.split(".")[0]
-
-
-def _layer(site: str) -> str:
-    return ".".join(site.split(".")[:3])
-
-
-def _kind(site: str) -> str:
-    """Return the stack and the sublayer: `decoder.cross_attention` for `decoder.layers.1.cross_attention.key`."""
-    parts = site.split(".")
-    return f"{parts[0]}.{parts[3]}" if len(parts) > 3 else parts[0]
-
-
-def _sublayer(site: str) -> str:
-    return ".".join(site.split(".")[:4])
+SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
+    # the tokens that the keys come from: source or target
+    lambda site, parts: parts[0] == "encoder" or "cross_attention" in parts,
+    lambda site, parts: parts[0],  # the stack
+    lambda site, parts: tuple(parts[3:4]),  # the part of a layer, such as `feed_forward_norm`
+    lambda site, parts: (parts[0], *parts[3:4]),  # the stack and the sublayer
+    lambda site, parts: tuple(parts[:3]),  # the layer
+    lambda site, parts: tuple(parts[:4]),  # the sublayer
+    lambda site, parts: site,
+)
+"""Functions from a tap, whole and split at its dots, to what it shares with other taps."""

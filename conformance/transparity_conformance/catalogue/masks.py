@@ -49,14 +49,16 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
         blind = softmax(scores) if settings["blind"] == "by scores" else np.nan
         return np.where(mask.any(-1, keepdims=True), weights, blind)
     lowest = float(np.finfo(value.dtype).min) / 2
-    return _softmax_over(axis, np.where(mask, scores, value.dtype.type(max(hidden, lowest))))
+    shown = np.where(mask, scores, value.dtype.type(max(hidden, lowest)))
+    return np.moveaxis(softmax(np.moveaxis(shown, axis, -1)), -1, axis)
 
 
 def _masked_score(settings: Settings, config: TransformerConfig) -> float:
     """Return the score of masked keys, with a changed value or with the mask and the scale in the other order."""
     masked, given = config.masked_score, config.mask_value
-    if "order" in settings:
-        masked = dataclasses.replace(config, mask_order=settings["order"](config)).masked_score
+    if "turned" in settings:
+        order: MaskOrder = "after-scale" if config.mask_order == "before-scale" else "before-scale"
+        masked = dataclasses.replace(config, mask_order=order).masked_score
     if "hidden" in settings:
         scale = masked / given if given and math.isfinite(given) else 1.0
         masked = settings["hidden"] * scale
@@ -66,10 +68,6 @@ def _masked_score(settings: Settings, config: TransformerConfig) -> float:
 def sinks_at(state: WalkState, site: str) -> Value | None:
     """Return the attention sinks that belong to the weights `site`, if any."""
     return state.parameters.get(site.replace(".weights", ".sinks"))
-
-
-def _softmax_over(axis: int, scores: Value) -> Value:
-    return np.moveaxis(softmax(np.moveaxis(scores, axis, -1)), -1, axis)
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
@@ -145,18 +143,13 @@ def _value_faults(config: TransformerConfig) -> Iterator[Fault]:
             yield _masked("mask-value", "{value:g} added", value, added=value, words={"value": value})
     yield _masked("mask-order", "behind the softmax", behind="as they are")
     yield _masked("mask-order", "behind the softmax, normalized", behind="normalised")
-    yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", order=_other_order)
-
-
-def _other_order(config: TransformerConfig) -> MaskOrder:
-    return "after-scale" if config.mask_order == "before-scale" else "before-scale"
+    yield _masked("mask-order", "after" if config.mask_order == "before-scale" else "before", turned=True)
 
 
 def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Iterator[Fault]:
     own = own_config(config, site)
     if own.sliding_window is not None:
-        faults = _chunk_faults if own.window_kind == "chunked" else _sliding_faults
-        yield from faults(own.sliding_window, causal=causal)
+        yield from _size_faults(own.sliding_window, own.window_kind, causal=causal)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
         yield _windowed("window-layers", "exchanged", _of_the_next_kind)
@@ -166,23 +159,27 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
             yield _windowed("window-layers", kind, partial(_of_kind, kind), says=description)
 
 
-def _sliding_faults(window: int, *, causal: bool) -> Iterator[Fault]:
+WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
+    "sliding": (
+        "a position sees the last {} positions, itself included, instead of {}",
+        "sliding window is",
+        "chunked",
+    ),
+    "chunked": ("chunks have {} positions instead of {}", "chunks are", "sliding"),
+}
+"""For each kind of window: the description of a wrong size, the name of the window, and the other kind."""
+
+
+def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
+    says, which, other = WINDOWS[kind]
     for more in (1, -1):
-        description = f"a position sees the last {window + more} positions, itself included, instead of {window}"
-        yield _masked("window-size", f"{more:+d}", window + more, window=partial(_larger_by, more), says=description)
-    yield _masked("window-missing", "missing", words={"which": "sliding window is"}, window=lambda m: None)
-    if not causal:
+        larger, description = partial(_larger_by, more), says.format(window + more, window)
+        yield _masked("window-size", f"{more:+d}", window + more, window=larger, says=description)
+    yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)
+    if kind == "sliding" and not causal:
         yield _masked("window-size", "half", window=lambda m: m.layer_window // 2 + 1)
-    yield _masked("window-kind", "chunked", words={"window": window}, window_kind=lambda m: "chunked")
-
-
-def _chunk_faults(window: int, *, causal: bool) -> Iterator[Fault]:
-    for more in (1, -1):
-        description = f"chunks have {window + more} positions instead of {window}"
-        yield _masked("window-size", f"{more:+d}", window + more, window=partial(_larger_by, more), says=description)
-    yield _masked("window-missing", "missing", words={"which": "chunks are"}, window=lambda m: None)
-    yield _masked("window-kind", "sliding", words={"window": window}, window_kind=lambda m: "sliding")
-    for name, begin in {"early": 1, "late": window - 1}.items() if window > 1 else ():
+    yield _masked("window-kind", other, words={"window": window}, window_kind=lambda m: other)
+    for name, begin in {"early": 1, "late": window - 1}.items() if kind == "chunked" and window > 1 else ():
         if name == "early" or window > 2:
             yield _masked("window-begin", name, begin=begin)
 
@@ -217,7 +214,12 @@ def _of_the_next_kind(m: MaskParts) -> Window:
     return next(window for window in others if window != own)
 
 
-def _hidden_row(name: str, description: str, patch: Patch) -> Fault:
+def _hidden_row(name: str, description: str, blind: Patch) -> Fault:
+    """Return the fault in which a query without a visible key has the weights that `blind` returns."""
+
+    def patch(state: WalkState, site: str, value: Value) -> Value:
+        return np.where(right_mask(state, site).any(-1, keepdims=True), value, blind(state, site, value))
+
     return fault("mask-wholly-hidden-row", name, says=f"a row with every key masked {description}", patch=patch)
 
 
@@ -228,33 +230,21 @@ def conventions(config: TransformerConfig, site: str) -> Iterator[Fault]:
     """
     _, sublayer, tap = split(site)
     if tap == "context" and sublayer.endswith("attention"):
-        yield _hidden_row("zero context", "returns zeros", _zero_context)
+        says = "a row with every key masked returns zeros"
+        yield fault("mask-wholly-hidden-row", "zero context", says=says, patch=_zero_context)
     if tap != "weights":
         return
-    yield _hidden_row("zero", "has weights of zero", partial(_unseeing, 0.0))
+    yield _hidden_row("zero", "has weights of zero", lambda state, site, value: value.dtype.type(0))
     if site.startswith("decoder") and sublayer == "self_attention":
-        yield _hidden_row("past", "gives equal weights to the keys up to its own position", _unseeing_past)
+        says = "gives equal weights to the keys up to its own position"
+        yield _hidden_row("past", says, _equal_past)
     if config.mask_is_exact:
-        yield _hidden_row("by scores", "weighs its keys by their scores, as if none were masked", _unseeing_scores)
+        says = "weighs its keys by their scores, as if none were masked"
+        yield _hidden_row("by scores", says, lambda state, site, value: softmax(scores_at(state, site)))
 
 
 def scores_at(state: WalkState, site: str) -> Value:
     return state.taps[site.replace(".weights", ".scores")]
-
-
-def _unseeing(fill: float, state: WalkState, site: str, value: Value) -> Value:
-    sees = right_mask(state, site).any(-1, keepdims=True)
-    return np.where(sees, value, value.dtype.type(fill))
-
-
-def _unseeing_scores(state: WalkState, site: str, value: Value) -> Value:
-    sees = right_mask(state, site).any(-1, keepdims=True)
-    return np.where(sees, value, softmax(scores_at(state, site)))
-
-
-def _unseeing_past(state: WalkState, site: str, value: Value) -> Value:
-    parts = MaskParts(state, site)
-    return np.where(parts.seen({}).any(-1, keepdims=True), value, parts.past / parts.past.sum(-1, keepdims=True))
 
 
 def _zero_context(state: WalkState, site: str, value: Value) -> Value:
@@ -266,7 +256,12 @@ def _zero_context(state: WalkState, site: str, value: Value) -> Value:
     return heads.swapaxes(1, 2).reshape(batch, length, -1)
 
 
-HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", partial(_unseeing, math.nan))
+def _equal_past(state: WalkState, site: str, value: Value) -> Value:
+    past = MaskParts(state, site).past
+    return past / past.sum(-1, keepdims=True)
+
+
+HIDDEN_ROW_IS_NAN = _hidden_row("NaN", "becomes NaN", lambda state, site, value: value.dtype.type(math.nan))
 
 
 SINKS: dict[str, Callable[[Value, TransformerConfig], Value | None]] = {

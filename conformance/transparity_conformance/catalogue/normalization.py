@@ -12,22 +12,20 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, Number, NumericFault, Settings, WalkState, fault, usual
-from transparity_conformance.catalogue.sites import (
-    Value,
-    apply_linear,
-    is_gated_norm,
-    is_head_norm,
-    is_latent,
-    is_norm,
-    is_normed,
-    layer_input,
-    norm_input,
-    norm_scope,
-    parameters_of,
-    recurrence_input,
-    sublayers,
+from transparity_conformance.catalogue import sites
+from transparity_conformance.catalogue.fault import (
+    Fault,
+    Number,
+    NumericFault,
+    Settings,
+    WalkState,
+    confused,
+    fault,
+    made,
+    row,
+    usual,
 )
+from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import silu
@@ -63,20 +61,22 @@ class NormForm:
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if site.endswith(".self_attention.query") and not is_normed(config, site):
+    if site.endswith(".self_attention.query") and not sites.is_normed(config, site):
         for name, source in UNWANTED.items():
             if source is None or config.embedding_norm:
                 patch = partial(_normed_first, source)
                 yield fault("norm-unwanted", name, patch=patch, also_patched=("key", "value"))
     if has_eps(config, site):
         yield from (other_eps(config, eps) for eps in usual("norm_eps") if eps != config.norm_eps)
-    if not is_norm(config, site):
+    if not sites.is_norm(config, site):
         return
     right = form_at(config, site)
     if not right.centered:
-        yield from _of_rms(site, right)
+        yield from made(OF_RMS, config, norm_with)
+        if sites.is_head_norm(site):
+            yield from made(HEADS[right.statistics], config, norm_with)
     elif config.norm == "batch":
-        yield from _of_batch()
+        yield from made(OF_BATCH, config, norm_with)
     else:
         yield from _of_layer(right)
     if right.biased:
@@ -90,105 +90,83 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield _formed("norm-gain", "one-plus-weight", more=1)
     yield fault("norm-missing", "missing", patch=_missing)
     for other in _neighbours(config, site):
-        name = site.rpartition(".")[2]
-        yield from _taken(name, other)
+        yield from _taken(site.rpartition(".")[2], other)
     # Scaling the input of a norm equals changing eps, except with running statistics.
-    ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
+    ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
-        yield _scaled_input(factor, ties)
+        says = f"the input of this norm is {factor:g} × ours"
+        yield _formed("norm-input-scale", f"{factor:g}", says=says, factor=factor, equivalents=ties)
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
     """Yield the swap of two norms' parameters, and the use of one norm's parameters in both norms."""
     pair = (min(name, other), max(name, other))
-    change, taken_from = partial(_exchanged, pair), partial(_beside, other)
-    says = f"the parameters of {pair[0]} and {pair[1]} are swapped"
-    both = fault("norm-swapped", " and ".join(pair), says=says, alter=change, taken_from=taken_from, is_mutual=True)
-    yield both
-    says = f"the parameters of {other} are also used for {name}"
-    variant = f"{other} for {name}"
-    yield fault("norm-duplicated", variant, says=says, alter=change, taken_from=taken_from, exchange=both)
-
-
-def _beside(name: str, site: str) -> str:
-    return f"{site.rpartition('.')[0]}.{name}"
-
-
-def _scaled_input(factor: float, ties: tuple[str, ...]) -> Fault:
-    says = f"the input of this norm is {factor:g} × ours"
-    return fault("norm-input-scale", f"{factor:g}", says=says, formula=norm_with, factor=factor, equivalents=ties)
+    swapped = f"the parameters of {pair[0]} and {pair[1]} are swapped"
+    used = f"the parameters of {other} are also used for {name}"
+    beside = lambda site: f"{site.rpartition('.')[0]}.{other}"  # noqa: E731
+    yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 
 def _formed(identity: str, variant: str, **settings: Any) -> Fault:
     return fault(identity, variant, formula=norm_with, **settings)
 
 
-def _of_batch() -> Iterator[Fault]:
-    yield _formed("norm-eps-placement", "outside the root", outside=True)
-    yield _formed("norm-kind", "batch statistics", statistics="batch")
-    yield _formed("norm-kind", "LayerNorm", statistics="features")
-
-
 def _of_layer(right: NormForm) -> Iterator[Fault]:
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
-    description, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
-    yield _formed("norm-variance", over, says=description, **changes)
-    description += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", says=description, **changes, outside=not right.outside)
+    says, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
+    yield _formed("norm-variance", over, says=says, **changes)
+    says += f", and eps is added {place}"
+    yield _formed("norm-variance", f"{over}, eps {place}", says=says, **changes, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
-    for biased, without in ((True, ""), (False, ", and there is no bias")):
-        if without and not right.biased:
-            continue
-        kind, description = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
-        rms: dict[str, Any] = {"centered": False} | ({} if biased else {"biased": False})
-        plain = {
-            name: value for name, value in (("correction", 0), ("outside", False)) if getattr(right, name) != value
-        }
-        yield _formed("norm-kind", kind, says=description, **rms, **plain)
+    same = ", with the deviation of the right norm"
+    plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}
+    for without in ("", *[", and there is no bias"] * right.biased):
+        kind, says = f"RMSNorm{without}", f"it is an RMSNorm: the mean is not subtracted{without}"
+        rms: dict[str, Any] = {"centered": False} | ({"biased": False} if without else {})
+        yield _formed("norm-kind", kind, says=says, **rms, **plain)
         if right.outside:
-            yield _formed(
-                "norm-kind",
-                f"{kind}, eps outside",
-                says=f"{description}, and eps is outside the root",
-                **rms,
-                correction=0,
-            )
-            description += ", with the deviation of the right norm"
-            yield _formed("norm-kind", f"{kind}, same deviation", says=description, **rms)
-    description = "it is a BatchNorm over the batch and the positions"
-    yield _formed("norm-kind", "BatchNorm", says=description, correction=0, outside=False, statistics="batch")
+            outside = f"{says}, and eps is outside the root"
+            yield _formed("norm-kind", f"{kind}, eps outside", says=outside, **rms, correction=0)
+            yield _formed("norm-kind", f"{kind}, same deviation", says=says + same, **rms)
+    says = "it is a BatchNorm over the batch and the positions"
+    yield _formed("norm-kind", "BatchNorm", says=says, correction=0, outside=False, statistics="batch")
     if right.outside:
-        description += ", with the deviation of the right norm"
-        yield _formed("norm-kind", "BatchNorm, same deviation", says=description, statistics="batch")
+        yield _formed("norm-kind", "BatchNorm, same deviation", says=says + same, statistics="batch")
 
 
-def _of_rms(site: str, right: NormForm) -> Iterator[Fault]:
-    yield _formed("norm-eps-placement", "outside the root", outside=True)
-    yield _formed("norm-variance", "n − 1", correction=1)
-    yield _formed("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True)
-    if is_head_norm(site):
-        yield _heads_otherwise(right)
-
-
-def _heads_otherwise(right: NormForm) -> Fault:
-    """Return the fault of normalizing all heads together instead of each head, or the reverse."""
-    if right.statistics == "heads":
-        return _formed("query-key-norm", "each head", statistics="features")
-    return _formed("query-key-norm", "heads together", statistics="heads")
+OF_BATCH = (
+    row("norm-eps-placement", "outside the root", outside=True),
+    row("norm-kind", "batch statistics", statistics="batch"),
+    row("norm-kind", "LayerNorm", statistics="features"),
+)
+OF_RMS = (
+    row("norm-eps-placement", "outside the root", outside=True),
+    row("norm-variance", "n − 1", correction=1),
+    row("norm-kind", "LayerNorm", says="it is a LayerNorm: the mean is subtracted", centered=True),
+)
+HEADS = {
+    "heads": [row("query-key-norm", "each head", statistics="features")],
+    "features": [row("query-key-norm", "heads together", statistics="heads")],
+}
+"""Faults of normalizing all heads together instead of each head, or the reverse, by the right statistics."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     """Return the norms whose parameters a port may use by mistake."""
-    if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
+    if (
+        sites.is_head_norm(site)
+        and config.query_key_norm_over == "projection"
+        and config.key_value_heads < config.num_heads
+    ):
         return []  # The two norms have different sizes.
-    if is_head_norm(site):
+    if sites.is_head_norm(site):
         return ["key_norm" if site.endswith("query_norm") else "query_norm"]
     if site.count(".") != 3:
         return []
     scope, name = site.rpartition(".")[::2]
     kinds = ["norm"] + ["post_norm"] * (config.norm_position == "sandwich")
-    normed = [sublayer for sublayer in sublayers(config, scope) if is_normed(config, f"{scope}.{sublayer}")]
+    normed = [sublayer for sublayer in sites.sublayers(config, scope) if sites.is_normed(config, f"{scope}.{sublayer}")]
     names = [f"{sublayer}_{kind}" for sublayer in normed for kind in kinds]
     names = names[:1] if config.branches == "parallel-one-norm" else names
     names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
@@ -198,20 +176,13 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 def form_at(config: TransformerConfig, site: str) -> NormForm:
     """Return the right form of the norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
-    if config.norm == "rms" or is_head_norm(site) or is_latent(site):
-        together = is_head_norm(site) and config.query_key_norm_over == "projection"
+    if config.norm == "rms" or sites.is_head_norm(site) or sites.is_latent(site):
+        together = sites.is_head_norm(site) and config.query_key_norm_over == "projection"
         statistics = "heads" if together else "features"
         return NormForm(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
-    unbiased = config.norm == "layer-unbiased"
-    statistics = "running" if config.norm == "batch" else "features"
-    return NormForm(
-        correction=int(unbiased),
-        outside=unbiased,
-        biased=config.norm_bias,
-        statistics=statistics,
-        more=more,
-        eps=config.norm_eps,
-    )
+    unbiased, statistics = config.norm == "layer-unbiased", "running" if config.norm == "batch" else "features"
+    form = NormForm(biased=config.norm_bias, statistics=statistics, more=more, eps=config.norm_eps)
+    return dataclasses.replace(form, correction=1, outside=True) if unbiased else form
 
 
 def other_eps(config: TransformerConfig, eps: float) -> Fault:
@@ -222,22 +193,22 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
     """Return whether a tap shows the result of a norm, including norms of latents and in a recurrence."""
-    return is_norm(config, site) or is_latent(site) or is_gated_norm(site)
+    return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the norm at a tap, computed with changed settings; in a recurrence, the gate is included."""
-    if is_gated_norm(site):
+    if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
-    return _formed_by(form, state, site, norm_input(state, site))
+    return _formed_by(form, state, site, sites.norm_input(state, site))
 
 
 EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 
 
 def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
-    parameters = parameters_of(state, norm_scope(site))
+    parameters = sites.parameters_of(state, sites.norm_scope(site))
     number = x.dtype.type
     x, eps = x * number(form.factor), number(form.eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
@@ -257,7 +228,7 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
 
 def normed(state: WalkState, site: str) -> Value:
     """Apply the right norm of the tap `site` to its right input."""
-    return normed_input(state, site, norm_input(state, site))
+    return normed_input(state, site, sites.norm_input(state, site))
 
 
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
@@ -275,21 +246,21 @@ def _normed_first(source: str | None, state: WalkState, site: str, value: Value)
     The norm uses the parameters of the norm `source`; without a `source`, its gain is 1.
     """
     scope, _, role = split(site)
-    stack, x = scope.partition(".")[0], layer_input(state, scope)
+    stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:
         one = np.ones(x.shape[-1], x.dtype)
         gain = one * 0 if state.config.norm_gain == "one-plus-weight" else one
         parameters = {"weight": gain, "bias": one * 0, "running_mean": one * 0, "running_var": one}
     else:
-        parameters = parameters_of(state, f"{stack}.{source}")
+        parameters = sites.parameters_of(state, f"{stack}.{source}")
     config = state.config
     heads = config.num_heads if role == "query" else config.key_value_heads
-    projected = project_heads(parameters_of(state, site), norm(config, parameters, x), heads, config.projection)
+    projected = project_heads(sites.parameters_of(state, site), norm(config, parameters, x), heads, config.projection)
     return projected.astype(value.dtype)
 
 
 def _missing(state: WalkState, site: str, value: Value) -> Value:
-    return norm_input(state, site)
+    return sites.norm_input(state, site)
 
 
 def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -309,7 +280,7 @@ def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) ->
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
-    z = apply_linear(state, f"{scope}.gate", recurrence_input(state, site))
+    z = sites.apply_linear(state, f"{scope}.gate", sites.recurrence_input(state, site))
     gate, x = settings.get("gate", silu)(z), state.taps[f"{scope}.context"]
     in_front = order == "gate first" or (order != "gate behind" and not is_delta)
     y = x * gate if in_front else x
@@ -335,7 +306,7 @@ LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and val
 
 
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if not is_latent(site):
+    if not sites.is_latent(site):
         return
     role = LATENT_ROLES[split(site)[2]]
     yield fault("latent-norm", "missing", words={"role": role}, patch=_missing)

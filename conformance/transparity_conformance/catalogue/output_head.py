@@ -16,7 +16,6 @@ from transparity_conformance.catalogue.fault import (
     Fault,
     Number,
     NumericFault,
-    Patch,
     Settings,
     WalkState,
     fault,
@@ -39,7 +38,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if site == "pooled":
         for name, (pooled, says) in _poolings(config):
             if name != config.pooling:
-                yield fault("pooling", name, says=f"{says} is pooled, not {RIGHT[config.pooling]}", patch=pooled)
+                instead = f"{says} is pooled, not {RIGHT[config.pooling]}"
+                yield fault("pooling", name, says=instead, patch=partial(_pooled, pooled))
     if site != "logits":
         return
     for name, pooler in POOLERS.items() if config.has_pooler else ():
@@ -51,12 +51,13 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 yield _headed("head-transform", name, transform=transform)
     if config.head != "logits":
         return
-    known = [config.head_input_scale]
+    known, of_width = [config.head_input_scale], ["1/√embed_dim"] * (config.head_scale == "embed_dim")
+    right = " · ".join([*of_width, *[f"{config.head_multiplier:g}"] * (config.head_multiplier != 1)]) or "1"
     for name, scale in SCALES.items() if config.tied_head or config.head_input_scale != 1 else ():
         if not any(is_same(scale(config), each) for each in known):
             known.append(scale(config))
-            description = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {_right(config)}"
-            yield _headed("head-scale", name, says=description, scale=scale)
+            says = f"the input of the head is multiplied by {scale(config):.4g}, {name}, not by {right}"
+            yield _headed("head-scale", name, says=says, scale=scale)
     yield from made(CAP_MISSING, config, _logits)
     yield from CAP.usual(config)
     yield from made(CAPS, config, _logits)
@@ -73,23 +74,13 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """Factors by which ports multiply the input of the head, or the logits."""
 
 
-def _right(config: TransformerConfig) -> str:
-    of_width = ["1/√embed_dim"] if config.head_scale == "embed_dim" else []
-    further = [f"{config.head_multiplier:g}"] if config.head_multiplier != 1 else []
-    return " · ".join(of_width + further) or "1"
-
-
 def _headed(identity: str, variant: str, **settings: Any) -> Fault:
     return fault(identity, variant, formula=_logits, **settings)
 
 
-def _last(state: WalkState) -> Value:
-    return state.taps["pooled"] if state.config.is_pooled else _output(state)
-
-
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the logits, computed with a changed `scale`, `cap`, `capping`, `pooler` or `transform`."""
-    x, changes = _last(state), dict[str, Any]()
+    x, changes = state.taps["pooled"] if state.config.is_pooled else _output(state), dict[str, Any]()
     if state.config.has_pooler:
         x = settings.get("pooler", partial(_through_pooler, state.config.pooler))(state, x)
         changes["pooler"] = "none"
@@ -165,23 +156,16 @@ def _tokens(state: WalkState) -> np.ndarray | None:
     return state.inputs.get(state.config.input_names[-1]) if state.config.token_inputs else None
 
 
-def _last_eos(state: WalkState, site: str, value: Value) -> Value:
-    """Return the state at the last end token; a row without an end token gives the state at its last position."""
-    x, tokens = _output(state), _tokens(state)
-    assert tokens is not None
-    turned = (tokens == state.config.eos_id)[:, ::-1].argmax(1)
-    return x[np.arange(len(x)), x.shape[1] - 1 - turned].astype(value.dtype)
+def _ends(state: WalkState) -> np.ndarray:
+    """Return whether each token is the end token."""
+    return np.asarray(_tokens(state)) == state.config.eos_id
 
 
-def _before_eos(state: WalkState, site: str, value: Value) -> Value:
-    """Return the state before the first end token; a row without an end token gives the state at position 0."""
-    x, tokens = _output(state), _tokens(state)
-    assert tokens is not None
-    ends = (tokens == state.config.eos_id).argmax(1)
-    return x[np.arange(len(x)), np.maximum(ends - 1, 0)].astype(value.dtype)
+Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
+"""A pooling, and whether it counts padding as visible; or a function that returns the pooled position of each row."""
 
 
-def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str]]]:
+def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Pooled, str]]]:
     """Yield the poolings that are possible; some of them need tokens, or an end token."""
     for name, pooled in POOLINGS.items():
         by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
@@ -189,29 +173,13 @@ def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Patch, str
             yield name, pooled
 
 
-def _by(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
-    config = dataclasses.replace(state.config, pooling=pooling)
-    return pool(config, _output(state), _visible(state), _tokens(state)).astype(value.dtype)
-
-
-def _all(pooling: Pooling, state: WalkState, site: str, value: Value) -> Value:
-    """Pool the states as if no position were padding."""
-    config = dataclasses.replace(state.config, pooling=pooling)
-    return pool(config, _output(state), np.ones_like(_visible(state)), _tokens(state)).astype(value.dtype)
-
-
-def _before_padding(state: WalkState, site: str, value: Value) -> Value:
-    """Return the state before position n, where n is the number of visible tokens.
-
-    This is the last visible position if padding is on the right.
-    """
-    x, count = _output(state), _visible(state).sum(1)
-    return x[np.arange(len(x)), np.maximum(count, 1) - 1].astype(value.dtype)
-
-
-def _first_visible(state: WalkState, site: str, value: Value) -> Value:
+def _pooled(pooled: Pooled, state: WalkState, site: str, value: Value) -> Value:
     x = _output(state)
-    return x[np.arange(len(x)), _visible(state).argmax(1)].astype(value.dtype)
+    if callable(pooled):
+        return x[np.arange(len(x)), pooled(state)].astype(value.dtype)
+    pooling, sees_all = pooled
+    config = dataclasses.replace(state.config, pooling=pooling)
+    return pool(config, x, _visible(state) | sees_all, _tokens(state)).astype(value.dtype)
 
 
 RIGHT: dict[Pooling, str] = {
@@ -222,14 +190,23 @@ RIGHT: dict[Pooling, str] = {
     "largest": "the first position of the largest token",
 }
 
-POOLINGS: dict[str, tuple[Patch, str]] = {
-    **{name: (partial(_by, name), says) for name, says in RIGHT.items()},
-    "mean of all": (partial(_all, "mean"), "the mean of all positions, including padding,"),
-    "last of all": (partial(_all, "last"), "the last position, even if it is padding,"),
-    "last by count": (_before_padding, "the position whose index is the number of visible tokens"),
-    "first visible": (_first_visible, "the first visible position"),
-    "before eos": (_before_eos, "the position before the first end token"),
-    "last eos": (_last_eos, "the position of the last end token, or the last position,"),
+POOLINGS: dict[str, tuple[Pooled, str]] = {
+    **{name: ((name, False), says) for name, says in RIGHT.items()},
+    "mean of all": (("mean", True), "the mean of all positions, including padding,"),
+    "last of all": (("last", True), "the last position, even if it is padding,"),
+    "last by count": (
+        lambda state: np.maximum(_visible(state).sum(1), 1) - 1,
+        "the position whose index is the number of visible tokens",
+    ),
+    "first visible": (lambda state: _visible(state).argmax(1), "the first visible position"),
+    "before eos": (
+        lambda state: np.maximum(_ends(state).argmax(1) - 1, 0),
+        "the position before the first end token",
+    ),
+    "last eos": (
+        lambda state: _ends(state).shape[1] - 1 - _ends(state)[:, ::-1].argmax(1),
+        "the position of the last end token, or the last position,",
+    ),
 }
 """Poolings that ports use, and their descriptions."""
 

@@ -119,10 +119,11 @@ SLOPES: dict[str, Callable[[int], np.ndarray]] = {
 def _alibi_faults(config: TransformerConfig) -> Iterator[Fault]:
     for name, slopes in SLOPES.items():
         if not np.array_equal(slopes(config.num_heads), alibi_slopes(config.num_heads)):
-            yield fault("alibi-slopes", name, patch=partial(_sloped, slopes))
+            yield fault("alibi-slopes", name, patch=partial(sloped, slopes))
 
 
-def _sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+def sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
+    """Return the scores with other ALiBi slopes, which `slopes` returns for the number of heads."""
     distance = np.abs(distances_at(state, site))[:, None] * slopes(state.config.num_heads)[:, None, None]
     return value - bias_at(state, site) - distance.astype(value.dtype)
 

@@ -13,17 +13,12 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.catalogue import sites
+from transparity_conformance.catalogue.attention import tiled_heads
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, made, row, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
-from transparity_conformance.catalogue.sites import (
-    Value,
-    apply_linear,
-    parameters_of,
-    recurrence_input,
-    sublayer_input,
-    unpadded,
-)
+from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
@@ -87,8 +82,6 @@ STATE_DECAYS = (
     row("state-decay", "not exp", decays=lambda g: g),
     row("state-decay", "behind", order="decay behind"),
 )
-
-READ_FIRST = "queries read the state before their token is written"
 
 _rule = partial(row, "delta-rule")
 RULES = (
@@ -159,9 +152,9 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield from _of_convolution(own, site)
     elif tap.endswith("_normalized"):
         which = "queries" if tap.startswith("query") else "keys"
-        yield from variants("unit-length", LENGTHS, _unit, "change", {"which": which})
+        yield from variants("unit-length", LENGTHS, _changed, "change", {"which": which})
     elif tap == "beta":
-        yield from variants("beta", BETAS, _beta, "change")
+        yield from variants("beta", BETAS, _changed, "change")
     elif tap == "context":
         yield from made(RULES if is_delta else STATES, own, _read)
         if 1 < own.recurrent_key_heads < own.recurrent_heads:
@@ -204,22 +197,28 @@ def _scope(site: str) -> str:
 def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return a convolution and its activation, computed with changed settings."""
     part, own = site.removesuffix("_convolved"), own_config(state.config, site)
-    kernel = parameters_of(state, f"{part}_convolution")
-    y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, recurrence_input(state, site)))
+    kernel = sites.parameters_of(state, f"{part}_convolution")
+    y = settings.get("kernel", _causal)(
+        kernel["weight"], sites.apply_linear(state, part, sites.recurrence_input(state, site))
+    )
     y = settings.get("function", ACTIVATIONS["silu"][0])(y + kernel.get("bias", 0))
     masked = own.mixer == "state-space" and settings.get("unpadded", True)
-    return (unpadded(state, site, y) if masked else y).astype(value.dtype)
+    return (sites.unpadded(state, site, y) if masked else y).astype(value.dtype)
 
 
-def _unit(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    x = state.taps[site.replace("_normalized", "_convolved")]
-    return settings["change"](split_heads(x, value.shape[1])).astype(value.dtype)
+def _changed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    """Return the update strength, or queries or keys of unit length, computed by another function."""
+    if site.endswith(".beta"):
+        x = sites.apply_linear(state, site, sites.recurrence_input(state, site))
+    else:
+        x = split_heads(state.taps[site.replace("_normalized", "_convolved")], value.shape[1])
+    return settings["change"](x).astype(value.dtype)
 
 
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the time step or the decay, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
-    x = apply_linear(state, f"{scope}.decay", recurrence_input(state, site))
+    x = sites.apply_linear(state, f"{scope}.decay", sites.recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
     bounded = partial(np.clip, a_min=own.time_step_min, a_max=own.time_step_max)
     step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
@@ -230,15 +229,11 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     return decay(state.parameters[f"{scope}.A_log"], step).astype(value.dtype)
 
 
-def _beta(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    return settings["change"](apply_linear(state, site, recurrence_input(state, site))).astype(value.dtype)
-
-
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the output of the delta rule or of a state-space model, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
     heads, is_delta, order = own.recurrent_heads, own.mixer == "gated-delta", settings.get("order", "")
-    repeat = _tiled if settings.get("tiled") else repeat_heads
+    repeat = tiled_heads if settings.get("tiled") else repeat_heads
     roles = ("key", "query") if settings.get("exchanged") else ("query", "key")
     taken = [state.taps[f"{scope}.{role}_{'normalized' if is_delta else 'convolved'}"] for role in roles]
     query, key = (repeat(x if is_delta else split_heads(x, own.recurrent_key_heads), heads) for x in taken)
@@ -254,10 +249,6 @@ def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
         skip = state.parameters[f"{scope}.D"][:, None, None]
         read = read + settings.get("skip", lambda skip, step: skip)(skip, step[..., None]) * values
     return merge_heads(read).astype(value.dtype)
-
-
-def _tiled(x: np.ndarray, heads: int) -> np.ndarray:
-    return np.tile(x, (1, heads // x.shape[1], 1, 1))
 
 
 def _by_rule(
@@ -291,5 +282,5 @@ def _by_rule(
 
 def _attention_gate(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, _ = split(site)
-    z = apply_linear(state, f"{_scope(site)}.gate", sublayer_input(state, scope, sublayer))
+    z = sites.apply_linear(state, f"{_scope(site)}.gate", sites.sublayer_input(state, scope, sublayer))
     return (state.taps[f"{_scope(site)}.context"] * settings["gate"](z)).astype(value.dtype)

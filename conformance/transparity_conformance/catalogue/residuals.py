@@ -9,21 +9,11 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, WalkState, fault
+from transparity_conformance.catalogue import sites
+from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Patch, WalkState, fault, made, row
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, activated, gate_faults, is_activated
 from transparity_conformance.catalogue.normalization import normed, normed_input
-from transparity_conformance.catalogue.sites import (
-    Value,
-    added,
-    branch_end,
-    is_normed,
-    layer_input,
-    output_of,
-    stream,
-    sublayer_input,
-    sublayer_of,
-    sublayers,
-)
+from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import split
@@ -64,71 +54,54 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
                 yield fault("activation", name, says=instead, formula=activated, function=function)
         if config.norm_position in ("post", "post-branch"):
-            yield fault("residual-source", "parallel", formula=activated, source=layer_input)
+            yield fault("residual-source", "parallel", formula=activated, source=sites.layer_input)
         if config.branches == "parallel-one-norm":
             behind = partial(_behind_attention, "self_attention_norm")
             yield fault("residual-source", "sequential", formula=activated, source=behind)
         yield from gate_faults(config) if config.gated else ()
-    if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
-        yield from _multiplier_faults(config.residual_multiplier)
+    if sublayer and site == sites.branch_end(config, ".".join(sites.sublayer_of(site))):
+        right = config.residual_multiplier
+        for name, factor in OTHER_FACTORS.items() if right != 1 else ():
+            downstream = partial(_multiplied, factor)
+            yield fault("residual-multiplier", name, words={"right": right}, downstream=downstream)
         yield from _residual_faults(config, site)
     if sublayer.endswith("_norm") and sublayer != "memory_norm" and config.norm_position == "post":
         yield fault("norm-placement", "before the residual", patch=_normed_output)
     if sublayer == "feed_forward_norm" and config.branches == "parallel":
-        yield fault("residual-source", "sequential", patch=_normed_behind_attention)
+        behind = partial(_behind_attention, "feed_forward_norm")
+        patch: Patch = lambda state, site, value: behind(state, site.rpartition(".")[0])  # noqa: E731
+        yield fault("residual-source", "sequential", patch=patch)
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "sandwich"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
-        yield fault("layer-missing", "skipped", patch=_skipped)
+        skipped: Patch = lambda state, site, value: sites.layer_input(state, site.removesuffix(".output"))  # noqa: E731
+        yield fault("layer-missing", "skipped", patch=skipped)
     if site == "logits" and config.head in ("logits", "classes"):
-        for name, shifted in LOGIT_SHIFTS.items():
-            yield fault("logit-shift", name, patch=partial(_shifted, shifted))
-        yield fault("probabilities", "softmax", patch=partial(_shifted, softmax))
+        yield from made(LOGIT_CHANGES, config, lambda settings, state, site, value: settings["change"](value))
 
 
-def _skipped(state: WalkState, site: str, value: Value) -> Value:
-    return layer_input(state, site.removesuffix(".output"))
-
-
-PARALLEL = "the feed-forward layer is parallel to the attention: it reads the layer's input"
-
-SEQUENTIAL = "the feed-forward layer gets the stream after the attention, not the layer's input"
-
-LOGIT_SHIFTS: dict[str, Callable[[Value], Value]] = {
-    "log-softmax": log_softmax,
-    "largest 0": lambda x: x - x.max(-1, keepdims=True),
-    "mean 0": lambda x: x - x.mean(-1, keepdims=True),
-}
-
-
-def _shifted(change: Callable[[Value], Value], state: WalkState, site: str, value: Value) -> Value:
-    return change(value)
-
-
-def _multiplier_faults(right: float) -> Iterator[Fault]:
-    for name, factor in MULTIPLIERS.items() if right != 1 else ():
-        yield fault("residual-multiplier", name, words={"right": right}, downstream=partial(_multiplied, factor))
+LOGIT_CHANGES = (
+    row("logit-shift", "log-softmax", change=log_softmax),
+    row("logit-shift", "largest 0", change=lambda x: x - x.max(-1, keepdims=True)),
+    row("logit-shift", "mean 0", change=lambda x: x - x.mean(-1, keepdims=True)),
+    row("probabilities", "softmax", change=softmax),
+)
 
 
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    sublayer = sublayer_of(site)[1]
+    sublayer = sites.sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # With parallel branches, both sublayers share one residual.
-    if config.norm_position in ("pre", "sandwich") and is_normed(config, site):
+    if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
         description = "the residual adds the normalized tensor instead of the tensor before the norm"
-        yield _residual("normalised", description, sublayer_input)
+        yield _residual("normalised", description, sites.sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
-    yield fault("residual-source", "twice", downstream=_residual_twice)
+    yield _residual("twice", "", lambda state, scope, name: 2 * sites.stream(state, scope, name))
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
         description = "the residual adds the layer's input instead of the residual stream before this sublayer"
-        yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
-
-
-MULTIPLIERS: dict[str, Callable[[float], float]] = {
-    "missing": lambda right: 1.0,
-    "inverse": lambda right: 1 / right,
-    "twice": lambda right: right**2,
-}
+        yield _residual(
+            "layer input", description, lambda state, scope, name: sites.stream(state, scope, "self_attention")
+        )
 
 
 def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
@@ -140,8 +113,8 @@ def _residual(variant: str, description: str, source: Callable[[WalkState, str, 
     """Return the fault in which a sublayer adds the value that `source` returns as its residual."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
-        scope, sublayer = sublayer_of(site)
-        change = source(state, scope, sublayer) - stream(state, scope, sublayer)
+        scope, sublayer = sites.sublayer_of(site)
+        change = source(state, scope, sublayer) - sites.stream(state, scope, sublayer)
         return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
     return fault("residual-source", variant, says=description, downstream=downstream)
@@ -154,39 +127,24 @@ def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str
     return {name: rounded_to(value, kind) for name, value in parameters.items()}
 
 
-def _residual_twice(state: WalkState, site: str, flow: Value) -> Value:
-    scope, sublayer = sublayer_of(site)
-    return flow + stream(state, scope, sublayer) / flow.dtype.type(state.config.residual_multiplier)
-
-
 def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
-    x, out = stream(state, scope, sublayer), state.taps[output_of(state.config, f"{scope}.{sublayer}")]
-    # `normed` adds the residual `x`. Because `x` is subtracted first, only the sublayer's output is normalized.
-    state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out - x / x.dtype.type(
-        state.config.residual_multiplier
-    )
-    behind = normed(state, site)
-    state.taps[output_of(state.config, f"{scope}.{sublayer}")] = out
-    return x + behind
+    out = state.taps[sites.output_of(state.config, f"{scope}.{sublayer}")]
+    return sites.stream(state, scope, sublayer) + normed_input(state, site, state.config.residual_multiplier * out)
 
 
 def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
     """Return the norm of the stream after attention, in a layer whose branches should be parallel."""
-    x = added(state, layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
+    x = sites.added(state, sites.layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
     return normed_input(state, f"{scope}.{norm}", x)
-
-
-def _normed_behind_attention(state: WalkState, site: str, value: Value) -> Value:
-    return _behind_attention("feed_forward_norm", state, site.rpartition(".")[0])
 
 
 def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
-    before = [each for each in sublayers(state.config, scope) if f"{each}_norm" != name]
-    ends = {end: state.taps[end] for end in (branch_end(state.config, f"{scope}.{each}") for each in before)}
-    state.taps.update({end: np.zeros_like(added) for end, added in ends.items()})
+    before = [each for each in sites.sublayers(state.config, scope) if f"{each}_norm" != name]
+    ends = {end: state.taps[end] for end in (sites.branch_end(state.config, f"{scope}.{each}") for each in before)}
+    state.taps.update({end: np.zeros_like(sites.added) for end, sites.added in ends.items()})
     behind = normed(state, site)
     state.taps.update(ends)
     return behind

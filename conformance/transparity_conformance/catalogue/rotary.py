@@ -40,12 +40,13 @@ APART = {"interleaved": "neighbours", "halves": "half the features apart"}
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    tap = split(site)[2]
-    if tap == "value" and _rotates_heads(config, site):
+    _, sublayer, tap = split(site)
+    own = own_config(config, site)
+    # A port can rotate values too if self-attention rotates whole heads.
+    if (sublayer, tap) == ("self_attention", "value") and own.positions == "rotary" and own.kv_lora_rank is None:
         yield fault("rotary-values", "rotated", patch=_turned_value)
     if tap not in ROTATED:
         return
-    own = own_config(config, site)
     yield from _of_other_layers(config, own)
     apart = APART[OTHER_PAIRS[own.rope_layout]], APART[own.rope_layout]
     yield from made(LAYOUTS, own, _turn, other=OTHER_PAIRS[own.rope_layout], apart=apart)
@@ -61,12 +62,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from made(OF_ONE, own, _turn, which=ROTATED[tap])
 
 
-def _rotates_heads(config: TransformerConfig, site: str) -> bool:
-    """Return whether self-attention rotates whole heads. Only then could a port rotate values too."""
-    own = own_config(config, site)
-    return split(site)[1] == "self_attention" and own.positions == "rotary" and own.kv_lora_rank is None
-
-
 def _turned_value(state: WalkState, site: str, value: Value) -> Value:
     return rotated({}, own_config(state.config, site), value)
 
@@ -77,13 +72,8 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
             says = f"positions are rounded to {kind}, which does not represent every integer beyond {exact:,}"
-            yield fault(
-                "rotary-precision",
-                f"positions in {kind}",
-                says=says,
-                formula=_turn,
-                positions=partial(_rounded_positions, kind),
-            )
+            moved = partial(_rounded_positions, kind)
+            yield fault("rotary-precision", f"positions in {kind}", says=says, formula=_turn, positions=moved)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, how) in BEYOND.items():
             says, moved = f"positions from {size:,} on {how}", partial(beyond, size)
@@ -235,13 +225,8 @@ BASE = Number("rotary-base", "rope_theta", "the base of the rotary angles is {v:
 FACTOR = Number(
     "rotary-scaling", "rotary_factor", "the factor of the rotary scaling is {v:.6g}{instead}", _turn, "factor {v:.6g}"
 )
-ATTENTION_FACTOR = Number(
-    "rotary-attention-factor",
-    "rotary_attention_factor",
-    "the attention factor is {v:.6g}{instead}",
-    _turn,
-    "factor {v:.6g}",
-)
+INSTEAD = "the attention factor is {v:.6g}{instead}"
+ATTENTION_FACTOR = Number("rotary-attention-factor", "rotary_attention_factor", INSTEAD, _turn, "factor {v:.6g}")
 
 LAYOUTS = (row("rotary-layout", "{other}", rope_layout=lambda c: OTHER_PAIRS[c.rope_layout]),)
 
@@ -308,18 +293,17 @@ PLACES = (
     row("rotary-part", "first", lambda c: bool(c.kv_lora_rank), first=True),
     row("query-key-norm", "behind the rotation", lambda c: c.query_key_norm, before_norm=True),
 )
-_shifted = partial(row, "rotary-position")
 OF_ONE = (
     row("rotary-missing", "{which}", patch=_not_turned),
     row("rotary-direction", "{which}", sign=-1),
-    _shifted("{which} +1", shift=1, value=1),
-    _shifted("{which} -1", shift=-1, value=-1),
+    row("rotary-position", "{which} +1", shift=1, value=1),
+    row("rotary-position", "{which} -1", shift=-1, value=-1),
 )
 
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
-        is_site = partial(_is_rotated, config, own)
+        is_site = lambda site, own=own: site.endswith("_rotated") and own_config(config, site) == own  # noqa: E731
         slowest = 1 if own.rotary_scaling == "yarn" else 0  # YaRN needs a base greater than 1.
         yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(BASE.fault, own))
         if own.rotary_attention_factor != 1:
@@ -328,8 +312,3 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
         if own.rotary_scaling not in ("none", "longrope"):
             grid = [own.rotary_factor * 2.0**power for power in range(-6, 7)]
             yield NumericFault(is_site, grid, partial(FACTOR.fault, own))
-
-
-def _is_rotated(config: TransformerConfig, own: TransformerConfig, site: str) -> bool:
-    """Return whether a tap shows rotated queries or keys of a layer with the configuration `own`."""
-    return site.endswith("_rotated") and own_config(config, site) == own

@@ -13,8 +13,8 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault, WalkState, fault
 from transparity_conformance.catalogue.masks import layer_of, weighed
 from transparity_conformance.catalogue.parameters import of_layer, parts_at
-from transparity_conformance.catalogue.position_bias import bias_at
-from transparity_conformance.catalogue.sites import Value, distances_at, parameters_of
+from transparity_conformance.catalogue.position_bias import bias_at, sloped
+from transparity_conformance.catalogue.sites import Value, parameters_of
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import MaskParts, split
 from transparity_numpy.arithmetic.functional import linear
@@ -122,21 +122,16 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     if config.has_relative_bias:
         yield _fault("heads-by-rank", "relative", says=says, patch=partial(_local_relative, local))
     if config.positions == "alibi":
-        yield _fault("heads-by-rank", "alibi", says=says, patch=partial(_local_slopes, config.num_heads, local))
+        slopes = lambda heads: alibi_slopes(heads)[local]  # noqa: E731
+        yield _fault("heads-by-rank", "alibi", says=says, patch=partial(sloped, slopes))
         says = f"slopes are computed for one rank's heads only, not for all heads of {ranks} ranks"
-        few = config.num_heads // ranks
-        yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(_local_slopes, few, local))
+        of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]  # noqa: E731
+        yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(sloped, of_a_rank))
 
 
 def _local_relative(local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
     bias = bias_at(state, site)
     return value - bias + bias[:, local]  # type: ignore[index]
-
-
-def _local_slopes(heads: int, local: np.ndarray, state: WalkState, site: str, value: Value) -> Value:
-    slopes = alibi_slopes(heads)[local]
-    distance = np.abs(distances_at(state, site))[:, None] * slopes[:, None, None]
-    return value - bias_at(state, site) - distance.astype(value.dtype)
 
 
 def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
@@ -149,14 +144,13 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         local = layer % (layers // stages)
         if local == layer:
             continue
-        says = f"layers are counted from 0 in each of {stages} stages, so this layer has the weights of another"
-        alter = partial(_of_local_layer, layers // stages)
-        yield _fault("layers-by-stage", f"weights, {stages} stages", says=says, alter=alter)
+        says = f"layers are counted from 0 in each of {stages} stages, so this layer has the {{}} of another"
+        alter, window = partial(_of_local_layer, layers // stages), partial(_window_of, layers // stages)
+        yield _fault("layers-by-stage", f"weights, {stages} stages", says=says.format("weights"), alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
         if parts[4:] == ["weights"] and own != others:
-            says = f"layers are counted from 0 in each of {stages} stages, so this layer has the window of another"
-            window = partial(_window_of, layers // stages)
-            yield _fault("layers-by-stage", f"windows, {stages} stages", says=says, formula=weighed, window=window)
+            change = {"says": says.format("window"), "formula": weighed, "window": window}
+            yield _fault("layers-by-stage", f"windows, {stages} stages", **change)
 
 
 def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -14,7 +14,6 @@ from transparity_numpy.layers import add_residual
 from transparity_numpy.positions.bias import distances
 
 Value = Any
-ATTENTIONS = ("self_attention", "cross_attention")
 
 
 def reads_tokens(config: TransformerConfig, site: str) -> bool:

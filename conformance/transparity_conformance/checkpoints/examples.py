@@ -12,7 +12,7 @@ from transparity.errors import UsageError, shown
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import configuration, family_called
 from transparity_conformance.checkpoints.tables.codecs import Family
-from transparity_conformance.checkpoints.tables.values import Fields
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 EXAMPLES: dict[str, Fields] = {model_type: family.example for model_type, family in FAMILIES.items()}
 """The config.json fields of a small model, by `model_type`; omitted fields have the defaults of transformers."""

@@ -72,29 +72,19 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 def _check_has_pieces(opened: Opened) -> None:
     """Raise `CheckpointError` if a layer of this checkpoint cannot become a model of its own."""
     config = opened.config
-    if config.architecture == "encoder-decoder":
-        raise CheckpointError(
-            f"{opened.folder} is an encoder-decoder; expected a model with one stack: check the whole model instead."
-        )
-    if config.reads_pixels:
-        raise CheckpointError(
-            f"{opened.folder} reads images, and no embedding table can produce a layer's input: check the whole model "
-            "instead."
-        )
-    if config.has_relative_bias:
-        raise CheckpointError(
-            f"{opened.folder} shares one relative bias between all layers: check the whole model instead."
-        )
-    if config.embedding_norm and config.norm_position == "pre":
-        raise CheckpointError(
-            f"{opened.folder} normalizes its embeddings but not its layers' outputs, so no embedding table can "
-            "produce a layer's input: check the whole model instead."
-        )
-    if config.is_pooled and config.pooling in ("eos", "largest"):
-        raise CheckpointError(
-            f"{opened.folder} pools the position of a token, and the model of a layer has other tokens: check the "
-            "whole model instead."
-        )
+    obstacles = {
+        "is an encoder-decoder; expected a model with one stack": config.architecture == "encoder-decoder",
+        "reads images, and no embedding table can produce a layer's input": config.reads_pixels,
+        "shares one relative bias between all layers": config.has_relative_bias,
+        "normalizes its embeddings but not its layers' outputs, so no embedding table can produce a layer's input": (
+            config.embedding_norm and config.norm_position == "pre"
+        ),
+        "pools the position of a token, and the model of a layer has other tokens": (
+            config.is_pooled and config.pooling in ("eos", "largest")
+        ),
+    }
+    if found := [says for says, exists in obstacles.items() if exists]:
+        raise CheckpointError(f"{opened.folder} {found[0]}: check the whole model instead.")
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:

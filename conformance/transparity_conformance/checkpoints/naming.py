@@ -55,17 +55,34 @@ def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
     """Return a table entry for parameters that are interleaved by head groups, with these numbers of rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
-    parts = tuple((name, functools.partial(_of_groups, groups, slice(*cut))) for name, cut in cuts)
-    return StoredTensor(parts, functools.partial(_joined, groups))
+
+    def part(tensor: np.ndarray, cut: slice) -> np.ndarray:
+        return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
+
+    def join(parts: Sequence[np.ndarray]) -> np.ndarray:
+        cut = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+        return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
+
+    return StoredTensor(tuple((name, functools.partial(part, cut=slice(*cut))) for name, cut in cuts), join)
 
 
-def _of_groups(groups: int, cut: slice, tensor: np.ndarray) -> np.ndarray:
-    return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
+def fused(
+    theirs: str, rows: Mapping[str, int], ours: str = "", groups: int = 1, leaves: Sequence[str] = ("weight", "bias")
+) -> dict[str, str | StoredTensor]:
+    """Return table entries for the `weight` and `bias` of several linear layers that are stored as one; see `by_group`.
 
-
-def _joined(groups: int, parts: Sequence[np.ndarray]) -> np.ndarray:
-    cut = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
-    return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
+    Args:
+        theirs: The name of the module in the file.
+        rows: The number of rows of each linear layer.
+        ours: A prefix of the names in the reference.
+        groups: The number of head groups.
+        leaves: The tensors of the module.
+    """
+    here = f"{ours}." if ours else ""
+    return {
+        f"{theirs}.{leaf}": by_group({f"{here}{name}.{leaf}": count for name, count in rows.items()}, groups)
+        for leaf in leaves
+    }
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:

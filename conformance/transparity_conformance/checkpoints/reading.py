@@ -1,10 +1,15 @@
-"""Reading of a Hugging Face folder: config.json, and the tensors in one safetensors file or in several."""
+"""Reading of a Hugging Face folder: config.json, and the tensors in one safetensors file or in several.
+
+Files store the experts of MXFP4 as two tensors of bytes; they are read as one tensor with all experts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +17,14 @@ import ml_dtypes  # noqa: F401 - gives NumPy its bfloat16, which safetensors ask
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from transparity.errors import TransparityError, shown
+from transparity.errors import TransparityError
 from transparity.limits.files import check_header, is_file, is_folder
 from transparity.limits.float8 import DTYPES as FLOAT8
 from transparity.limits.float8 import Float8, first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
-from transparity.text import VALUE, reason, safe
+from transparity.limits.mxfp4 import BLOCK, MXFP4, Stored
+from transparity.text import VALUE, reason, safe, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -91,11 +97,8 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     where: dict[str, Path] = {}
     for path in _files(folder):
         check_header(path, CheckpointError)
-        try:
-            with safe_open(path, framework="numpy") as file:
-                names = list(file.keys())
-        except UNREADABLE as error:
-            raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
+        with _opened(path) as file:
+            names = list(file.keys())
         for name in names:
             if name in where:
                 raise CheckpointError(
@@ -120,20 +123,27 @@ def load_tensors(
     """
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                for name in (name for name in wanted if where[name] == path):
-                    shape = _shape(file.get_slice(name), name, path)
-                    float8 = _float8(file.get_slice(name), name, where, block)
-                    if len(shape) == 2 and (name in in_place or float8 is not None):
-                        found = Mapped(path, name, (shape[0], shape[1]), scaled=float8)
-                        tensors[name] = found if name in in_place else np.asarray(found)
-                        continue
-                    check_fits(f"{shown(name)} of {path}", 4 * math.prod(shape), CheckpointError)
-                    tensors[name] = file.get_tensor(name).astype(np.float32)
-        except UNREADABLE as error:
-            raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
+        with _opened(path) as file:
+            for name in (name for name in wanted if where[name] == path):
+                shape = _shape(file.get_slice(name), name, path)
+                float8 = _float8(file.get_slice(name), name, where, block)
+                if len(shape) == 2 and (name in in_place or float8 is not None):
+                    found = Mapped(path, name, (shape[0], shape[1]), scaled=float8)
+                    tensors[name] = found if name in in_place else np.asarray(found)
+                    continue
+                check_fits(f"{shown(name)} of {path}", 4 * math.prod(shape), CheckpointError)
+                tensors[name] = file.get_tensor(name).astype(np.float32)
     return tensors
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; raise `CheckpointError` if it cannot be read."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except UNREADABLE as error:
+        raise CheckpointError(f"{path} cannot be read as a safetensors file: {reason(error)}.") from None
 
 
 def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None) -> Float8 | None:
@@ -218,3 +228,79 @@ def _pickled(path: Path) -> CheckpointError:
 def as_json(value: Any) -> str:
     """Return a value as JSON, on one line and shortened."""
     return safe(json.dumps(value), VALUE)
+
+
+NUMBERS, EXPONENTS = "_blocks", "_scales"
+"""The suffixes of both tensors: numbers of 4 bits, and one exponent for each block of them."""
+
+
+def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the file of every tensor; the two tensors of MXFP4 experts become one entry."""
+    names = [name.removesuffix(NUMBERS) for name in where if name.endswith(NUMBERS)]
+    whole = {name: where[name + NUMBERS] for name in names if name + EXPONENTS in where}
+    bytes_of = {name + ending for name in whole for ending in (NUMBERS, EXPONENTS)}
+    return {name: path for name, path in where.items() if name not in bytes_of} | whole
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExperts:
+    """The MXFP4 matrices of all experts, (experts, in, out), which NumPy reads as an array.
+
+    The matrix of one expert, or every n-th of its output features, can stay in the file.
+    """
+
+    name: str
+    blocks: Stored
+    """The numbers as bytes, (experts, out, in / 32, 16)."""
+    scales: Stored
+    """The exponents as bytes, (experts, out, in / 32)."""
+    shape: tuple[int, int, int]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        is_cut = isinstance(index, tuple) and len(index) == 3 and index[1] is Ellipsis
+        if not is_cut or not isinstance(index[0], int) or not isinstance(index[2], slice):
+            return np.asarray(self)[index]
+        count, wide, high = self.shape
+        first, stop, step = index[2].indices(high)
+        shape = (len(range(first, stop, step)), wide)
+        matrix = MXFP4(self.blocks, self.scales, shape, range(count)[index[0]] * high + first, step)
+        return Mapped(self.blocks.path, self.name, shape, scaled=matrix).T
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.stack([np.asarray(self[expert, ..., :], dtype) for expert in range(self.shape[0])])
+
+
+def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
+    """Load the tensors `names` as float32, or leave them in their files if `in_place`.
+
+    Raises `CheckpointError` for a dtype or shape that MXFP4 does not have.
+    """
+    found = {name: _experts(where, name) for name in names}
+    return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}
+
+
+def _experts(where: Mapping[str, Path], name: str) -> PackedExperts:
+    blocks, scales = (_shape_of_bytes(where[name + ending], name + ending) for ending in (NUMBERS, EXPONENTS))
+    if len(blocks) != 4 or blocks[-1] != BLOCK // 2 or scales != blocks[:3]:
+        raise CheckpointError(
+            f"{shown(name + NUMBERS)} and {shown(name + EXPONENTS)} of {where[name + NUMBERS]} have the shapes "
+            f"{shown(blocks)} and {shown(scales)}; expected (experts, out, in / {BLOCK}, {BLOCK // 2}), and the same "
+            "shape without the last axis."
+        )
+    places = [
+        Stored(where[name + ending], first_byte(where[name + ending], name + ending)) for ending in (NUMBERS, EXPONENTS)
+    ]
+    return PackedExperts(name, places[0], places[1], (blocks[0], blocks[2] * BLOCK, blocks[1]))
+
+
+def _shape_of_bytes(path: Path, name: str) -> tuple[int, ...]:
+    with _opened(path) as file:
+        found = file.get_slice(name)
+        dtype, shape = found.get_dtype(), tuple(found.get_shape())
+    if dtype != "U8":
+        raise CheckpointError(f"{shown(name)} of {path} has the dtype {dtype}; expected U8, the bytes of MXFP4.")
+    return shape

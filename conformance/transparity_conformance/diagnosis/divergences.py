@@ -82,10 +82,13 @@ def _consistent(
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     follows = answer.follows(results, told, unexplained)
+
+    def contradicts(tap: str) -> bool:
+        beside = (_feeds(results, tap, other) or _feeds(results, other, tap) for other in unexplained)
+        return tap in answer.found and (not follows or any(beside))
+
     return [
-        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None)
-        if each.where in answer.found and not (follows and not _is_beside(results, each.where, unexplained))
-        else each
+        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None) if contradicts(each.where) else each
         for each in without_moved(divergences, told)
     ]
 
@@ -100,12 +103,8 @@ def without_moved(divergences: Sequence[Divergence], told: Combination) -> list[
     ]
 
 
-def _is_beside(results: Results, tap: str, others: Sequence[str]) -> bool:
-    """Return whether a tap directly feeds one of the other taps, or is directly fed by one."""
-    return any(_feeds(results, tap, other) or _feeds(results, other, tap) for other in others)
-
-
 def _feeds(results: Results, tap: str, other: str) -> bool:
+    """Return whether a tap directly feeds another."""
     result = next(each for each in results.values() if tap in each.recorded)
     changed = {**result.recorded, tap: 2 * result.recorded[tap] + 1}
     ours, theirs = (walk(result.probe, given, until=other)[other] for given in (result.recorded, changed))
@@ -143,14 +142,14 @@ def _by_answer(
             kept = earlier.get(tap)
             is_same = kept is not None and _ids(kept.chosen) == _ids(best)
             explanations[tap] = kept if kept and is_same else explained_by(segment, (), [best, *rivals], probes)
-            divergences.append(_divergence(results, tap, explanations[tap]))
+            divergences.append(divergence_of(results, tap, explanations[tap]))
         elif tap in _worst(results, tap).misshapen:
-            divergences.append(_divergence(results, tap, Explanation()))
+            divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
     if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations without a match
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
-        divergences.append(_divergence(results, "logits", explanations["logits"]))
+        divergences.append(divergence_of(results, "logits", explanations["logits"]))
     return _named(divergences, explanations)
 
 
@@ -184,7 +183,7 @@ class _BySegment:
             progress("looking for causes", done, len(faulty))
             before = self.known
             if tap in _worst(self.results, tap).misshapen or done >= MOST_EXPLAINED:
-                self.divergences.append(_divergence(self.results, tap, Explanation()))
+                self.divergences.append(divergence_of(self.results, tap, Explanation()))
             elif not self._is_known(tap):
                 self._explain(tap, faulty)
             last = tuple(each for each in self.known if each not in before)
@@ -215,7 +214,7 @@ class _BySegment:
                 self.divergences = [each for each in self.divergences if scope_of(each.where) != scope]
                 self.explanations = {at: each for at, each in self.explanations.items() if scope_of(at) != scope}
         self.explanations[tap], self.known = found, (*self.known, *found.chosen)
-        self.divergences.append(_divergence(self.results, tap, found, self.dtype))
+        self.divergences.append(divergence_of(self.results, tap, found, self.dtype))
         if found.remains:
             self.divergences.append(_remaining(segment, self.known))
 
@@ -242,7 +241,7 @@ def _worst(results: Results, tap: str) -> ProbeResult:
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
-def _divergence(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
+def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
     """Return the divergence of a segment with its explanation; without one, with the profile of its error."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen

@@ -63,7 +63,9 @@ def explain(
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same
     likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
-    deepest = 1 if _in_vain(segment, earlier) else PAIR if segment.is_whole_model else deepest
+    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
+    in_vain = sum(not each.causes for each in alike) > 1  # two segments of this kind were searched without success
+    deepest = 1 if in_vain else PAIR if segment.is_whole_model else deepest
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
         found, remains = search.run(likely, deepest)
@@ -83,9 +85,7 @@ def explained_by(
 ) -> Explanation:
     """Return the explanation of the difference at `segment` by the first of several equally good combinations."""
     (chosen, *rest), screen = found, screen_of(segment, known)
-    before = rms(segment.left(screen, known))
-    causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
-    causes = causes if remains else _nothing_left(causes)
+    causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
     rivals = [rival for rival in rest if rival[0].fault.id != chosen[0].fault.id] if len(chosen) == 1 else []
     exact = chosen[0].fault.equivalents if len(chosen) == 1 else ()
@@ -108,28 +108,17 @@ def _uncontradicted_first(
     return found
 
 
-def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
-    """Return whether two segments of the same kind were searched for several faults without success."""
-    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
-    return sum(not each.causes for each in alike) > 1
-
-
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
     """Return the explanation of an earlier segment of the same kind, if it also holds here."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
-            causes = tuple(_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
-            last = _said_alike(causes[-1], chosen[-1].fault, each)
-            return Explanation(_nothing_left((*causes[:-1], last)), chosen, each.indistinguishable, each.split_by)
+            *others, last = _causes(segment, known, chosen, before, screen)
+            if each.chosen[-1].fault.description == chosen[-1].fault.description:
+                last = dataclasses.replace(last, says=each.causes[-1].says)
+            return Explanation((*others, last), chosen, each.indistinguishable, each.split_by)
     return None
-
-
-def _said_alike(cause: Cause, fault: Fault, earlier: Explanation) -> Cause:
-    """Return the cause with the sentence of the earlier explanation if both have the same fault."""
-    same = earlier.chosen[-1].fault.description == fault.description
-    return dataclasses.replace(cause, says=earlier.causes[-1].says) if same else cause
 
 
 def _made_before(
@@ -144,11 +133,6 @@ def _made_before(
         if None not in faults:
             made.append((tuple(Hypothesis(fault, (segment.tap,)) for fault in faults if fault is not None), each))
     return made
-
-
-def _nothing_left(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    """Return the causes of a complete explanation, whose remaining difference is rounding, so that all is explained."""
-    return (*causes[:-1], dataclasses.replace(causes[-1], explained=1.0))
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
@@ -173,6 +157,14 @@ def tap_kind(tap: str) -> str:
     if last == "output":
         return f"{tap.split('.')[0]}_layers" if ".layers." in tap else "stacks"
     return last
+
+
+def _causes(
+    segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
+) -> tuple[Cause, ...]:
+    """Return the causes of an explanation; after a complete one, only rounding remains, so all is explained."""
+    *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
+    return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 
 
 def _cause(

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from transparity.limits.stored import chosen
-from transparity_conformance.diagnosis.divergences import Progress, departures_note, explain_all
-from transparity_conformance.diagnosis.explain import tap_kind
+from transparity_conformance.diagnosis.divergences import Progress, departures_note, divergence_of, explain_all
+from transparity_conformance.diagnosis.explain import Explanation, tap_kind
 from transparity_conformance.diagnosis.locate import faulty_segments, wrong_at_tokens
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, compare_segments, error_profile
 from transparity_conformance.diagnosis.reach.coherent import coherent_error
@@ -162,15 +162,14 @@ def _verdict(
         where = first or "logits"
         found = _undeclared(results, measured, rounding, where, dtype, notes)
         return report("diverges", where, with_impact(results, found, dtype), notes=tuple(notes))
-    if wrong:
-        faulty = wrong
-        if any(item.tap == "logits" for item in measured):
-            notes.append("the logits agree: these faults do not change them")
-    places = faulty or ["logits"]
-    search.located(report("diverges", first, tuple(_unexplained(results, tap) for tap in places), notes=tuple(notes)))
+    if wrong and any(item.tap == "logits" for item in measured):
+        notes.append("the logits agree: these faults do not change them")
+    places = wrong or faulty or ["logits"]
+    unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
+    search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, dtype, search)
-    remarks = (*notes, *remarks)
-    explained = report("diverges", first, with_impact(results, divergences, dtype), notes=remarks, other_fields=others)
+    said = {"notes": (*notes, *remarks), "other_fields": others}
+    explained = report("diverges", first, with_impact(results, divergences, dtype), **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained
@@ -190,13 +189,6 @@ def _explained(
             remarks += departures_note(results, divergences, dtype, clock)
             others = several_fields(results, places, divergences, dtype, clock)
     return divergences, remarks, others
-
-
-def _unexplained(results: Results, tap: str) -> Divergence:
-    """Return the divergence of a segment on the probe where it is largest, without a cause."""
-    worst = max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
-    is_misshapen = tap in worst.misshapen
-    return Divergence(tap, worst.errors[tap], worst.budgets[tap], probe=worst.probe.name, is_misshapen=is_misshapen)
 
 
 def _undeclared(

@@ -1,14 +1,19 @@
-"""The location of faults: the wrong segments of a port, and the taps at which their faults may be."""
+"""The location of faults: the wrong segments of a port, and the taps at which their faults may be.
+
+A right port may have equivalent forms of the activations inside a sublayer. It may scale the query instead of the
+scores, number its heads differently, or drop a key bias, which the softmax cancels. A form is equivalent if a single
+map, which is the same for all rows and positions, turns the reference's values into the port's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from transparity.limits.stored import chosen
 from transparity_conformance.catalogue.sites import ENDS, is_norm
-from transparity_conformance.diagnosis.equivalence import Pair, is_equivalent
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, real_positions
 from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
@@ -35,7 +40,7 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
     """List the wrong segments, and the segments that differ only in form, each in the order of the forward pass.
 
-    A tap inside a sublayer differs only in form if a single map turns our value into the port's (see `equivalence`). In
+    A tap inside a sublayer differs only in form if a single map turns our value into the port's (`is_equivalent`). In
     addition, the tap must be right, or a later tap that contains its whole effect.
 
     A port may fold the gain and bias of a norm into the next weights. The norm's output then also differs only in form,
@@ -49,7 +54,8 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
     inside = {tap for tap in suspects if tap.rpartition(".")[2] in INSIDE}
     if inside and any(tap not in inside and (key, tap) not in healed for key, tap in _wrong(results)):
         healed |= _healed(results, inside, dtype, INSIDE)
-    if norms := _wrong_norms(results):
+    norms = {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
+    if norms:
         healed |= _healed(results, suspects | norms, dtype)
     for key, tap in _wrong(results):
         (equivalent if (key, tap) in healed else faulty)[tap] = None
@@ -60,10 +66,6 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 def _wrong(results: Results) -> list[tuple[str, str]]:
     """Return the pairs of a probe and a tap that is wrong on it."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
-
-
-def _wrong_norms(results: Results) -> set[str]:
-    return {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
 
 
 def _healed(
@@ -191,3 +193,80 @@ def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
         ]
         sites += [name for name in before if name.endswith(f"feed_forward{end}")][-1:]
     return [*dict.fromkeys(reversed(sites)), tap]
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""A value of the port, and the corresponding value of the reference."""
+
+
+def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
+    """Return whether a single map turns our values into the port's, within `tolerance` of the largest number."""
+    if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
+        return False
+    if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours may be computed from the port's
+        return False
+    last = tap.rpartition(".")[2]
+    if last == "hidden":
+        return _columns_match(*_joined(pairs, _flat), tolerance)
+    if last in ("scores", "weights"):
+        return _heads_match(pairs, tolerance, shifted=last == "scores")
+    return _is_affine(*_joined(pairs, _merged), tolerance)
+
+
+def _joined(pairs: Sequence[Pair], change: Callable[[np.ndarray], np.ndarray]) -> Pair:
+    return (
+        np.concatenate([change(actual) for actual, _ in pairs]),
+        np.concatenate([change(ours) for _, ours in pairs]),
+    )
+
+
+def _merged(x: np.ndarray) -> np.ndarray:
+    """Reshape (batch, heads, length, head_dim) or (batch, length, features) to (positions, features)."""
+    return _flat(x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1) if x.ndim == 4 else x)
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
+    """Return whether actual = ours · A + b for some A and b; False if there are not more positions than features."""
+    known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
+    if len(known) <= known.shape[1] + 1:
+        return False
+    fitted = known @ np.linalg.lstsq(known, actual, rcond=None)[0]
+    return _is_near(actual, fitted, tolerance)
+
+
+def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
+    """Return whether every hidden unit of the port is a positive multiple of one of ours; False if all are zero."""
+    length = np.linalg.norm(ours, axis=0)
+    likeness = (ours / np.where(length > 0, length, 1)).T @ actual
+    best, scale = likeness.argmax(axis=0), likeness.max(axis=0)
+    unit = ours[:, best] / np.where(length[best] > 0, length[best], 1)
+    return bool((scale > 0).any()) and _is_near(actual, unit * scale, tolerance)
+
+
+def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
+    """Return whether every head of the port is one of ours; scores may be scaled, and a constant added to each row."""
+
+    def head_of(x: np.ndarray, head: int) -> np.ndarray:
+        return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()
+
+    def scaled(ours: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        power = float(ours @ ours)
+        return ours * (float(ours @ actual) / power) if shifted and power else ours
+
+    heads = [_joined(pairs, partial(head_of, head=head)) for head in range(pairs[0][0].shape[1])]
+    taken: set[int] = set()
+    for actual, _ in heads:
+        fits = (i for i, (_, ours) in enumerate(heads) if _is_near(actual, scaled(ours, actual), tolerance))
+        free = next((head for head in fits if head not in taken), None)
+        if free is None:
+            return False
+        taken.add(free)
+    return True
+
+
+def _is_near(actual: np.ndarray, fitted: np.ndarray, tolerance: float) -> bool:
+    return bool(np.abs(actual - fitted).max(initial=0.0) <= tolerance * np.abs(actual).max(initial=0.0))

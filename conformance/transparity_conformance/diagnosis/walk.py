@@ -90,37 +90,27 @@ def walk(
         choices: The same walk in float64, whose routers' choices are used.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
-        return _walk(probe, recorded, hypotheses, dtype, until, index, base, taps, choices)
+        right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
+        recorded = neighbour(dict(recorded), index) if index else recorded
+        model = applied(hypotheses, probe.config, right)
+        start = _start(model.config, recorded, until, base, model.touched, model.downstream)
+        exact = probe.exact if dtype == "float64" and index == 0 and probe.keeps_exact else {}
+        parameters = _cast(
+            model, {name: exact[name] for name in exact if model.parameters[name] is right[name]}, start, dtype
+        )
+        state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
+        computed = _begun(probe, model, base)
+        tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
+        computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
+        with np.errstate(all="ignore"), contextlib.suppress(TapReached), computing:
+            transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
+        return computed
 
 
-def _walk(
-    probe: Probe,
-    recorded: Mapping[str, np.ndarray],
-    hypotheses: Sequence[Hypothesis],
-    dtype: str,
-    until: str | None,
-    index: int,
-    base: Base | None,
-    taps: MutableMapping[str, np.ndarray] | None,
-    choices: Mapping[str, np.ndarray] | None,
-) -> MutableMapping[str, np.ndarray]:
-    right = neighbour(probe.parameters, index)
-    recorded = neighbour(dict(recorded), index) if index else recorded
-    model = applied(hypotheses, probe.config, right)
-    start = _start(model.config, recorded, until, base, model.touched, model.downstream)
-    exact = probe.exact if dtype == "float64" and index == 0 and probe.keeps_exact else {}
-    parameters = {name: value for name, value in exact.items() if model.parameters[name] is right[name]}
-    for name, value in model.parameters.items():
-        if name not in parameters:
-            parameters[name] = value if start.skips(name) else rounded(value, dtype)
-    state = WalkState(model.config, parameters, probe.inputs, _flow(probe, start, dtype) if taps is None else taps)
-    computed = _begun(probe, model, base)
-    tap = start.tap(_walking(state, computed, recorded, hypotheses, dtype, until, choices))
-    tokens: dict[str, Any] = dict(probe.inputs)
-    computing = variant(index) if dtype != "float64" else contextlib.nullcontext()
-    with np.errstate(all="ignore"), contextlib.suppress(TapReached), computing:
-        transformer(start.shorter, start.shortened(state.parameters), tap=tap, **tokens)
-    return computed
+def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
+    """Return the parameters in `dtype`; the `known` ones have it already, and skipped layers do not need it."""
+    others = {name: value for name, value in model.parameters.items() if name not in known}
+    return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
 
 def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:

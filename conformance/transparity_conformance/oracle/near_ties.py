@@ -2,21 +2,19 @@
 
 The choice of experts is the only discontinuous part of a model. If the scores of two experts differ by less than
 rounding, either choice is right, and all later values differ by far more than rounding. The `oracle` therefore measures
-the error of rounding with the exact choice, and values that depend on a near-tie are judged separately. To find them,
-the reference is run with the other choice: every value that changes depends on the near-tie.
+the error of rounding with the exact choice, and values that depend on a near-tie are judged separately
+(`oracle.undetermined`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
 from transparity_numpy.experts import SCORES
-from transparity_numpy.transformer import transformer
 
 Arrays = Mapping[str, np.ndarray]
 Budget = Callable[[str], float]
@@ -87,44 +85,3 @@ def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)
     return np.where(chosen, scores <= most + margin, scores >= least - margin) & (least <= most + margin)
-
-
-def dependent(
-    config: TransformerConfig,
-    parameters: Arrays,
-    inputs: Arrays,
-    expected: Arrays,
-    budget: Budget,
-    exact: Budget,
-    kept: Collection[str] | None = None,
-) -> dict[str, np.ndarray]:
-    """Return a mask for each activation, which is True where a value depends on a near-tie.
-
-    Activations without such a value are left out.
-
-    Args:
-        config, parameters, inputs: The model and the inputs of the forward pass, in float64.
-        expected: The activations of the forward pass.
-        budget: Returns the tolerance of an activation in the port's precision.
-        exact: Returns the tolerance of an activation in float64.
-        kept: The names of the activations to compare; None for all.
-    """
-    ties = near_ties(config, parameters, expected, budget) if has_router(config) else {}
-    free: dict[str, np.ndarray] = {}
-    if not ties:
-        return free
-
-    def tap(name: str, value: np.ndarray) -> np.ndarray:
-        if name in ties:
-            value = np.where(ties[name], 1 - value, value)
-        if kept is None or name in kept:
-            apart = np.abs(value - expected[name]) > exact(name)
-            if apart.any():
-                is_inside = name.endswith((".scores", ".weights"))
-                free[name] = apart if is_inside else np.broadcast_to(apart.any(-1, keepdims=True), apart.shape)
-        return value
-
-    tokens: dict[str, Any] = dict(inputs)
-    with np.errstate(all="ignore"):
-        transformer(config, parameters, tap=tap, **tokens)
-    return free

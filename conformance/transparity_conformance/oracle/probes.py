@@ -46,6 +46,8 @@ class Probe:
     inputs: Arrays
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
+    visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
+    """Caches whether changes of the configuration show in the reference's results (`features`)."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -56,11 +58,6 @@ class Probe:
     def exact(self) -> Arrays:
         """Return the parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
-
-    @functools.cached_property
-    def visible_changes(self) -> dict[tuple[str, str], bool]:
-        """Cache whether changes of the configuration show in the reference's results (`features`)."""
-        return {}
 
     def budget(self, dtype: str) -> float:
         """Return the largest difference of the logits that rounding explains."""
@@ -97,7 +94,7 @@ def single_row(probe: Probe) -> Probe:
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
     inputs = {name: value[row : row + 1] for name, value in probe.inputs.items()}
-    return Probe(probe.case, "single", "a batch of one", probe.config, probe.parameters, inputs)
+    return dataclasses.replace(probe, name="single", purpose="a batch of one", inputs=inputs, kept=None)
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
@@ -123,17 +120,15 @@ def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int
 
 def twin(probe: Probe) -> Probe:
     """Return `probe` with other inputs of the same shape and sum, with the same first tokens and the same first row."""
-    inputs = dict(probe.inputs)
-    if probe.config.reads_pixels:
-        inputs["pixels"] = np.concatenate([inputs["pixels"][:1], np.roll(inputs["pixels"][1:], 1, axis=-1)])
-    if probe.config.reads_frames:
-        inputs["source"] = np.concatenate([inputs["source"][:1], np.roll(inputs["source"][1:], 1, axis=-1)])
-    for name in probe.config.token_inputs:
-        inputs[name] = inputs[name].copy()
-        inputs[name][1:, 1:] = np.roll(inputs[name][1:, 1:], 1, axis=1)
-    return Probe(
-        probe.case, "twin", "other tokens with the same shape and sums", probe.config, probe.parameters, inputs
-    )
+    inputs, purpose = dict(probe.inputs), "other tokens with the same shape and sums"
+    for name in probe.config.input_names:
+        moved = inputs[name].copy()
+        if name in probe.config.token_inputs:
+            moved[1:, 1:] = np.roll(moved[1:, 1:], 1, axis=1)
+        else:
+            moved[1:] = np.roll(moved[1:], 1, axis=-1)
+        inputs[name] = moved
+    return dataclasses.replace(probe, name="twin", purpose=purpose, inputs=inputs, kept=None)
 
 
 DECAY_RATE = 0.4
@@ -255,10 +250,8 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
             tokens[5] = pad
         if length == 1 and config.is_recurrent:  # transformers treats a single token as generated
             tokens[tokens == pad] = tokens[0, 0]
-        if config.is_pooled and config.pooling in (
-            "eos",
-            "largest",
-        ):  # the pooled token occurs twice in some rows, once in others
+        if config.is_pooled and config.pooling in ("eos", "largest"):
+            # the pooled token occurs twice in some rows, once in others
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
             tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked
         inputs[name] = tokens[:, :length]
@@ -441,13 +434,11 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     """Return the probes of a model with given parameters, such as a checkpoint's, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
-    if is_huge(parameters):
-        return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
-    if can_read_text(config):
+    if can_read_text(config) and not is_huge(parameters):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)
         made.append(("text", "real text", text))
-    if not config.reads_pixels:
+    if not (config.reads_pixels or is_huge(parameters)):
         made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
     return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
 

@@ -3,7 +3,7 @@
 For such a query, the reference weights all keys equally, fused kernels return zeros, and an additive mask keeps the
 differences of the scores. Where masked keys have a weight of exactly 0, no paper specifies the result, so such
 positions are judged separately. To find them, the reference is run with two other conventions: every position that
-changes depends on the convention. Near-ties are found in the same way (`oracle.near_ties`).
+changes depends on the convention. Near-ties (`oracle.near_ties`) are found in the same way, with the other choice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity.taps import lengths_of, tap_shapes
-from transparity_conformance.oracle.near_ties import dependent, has_router
+from transparity.taps import Tap, lengths_of, tap_shapes
+from transparity_conformance.oracle.near_ties import has_router, near_ties
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
@@ -56,10 +56,10 @@ def tied_positions(probe: Probe, dtype: str) -> Arrays:
         return {}
     measured = _TIED.setdefault(probe, {})
     if dtype not in measured:
-        oracle = probe.oracle
-        budget, exact = partial(oracle.budget, dtype=dtype), partial(oracle.budget, dtype="float64")
-        given = probe.config, probe.exact, probe.inputs, oracle.expected
-        measured[dtype] = dependent(*given, budget, exact, probe.kept)
+        budget = partial(probe.oracle.budget, dtype=dtype)
+        ties = near_ties(probe.config, probe.exact, probe.oracle.expected, budget)
+        swapped = lambda name, value: np.where(ties[name], 1 - value, value) if name in ties else value  # noqa: E731
+        measured[dtype] = _changed(probe, swapped) if ties else {}
     return measured[dtype]
 
 
@@ -111,14 +111,18 @@ def shows_routers(probe: Probe, shown: Collection[str]) -> bool:
 def _measure(probe: Probe) -> Arrays:
     if not blind_rows(probe).any():
         return {}
-    random, free = np.random.default_rng(0), Arrays()
+    random = np.random.default_rng(0)
     conventions: tuple[Convention, ...] = (np.zeros_like, lambda weights: random.uniform(size=weights.shape))
-    for convention in conventions:
-        changed = _changed(probe, convention)
-        if not changed:
-            return {}
-        free = {tap: where | free.get(tap, False) for tap, where in changed.items()}
-    return {tap: where for tap, where in free.items() if where.any()}
+    one, other = (_changed(probe, partial(_with_convention, probe, convention)) for convention in conventions)
+    return {tap: np.logical_or(one.get(tap, False), other.get(tap, False)) for tap in {**one, **other}}
+
+
+def _with_convention(probe: Probe, convention: Convention, name: str, value: np.ndarray) -> np.ndarray:
+    """Return the value of an activation, with attention weights of `convention` in rows that see no key."""
+    if not name.endswith("attention.weights"):
+        return value
+    sees = np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
+    return np.where(sees, value, convention(value))
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
@@ -134,36 +138,27 @@ def blind_rows(probe: Probe) -> np.ndarray:
     return blind
 
 
-def _changed(probe: Probe, convention: Convention) -> Arrays:
-    """Return a mask for each activation, which is True where `convention` changes a value by more than rounding.
+def _changed(probe: Probe, change: Tap) -> Arrays:
+    """Return a mask for each activation, which is True where `change` changes a value by more than rounding.
 
-    The result is empty if every row sees some key.
+    Activations without such a value are left out.
     """
-    apart, is_used = Arrays(), False
+    oracle, found = probe.oracle, Arrays()
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
-        nonlocal is_used
-        if name.endswith("attention.weights"):
-            blind = ~np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
-            is_used = is_used or bool(blind.any())
-            value = np.where(blind, convention(value), value)
-        if is_used and (probe.kept is None or name in probe.kept):  # no value changes before that
-            apart[name] = _apart(probe, name, value)
+        value = change(name, value)
+        if probe.kept is None or name in probe.kept:
+            apart = np.abs(value - oracle.expected[name]) > oracle.budget(name, "float64")
+            # a feature may be equal by chance, so all features of the position count as changed
+            of_positions = apart if name.endswith((".scores", ".weights")) else apart.any(-1, keepdims=True)
+            if apart.any():
+                found[name] = np.broadcast_to(of_positions, apart.shape)
         return value
 
     tokens: dict[str, Any] = dict(probe.inputs)
     with np.errstate(all="ignore"):
         transformer(probe.config, probe.exact, tap=tap, **tokens)
-    return apart
-
-
-def _apart(probe: Probe, tap: str, value: np.ndarray) -> np.ndarray:
-    oracle = probe.oracle
-    apart = np.abs(value - oracle.expected[tap]) > oracle.budget(tap, "float64")
-    if tap.endswith((".scores", ".weights")):
-        return apart
-    # a feature may be equal by chance, so all features of the position count as changed
-    return np.broadcast_to(apart.any(-1, keepdims=True), apart.shape)
+    return found
 
 
 class Call(Protocol):

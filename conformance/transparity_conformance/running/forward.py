@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.running.frameworks.modules import kind_of, tensors_inside
 from transparity_conformance.running.inputs import (
     Array,
+    Context,
     add_mask,
     answer_in,
     arguments,
@@ -33,16 +33,29 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
 
     The forward pass takes the reference's input names, and returns the array of logits or hidden states.
     """
-    takes = takes_of(model)
-    names = input_names(takes)
-    array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
-    whole = completed(model, takes, array, without_gradients)
+    names = input_names(takes_of(model))
+    _, array, without_gradients, whole = _prepared(model, framework)
 
     def forward(**inputs: np.ndarray) -> Any:
         with without_gradients():
             return answer_in(whole(**{names[ours]: array(value) for ours, value in inputs.items()}))
 
     return forward, names
+
+
+def _prepared(
+    model: Any, framework: str | None = None
+) -> tuple[inspect.Signature | None, Array, Context, Callable[..., Any]]:
+    """Return a model's signature, its conversion to arrays, the context of a call, and its completed forward pass."""
+    array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
+    takes = takes_of(model)
+    return takes, array, without_gradients, completed(model, takes, array, without_gradients)
+
+
+def _in_evaluation_mode(model: Any) -> Any:
+    if is_instance(model, "torch.nn", "Module") or is_instance(model, "flax.nnx", "Module"):
+        call_port(model.eval)
+    return model
 
 
 def called_by_its_names(model: Any) -> Callable[..., Any]:
@@ -52,11 +65,7 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
-    if is_instance(model, "torch.nn", "Module") or is_instance(model, "flax.nnx", "Module"):
-        call_port(model.eval)
-    array, without_gradients = call_port(arrays, model, call_port(framework_of, model))
-    takes = takes_of(model)
-    whole = completed(model, takes, array, without_gradients)
+    takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model))
 
     def called(way: Callable[..., Any], *settings: Any, **inputs: np.ndarray) -> Any:
         own = {name: value for name, value in inputs.items() if name not in BESIDE}
@@ -127,13 +136,8 @@ def called(model: Any, config: TransformerConfig, framework: str | None = None) 
     if (kind := kind_of(model)) is not None:
         own: Callable[..., Any] = call_port(kind.forward_of, model, config)
         return own
-    is_torch = is_instance(model, "torch.nn", "Module")
-    if is_torch or is_instance(model, "flax.nnx", "Module"):
-        call_port(model.eval)
-    array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
-    takes = takes_of(model)
+    takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model), framework)
     names = frozenset() if takes is None else frozenset(takes.parameters)
-    whole = completed(model, takes, array, without_gradients)
 
     def with_graph(**inputs: np.ndarray) -> Any:
         args, named = arguments(add_mask(inputs, config), config, names)
@@ -170,12 +174,7 @@ def may_have_no_mask(
     return takes is not None and takes.parameters["attention_mask"].default is None and not is_padded
 
 
-def _add_methods(
-    forward: Callable[..., Any],
-    model: Any,
-    array: Array,
-    without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> None:
+def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_gradients: Context) -> None:
     """Add the model's `step` and `generate` to its forward pass, if they have the expected signatures."""
 
     def step(tokens: np.ndarray, cache: Any, **named: np.ndarray) -> Any:

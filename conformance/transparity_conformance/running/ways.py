@@ -134,19 +134,11 @@ def loss(model: Any, inputs: Tensors) -> Any:
 
 def generated(model: Any, count: int, inputs: Tensors) -> Any:
     """Generate `count` tokens greedily with the model's `generate`; return the prompt and these tokens."""
-    if _is_of_transformers(model):
+    takes = signature_of(model.generate)
+    if takes is not None and "generation_config" in takes.parameters:  # a model of transformers
         return model.generate(**inputs, max_new_tokens=count, do_sample=False, num_beams=1)
     first, *others = inputs
     return model.generate(inputs[first], count, **{name: inputs[name] for name in others})
-
-
-def _is_of_transformers(model: Any) -> bool:
-    takes = signature_of(model.generate)
-    return takes is not None and "generation_config" in takes.parameters
-
-
-def _generates(model: Any) -> bool:
-    return has_method(model, "generate")
 
 
 COTANGENT = "cotangent"
@@ -210,7 +202,7 @@ def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any
 WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "in_steps": (in_steps, lambda model: bool(cache_name(model))),
     "loss": (loss, lambda model: LABELS in _names(model)),
-    "generated": (generated, _generates),
+    "generated": (generated, lambda model: has_method(model, "generate")),
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }

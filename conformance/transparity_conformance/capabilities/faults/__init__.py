@@ -22,7 +22,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import shown
-from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients
+from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.decoding.steps import prefill
 

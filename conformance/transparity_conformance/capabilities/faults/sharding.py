@@ -14,7 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.training import Training
 from transparity_conformance.capabilities.faults import SimulatedFault
 from transparity_conformance.capabilities.sharding import Placement, Sharding, split
-from transparity_conformance.oracle.differentiation.gradients import loss_and_gradients
+from transparity_conformance.oracle.differentiation.derivatives import loss_and_gradients
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.training.optimization import clip_by_global_norm, train

@@ -34,7 +34,7 @@ from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, Simula
 from transparity_conformance.capabilities.faults.sharding import optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
-from transparity_conformance.oracle.differentiation.gradients import training_oracle
+from transparity_conformance.oracle.differentiation.derivatives import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.comparison import as_numbers, gap, share

@@ -14,8 +14,7 @@ from transparity.config import TransformerConfig
 from transparity.errors import is_whole
 from transparity_conformance.checkpoints.naming import Table
 from transparity_conformance.checkpoints.reading import CheckpointError, as_json
-from transparity_conformance.checkpoints.tables.rows import FieldRow
-from transparity_conformance.checkpoints.tables.values import Fields, as_whole, wrong
+from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as_whole, wrong
 
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 

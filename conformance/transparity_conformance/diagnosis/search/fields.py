@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
-from transparity.config import TransformerConfig
+from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.errors import ConfigError
 from transparity.parameters import parameter_shapes
 from transparity_conformance.catalogue.fault import Fault, Hypothesis
@@ -15,6 +15,7 @@ from transparity_conformance.diagnosis.probe_result import Results, still_wrong
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.search.search import DEEPEST, WALKS
 from transparity_conformance.diagnosis.walk import Impossible
+from transparity_conformance.oracle.reach.features import is_choice
 from transparity_conformance.report.report import Divergence
 
 Fields = dict[str, Any]
@@ -29,13 +30,8 @@ OF_THE_CALL = {"architecture", "head", "padding"}
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
     """Return all possible values of each field that has only a few."""
-    hints = get_type_hints(TransformerConfig)
-    found = {name: (False, True) if hint is bool else get_args(hint) for name, hint in hints.items() if _has_few(hint)}
-    return {name: values for name, values in found.items() if name not in OF_THE_CALL}
-
-
-def _has_few(hint: Any) -> bool:
-    return hint is bool or get_origin(hint) is Literal
+    few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
+    return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 
 
 def changed(fields: Mapping[str, Any]) -> Hypothesis:
@@ -45,9 +41,13 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
     """Return the changes of one more field, besides `besides`, for which no additional parameters are needed."""
-    own = dataclasses.replace(config, **besides)
-    every = [{name: value} for name, tried in alternatives().items() for value in tried if value != getattr(own, name)]
-    new, shapes = [each for each in every if each.keys().isdisjoint(besides)], parameter_shapes(config)
+    own, shapes = {name: getattr(config, name) for name in alternatives()}, parameter_shapes(config)
+    new = [
+        {name: value}
+        for name, tried in alternatives().items()
+        for value in tried
+        if name not in besides and value != own[name]
+    ]
     return [change for change in new if _is_possible(config, shapes, besides | change)]
 
 

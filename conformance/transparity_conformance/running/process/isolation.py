@@ -6,7 +6,6 @@ descendants are stopped if an answer is late, and at the end of the check.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import math
@@ -25,21 +24,13 @@ from transparity_conformance.checkpoints.exporting import Edit
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
-from transparity_conformance.running.process.child import TIMEOUT, checked_timeout
+from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.ranks import ProcessGroup
 from transparity_conformance.running.process.running import MISSHAPEN, RemotePort
 from transparity_conformance.running.process.wire import (
     Handle,
     received,
 )
-
-
-def isolated(spec: str, timeout: float = TIMEOUT, model_type: str | None = None) -> contextlib.closing[IsolatedBuild]:
-    """Start a port as `isolated_build` does; return a context that stops the process at its end.
-
-    With a `model_type`, the port is a loader of Hugging Face folders of that family.
-    """
-    return contextlib.closing(isolated_build(spec, timeout).loading(model_type))
 
 
 def isolated_build(

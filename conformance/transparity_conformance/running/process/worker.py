@@ -19,15 +19,7 @@ import numpy as np
 
 from transparity.limits.mapped import Mapped
 from transparity.text import safe, shown
-from transparity_conformance.capabilities.port_calls import (
-    PortCallError,
-    PortError,
-    call_port,
-    describe_raised,
-    has_method,
-    signature_of,
-    tokens_kept,
-)
+from transparity_conformance.capabilities import port_calls
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
@@ -37,17 +29,8 @@ from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
+from transparity_conformance.running.process import wire
 from transparity_conformance.running.process.running import listen_once
-from transparity_conformance.running.process.wire import (
-    Closed,
-    Handle,
-    Kept,
-    described,
-    encoded,
-    largest_answer,
-    receive_request,
-    send_answer,
-)
 
 
 class Worker:
@@ -87,14 +70,14 @@ class Worker:
         """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
-        with tokens_kept(args, named):
+        with port_calls.tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
         config = self.configs.get(number)
         if not attribute and config is not None:  # the result may contain more than the activations
             return taps_in(result, config)
         if stays is None or not isinstance(result, tuple | list):
             return result
-        return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+        return [wire.Kept(item) if index == stays else item for index, item in enumerate(result)]
 
     def placements(self, number: int) -> Any:
         """Return the placements that a built port declares, as JSON values."""
@@ -102,7 +85,7 @@ class Worker:
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 
     def offers(self, number: int, name: str) -> bool:
-        return has_method(self.objects[number], name)
+        return port_calls.has_method(self.objects[number], name)
 
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
@@ -119,9 +102,9 @@ class Worker:
         elif whole_numbers:
             result = self.call(number, attribute, args, named, stays)
         else:
-            result, operations = function.listened(largest_answer() // 2, **named)
+            result, operations = function.listened(wire.largest_answer() // 2, **named)
             result = taps_in(result, self.configs[number])
-        return [result, described(operations)]
+        return [result, wire.described(operations)]
 
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
@@ -138,13 +121,15 @@ class Worker:
         if family is None:
             args = [args[0], *map(_in_memory, args[1:])]
         try:
-            with tokens_kept(args, named):
+            with port_calls.tokens_kept(args, named):
                 forward = of_build(build(*self._given(args), **self._given(named)), args[0])
-        except PortError as error:
+        except port_calls.PortError as error:
             return None, safe(error), None
         if not callable(forward):
             return None, shown(forward), {}
-        offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}
+        offered = {
+            name: _described_method(forward, name) for name in attributes if port_calls.has_method(forward, name)
+        }
         kept = self.keep(forward)
         self.configs[kept] = args[0]
         return kept, described_signature(forward), offered
@@ -169,7 +154,7 @@ class Worker:
             self.configs.pop(number, None)
 
     def _given(self, value: Any) -> Any:
-        if isinstance(value, Handle):
+        if isinstance(value, wire.Handle):
             return self.objects[value.number]
         if isinstance(value, dict):
             return {name: self._given(item) for name, item in value.items()}
@@ -187,7 +172,7 @@ def _in_memory(parameters: Any) -> Any:
 
 def described_signature(function: Callable[..., Any]) -> Any:
     """Return the parameters of a function as lists of name, kind, annotation and default; None without a signature."""
-    signature = signature_of(function)
+    signature = port_calls.signature_of(function)
     if signature is None:
         return None
     return [
@@ -203,8 +188,8 @@ def described_signature(function: Callable[..., Any]) -> Any:
 
 def _described_method(forward: Any, name: str) -> Any:
     try:
-        return described_signature(call_port(getattr, forward, name))
-    except PortCallError:  # a later call raises the same exception
+        return described_signature(port_calls.call_port(getattr, forward, name))
+    except port_calls.PortCallError:  # a later call raises the same exception
         return None
 
 
@@ -213,17 +198,17 @@ def serve(connection: socket.socket) -> None:
     worker = Worker()
     while True:
         try:
-            name, arguments, largest = receive_request(connection)
-        except Closed:
+            name, arguments, largest = wire.receive_request(connection)
+        except wire.Closed:
             return
         try:
             answer = ("returned", getattr(worker, name)(*arguments))
-            parts = encoded(answer, worker.keep, largest)
+            parts = wire.encoded(answer, worker.keep, largest)
         except LoadError as error:
-            parts = encoded(("refused", str(error)), worker.keep, largest)
+            parts = wire.encoded(("refused", str(error)), worker.keep, largest)
         except BaseException as error:  # noqa: BLE001 - any exception of a port, including exits, is an answer
-            parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
-        send_answer(connection, *parts)
+            parts = wire.encoded(("raised", port_calls.describe_raised(error)), worker.keep, largest)
+        wire.send_answer(connection, *parts)
 
 
 def _end_with(checker: int) -> None:

@@ -16,8 +16,7 @@ from transparity.taps import lengths_of
 from transparity.training import Training, dropout_masks
 from transparity_conformance.oracle.budgets import EVERY, WIDE
 from transparity_conformance.oracle.cases import CASES
-from transparity_conformance.oracle.differentiation.derivatives import Derivatives
-from transparity_conformance.oracle.differentiation.gradients import training_oracle
+from transparity_conformance.oracle.differentiation.derivatives import Derivatives, training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
 from transparity_conformance.report.comparison import ClaimEvidence

@@ -88,14 +88,17 @@ class Decoder(nn.Module):
 class TwoMasks(Decoder):
     """A decoder that hides later tokens by −∞, and then adds −1e9 to the scores of padding."""
 
-    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-            scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
-            return (scores + (1.0 - attention_mask[:, None, None]) * -1e9).softmax(-1) @ value
+    def __init__(self) -> None:
+        super().__init__(attend=self.masked)
+        self.mask = torch.ones(1, 1)
 
-        for block in self.blocks:
-            block.attend = attend
+    def masked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+        return (scores + (1.0 - self.mask[:, None, None]) * -1e9).softmax(-1) @ value
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        self.mask = torch.ones(ids.shape) if attention_mask is None else attention_mask
         return super().forward(ids)
 
 

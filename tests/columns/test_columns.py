@@ -17,9 +17,7 @@ COLUMNS = {
 MIRRORED = [
     "shapes",
     "masks",
-    "windows",
     "norms.layer",
-    "norms.rms",
     "norms.batch",
     "norms.table",
     "rotary.plain",
@@ -34,7 +32,6 @@ MIRRORED = [
     "experts",
     "positions.added",
     "positions.bias",
-    "positions.temperature",
     "inputs.embedding",
     "inputs.patches",
     "inputs.frames",
@@ -99,7 +96,7 @@ MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "proj
 
 DIFFERENT = {
     "flax rotary.tables.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
-    "flax positions.temperature.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
+    "flax positions.bias.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "flax transformer.decoder": ("+reader", "a decoder receives the shared table as an argument"),
     "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),

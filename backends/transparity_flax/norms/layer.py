@@ -1,4 +1,4 @@
-"""Layer norm (Ba et al. 2016), and the norm of document 003."""
+"""Norms over the features of a position: layer norm, the norm of document 003, and RMS norm."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) ->
     wide = upcast(x)
     mean, deviation = wide.mean(axis=-1, keepdims=True), wide.std(axis=-1, ddof=1, keepdims=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).astype(x.dtype)
+
+
+def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
+    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
+    wide = upcast(x)
+    return (wide / jnp.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * weight).astype(x.dtype)

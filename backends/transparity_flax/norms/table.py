@@ -11,8 +11,7 @@ from jax import Array
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.norms.batch import batch_norm, statistics
-from transparity_flax.norms.layer import layer_norm, layer_norm_unbiased
-from transparity_flax.norms.rms import rms_norm
+from transparity_flax.norms.layer import layer_norm, layer_norm_unbiased, rms_norm
 from transparity_flax.shapes import Features, Vectors, Weight
 
 

@@ -79,14 +79,12 @@ def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Fl
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 
 
-def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> RotaryTables | None:
-    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+def rotary_tables(config: TransformerConfig, positions: Positions, keys: int, dtype: jnp.dtype) -> RotaryTables:
+    """Return the cosine and sine of position · frequency, times the attention factor.
 
     NumPy computes the angles of the positions 0 … `keys` − 1 in float64 during tracing, since they are constants. JAX
     has float64 only if it is enabled.
     """
-    if config.positions != "rotary":
-        return None
     tables = _tables(config, keys, dtype)
     if config.rotary_depends_on_length:
         beyond, long = positions.max() >= config.rotary_original_length, _tables(config, keys, dtype, beyond=True)

@@ -21,7 +21,7 @@ from transparity_pytorch.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_pytorch.norms.rms import rms_norm
+from transparity_pytorch.norms.layer import rms_norm
 from transparity_pytorch.shapes import Features, Hidden
 from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import LayerContext

@@ -1,4 +1,4 @@
-"""Layer norm (Ba et al. 2016), and the norm of document 003."""
+"""Norms over the features of a position: layer norm, the norm of document 003, and RMS norm."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def layer_norm_unbiased(x: Vectors, weight: Weight, bias: Weight, eps: float) ->
     wide = upcast(x)
     deviation, mean = torch.std_mean(wide, dim=-1, correction=1, keepdim=True)
     return ((wide - mean) / (deviation + eps) * weight + bias).to(x.dtype)
+
+
+def rms_norm(x: Vectors, weight: Weight, eps: float) -> Vectors:
+    """x / √(mean of x² + eps) · weight, over the features (Zhang and Sennrich 2019, eq. 4)."""
+    return F.rms_norm(x, weight.shape, weight, eps)

@@ -10,8 +10,7 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.norms.batch import batch_norm, statistics
-from transparity_pytorch.norms.layer import layer_norm, layer_norm_unbiased
-from transparity_pytorch.norms.rms import rms_norm
+from transparity_pytorch.norms.layer import layer_norm, layer_norm_unbiased, rms_norm
 from transparity_pytorch.shapes import Features, Vectors, Weight
 
 

@@ -88,13 +88,11 @@ def rotary_frequencies(
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 
 
-def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables | None:
-    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables:
+    """Return the cosine and sine of position · frequency, times the attention factor.
 
     The angles are computed in float64.
     """
-    if config.positions != "rotary":
-        return None
     frequencies = rotary_frequencies(config, positions.device)
     if config.rotary_depends_on_length:  # the largest position is known only on the device
         beyond = rotary_frequencies(config, positions.device, beyond=True)

@@ -9,8 +9,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.norms.batch import batch_norm, statistics
-from transparity_numpy.norms.layer import layer_norm, layer_norm_unbiased
-from transparity_numpy.norms.rms import rms_norm
+from transparity_numpy.norms.layer import layer_norm, layer_norm_unbiased, rms_norm
 from transparity_numpy.shapes import Features, Parameters, Vectors, Weight
 
 

@@ -79,13 +79,11 @@ def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Fl
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 
 
-def rotary_tables(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> RotaryTables | None:
-    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+def rotary_tables(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> RotaryTables:
+    """Return the cosine and sine of position · frequency, times the attention factor.
 
     The angles are computed in float64.
     """
-    if config.positions != "rotary":
-        return None
     beyond = bool(positions.max() >= config.rotary_original_length)
     angles = (positions[..., None] * rotary_frequencies(config, beyond=beyond))[:, None]
     factor = config.rotary_attention_factor

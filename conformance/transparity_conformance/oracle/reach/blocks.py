@@ -14,11 +14,10 @@ from unittest import mock
 import numpy as np
 
 from transparity.config import EXACT_MASK_BELOW, TransformerConfig
-from transparity_numpy.masks import target_mask
+from transparity_numpy.masks import target_mask, window_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
 from transparity_numpy.positions.bias import score_bias
-from transparity_numpy.windows import window_mask
 
 BLOCK = 128
 """The number of queries per block, which the reference's fused attention also uses."""
@@ -65,15 +64,10 @@ def _window_mask(positions: np.ndarray, keys: int, window: int, kind: Any) -> Ro
 
 def _score_bias(
     config: TransformerConfig, parameters: Any, positions: np.ndarray, keys: int, dtype: Any, *, both: bool
-) -> Rows | None:
-    if not config.has_relative_bias and config.positions != "alibi":
-        return None
-
+) -> Rows:
     def make(queries: slice, keys: slice) -> np.ndarray:
         shifted, count = positions[:, queries] - keys.start, keys.stop - keys.start
-        bias = score_bias(config, parameters, shifted, count, dtype, both=both)
-        assert bias is not None
-        return bias
+        return score_bias(config, parameters, shifted, count, dtype, both=both)
 
     return Rows(keys, make)
 

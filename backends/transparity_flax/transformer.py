@@ -20,7 +20,7 @@ from transparity_flax.layers import LAYERS, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_flax.norms.table import Norm
 from transparity_flax.positions.bias import query_temperature, score_bias
-from transparity_flax.rotary.tables import rotary_tables
+from transparity_flax.rotary import rotary_tables
 from transparity_flax.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext, Mask, MaskKind

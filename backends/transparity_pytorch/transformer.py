@@ -17,7 +17,7 @@ from transparity_pytorch.layers import LAYERS, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.positions.bias import query_temperature, score_bias
-from transparity_pytorch.rotary.tables import rotary_tables
+from transparity_pytorch.rotary import rotary_tables
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext, Mask, MaskKind

@@ -20,7 +20,7 @@ from transparity_numpy.layers import LAYERS, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
 from transparity_numpy.norms.table import norm
 from transparity_numpy.positions.bias import query_temperature, score_bias
-from transparity_numpy.rotary.tables import rotary_tables
+from transparity_numpy.rotary import rotary_tables
 from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Parameters, Pixels, SourceIds, TokenIds
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext

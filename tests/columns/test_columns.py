@@ -20,8 +20,7 @@ MIRRORED = [
     "norms.layer",
     "norms.batch",
     "norms.table",
-    "rotary.plain",
-    "rotary.tables",
+    "rotary",
     "mixers.attention",
     "mixers.latent",
     "mixers.recurrence",
@@ -39,7 +38,6 @@ MIRRORED = [
     "heads.pooled",
     "heads.table",
     "transformer",
-    "arithmetic.softcap",
     "arithmetic.precision",
     "arithmetic.fused",
     "arithmetic.changes",
@@ -95,7 +93,7 @@ MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "proj
 """Arguments that replace NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
-    "flax rotary.tables.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
+    "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
     "flax positions.bias.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "flax transformer.decoder": ("+reader", "a decoder receives the shared table as an argument"),

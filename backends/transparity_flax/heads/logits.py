@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float
 
 from transparity.config import TransformerConfig
-from transparity_flax.arithmetic.softcap import apply_softcap
+from transparity_flax.arithmetic.precision import apply_softcap
 from transparity_flax.feed_forward import ACTIVATIONS
 from transparity_flax.shapes import Vectors
 

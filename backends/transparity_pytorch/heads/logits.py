@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.arithmetic.softcap import apply_softcap
+from transparity_pytorch.arithmetic.precision import apply_softcap
 from transparity_pytorch.feed_forward import ACTIVATIONS
 from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.shapes import Vectors

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from transparity.limits.float8 import first_byte
 from transparity.limits.mapped import Mapped
-from transparity.limits.mxfp4 import BLOCK, MXFP4, Stored
+from transparity.limits.scaled import BLOCK, MXFP4, Stored, first_byte
 from transparity.text import reason, shown
 from transparity_conformance.checkpoints.reading import UNREADABLE, CheckpointError
 

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError, shown
 from transparity.limits.files import check_header, is_file, is_folder
-from transparity.limits.float8 import DTYPES as FLOAT8
-from transparity.limits.float8 import Float8, first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
+from transparity.limits.scaled import DTYPES as FLOAT8
+from transparity.limits.scaled import Float8, first_byte
 from transparity.text import VALUE, reason, safe
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
 

@@ -7,7 +7,7 @@ from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
-from transparity_numpy.arithmetic.softcap import apply_softcap
+from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.norms.table import norm
 from transparity_numpy.shapes import Parameters, Vectors

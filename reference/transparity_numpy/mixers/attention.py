@@ -12,9 +12,9 @@ from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
-from transparity_numpy.arithmetic.softcap import apply_softcap
+from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.norms.table import head_norm
-from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.rotary import rotate
 from transparity_numpy.shapes import (
     Bias,
     Heads,

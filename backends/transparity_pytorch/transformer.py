@@ -11,7 +11,7 @@ from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
 from transparity_pytorch.heads.pooled import pool
-from transparity_pytorch.heads.table import head, head_parts
+from transparity_pytorch.heads.table import head
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
 from transparity_pytorch.layers import LAYERS, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
@@ -176,8 +176,6 @@ class Transformer(nn.Module):
     In training, `dropout` applies to the activations that the configuration names.
     """
 
-    head: nn.Linear
-
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
@@ -186,8 +184,13 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config)
         if config.has_decoder:
             self.decoder = Decoder(config)
-        for part, module in head_parts(config).items():
-            self.add_module(part, module)
+        if config.has_pooler:
+            self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
+        if config.head_transform:
+            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
+            self.head_norm = Norm(config)
+        if config.head in ("logits", "classes"):
+            self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
         self.apply(initialize)
         if config.shared_embedding:
             self.decoder.token_embedding = self.encoder.token_embedding

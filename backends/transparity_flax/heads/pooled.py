@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from transparity.config import TransformerConfig
 from transparity_flax.feed_forward import ACTIVATIONS
 from transparity_flax.heads.logits import transform_for_head
-from transparity_flax.shapes import Hidden, TokenIds
+from transparity_flax.shapes import Hidden, PooledState, TokenIds
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -24,7 +24,7 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
-) -> Float[Array, "batch embed_dim"]:
+) -> PooledState:
     """Return one state per row, chosen by `config.pooling`.
 
     `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
@@ -43,13 +43,11 @@ def pool(
     return x[jnp.arange(len(x)), rank.argmax(axis=1)]
 
 
-def pooled(
-    config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]
-) -> Float[Array, "batch embed_dim"]:
+def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
 
 
-def classes(config: TransformerConfig, model: Any, x: Float[Array, "batch embed_dim"]) -> Float[Array, "batch classes"]:
+def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Array, "batch classes"]:
     """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
     return model.head(transform_for_head(config, model, pooled(config, model, x)))

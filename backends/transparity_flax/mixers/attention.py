@@ -22,6 +22,7 @@ from transparity_flax.shapes import (
     MaskArray,
     Memory,
     Queries,
+    RecurrentKeys,
     RotaryTables,
     Scores,
     Sinks,
@@ -54,7 +55,7 @@ def project_heads(linear: nnx.Linear, x: Hidden, num_heads: int, projection: Pro
     return split_heads(linear(x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> Float[Array, "batch heads length head_dim"]:
+def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
     """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
@@ -186,10 +187,7 @@ class CrossAttention(AttentionProjections):
 
 
 def _attend(
-    heads: AttentionProjections,
-    x: Hidden,
-    projected: tuple[Array, Array, Array],
-    context: LayerContext,
+    heads: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: LayerContext
 ) -> Hidden:
     """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
     config = heads.config

@@ -5,21 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.precision import apply_softcap
 from transparity_pytorch.feed_forward import ACTIVATIONS
-from transparity_pytorch.norms.table import Norm
 from transparity_pytorch.shapes import Vectors
-
-
-def transform_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """Return the modules of `transform_for_head`: a linear map and a norm, or nothing without `head_transform`."""
-    if not config.head_transform:
-        return {}
-    linear = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
-    return {"head_transform": linear, "head_norm": Norm(config)}
 
 
 def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
@@ -27,12 +18,6 @@ def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vec
     if not config.head_transform:
         return x
     return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
-
-
-def logits_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """Return the modules of `logits`: a linear map, whose weight is tied to the token embeddings later if
-    configured."""
-    return transform_parts(config) | {"head": nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)}
 
 
 def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch vocab"]:

@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.heads.logits import transform_for_head
-from transparity_numpy.shapes import Hidden, Parameters, TokenIds
+from transparity_numpy.shapes import Hidden, Parameters, PooledState, TokenIds
 
 POOLERS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
@@ -24,7 +24,7 @@ POOLERS: dict[str, Callable[[Array], Array]] = {
 
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
-) -> Inexact[Array, "batch embed_dim"]:
+) -> PooledState:
     """Return one state per row, chosen by `config.pooling`.
 
     `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
@@ -43,15 +43,11 @@ def pool(
     return x[np.arange(len(x)), rank.argmax(axis=1)]
 
 
-def pooled(
-    config: TransformerConfig, parameters: Parameters, x: Inexact[Array, "batch embed_dim"]
-) -> Inexact[Array, "batch embed_dim"]:
+def pooled(config: TransformerConfig, parameters: Parameters, x: PooledState) -> PooledState:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](linear(parameters["pooler"], x)) if config.has_pooler else x
 
 
-def classes(
-    config: TransformerConfig, parameters: Parameters, x: Inexact[Array, "batch embed_dim"]
-) -> Inexact[Array, "batch classes"]:
+def classes(config: TransformerConfig, parameters: Parameters, x: PooledState) -> Inexact[Array, "batch classes"]:
     """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
     return linear(parameters["head"], transform_for_head(config, parameters, pooled(config, parameters, x)))

@@ -18,7 +18,7 @@ from transparity_flax.heads.table import head
 from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, Source, embed
 from transparity_flax.layers import LAYERS, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_flax.norms.table import Norm
+from transparity_flax.norms import Norm
 from transparity_flax.positions.bias import query_temperature, score_bias
 from transparity_flax.rotary import rotary_tables
 from transparity_flax.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds

@@ -15,7 +15,7 @@ from transparity_pytorch.heads.table import head
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
 from transparity_pytorch.layers import LAYERS, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_pytorch.norms.table import Norm
+from transparity_pytorch.norms import Norm
 from transparity_pytorch.positions.bias import query_temperature, score_bias
 from transparity_pytorch.rotary import rotary_tables
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds

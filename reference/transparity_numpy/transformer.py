@@ -18,7 +18,7 @@ from transparity_numpy.heads.table import head
 from transparity_numpy.inputs.embedding import Source, embed
 from transparity_numpy.layers import LAYERS, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
-from transparity_numpy.norms.table import norm
+from transparity_numpy.norms import norm
 from transparity_numpy.positions.bias import query_temperature, score_bias
 from transparity_numpy.rotary import rotary_tables
 from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Parameters, Pixels, SourceIds, TokenIds

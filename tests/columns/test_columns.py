@@ -17,9 +17,7 @@ COLUMNS = {
 MIRRORED = [
     "shapes",
     "masks",
-    "norms.layer",
-    "norms.batch",
-    "norms.table",
+    "norms",
     "rotary",
     "mixers.attention",
     "mixers.latent",
@@ -78,7 +76,7 @@ WITHOUT_TWIN = {
 MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
-    "norms.table": {"initial_gain"},
+    "norms": {"initial_gain"},
     "state.context": {"mask"},
     "arithmetic.changes": {"dropped"},
 }

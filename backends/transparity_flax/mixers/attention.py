@@ -12,7 +12,7 @@ from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic import fused
 from transparity_flax.arithmetic.precision import apply_softcap, upcast
-from transparity_flax.norms.table import HeadNorm
+from transparity_flax.norms import HeadNorm
 from transparity_flax.rotary import rotate
 from transparity_flax.shapes import (
     Bias,

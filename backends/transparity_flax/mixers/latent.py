@@ -8,7 +8,7 @@ from flax import nnx
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.mixers.attention import SelfAttention, split_heads
-from transparity_flax.norms.table import HeadNorm
+from transparity_flax.norms import HeadNorm
 from transparity_flax.rotary import rotate
 from transparity_flax.shapes import Channels, Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
 

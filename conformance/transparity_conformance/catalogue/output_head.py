@@ -32,7 +32,7 @@ from transparity_numpy.feed_forward import ACTIVATIONS
 from transparity_numpy.heads.logits import transform_for_head
 from transparity_numpy.heads.pooled import pool
 from transparity_numpy.heads.table import head
-from transparity_numpy.norms.table import norm
+from transparity_numpy.norms import norm
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

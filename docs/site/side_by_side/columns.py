@@ -34,7 +34,7 @@ NAMES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
 CLAIMS = {
     "mixers/attention": r"attention\.|forward\.(query|scores|weights|context|attention)|independent\..*attention",
     "inputs/embedding": r"embeddings\.|forward\.embedding",
-    "norms/layer": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
+    "norms": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
     "feed_forward": r"feed_forward\.|forward\.feed_forward",
     "layers": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
     "transformer": r"forward\.(stacks|logits|fast_logits)|families\.",

@@ -9,7 +9,7 @@ from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.norms.table import norm
+from transparity_numpy.norms import norm
 from transparity_numpy.shapes import Parameters, Vectors
 
 

@@ -13,7 +13,7 @@ from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.precision import apply_softcap
-from transparity_numpy.norms.table import head_norm
+from transparity_numpy.norms import head_norm
 from transparity_numpy.rotary import rotate
 from transparity_numpy.shapes import (
     Bias,

@@ -8,7 +8,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.mixers.attention import self_attention, split_heads
-from transparity_numpy.norms.table import head_norm
+from transparity_numpy.norms import head_norm
 from transparity_numpy.rotary import rotate
 from transparity_numpy.shapes import Channels, Heads, Hidden, Keys, Memory, Parameters, Queries, RotaryTables, Values
 from transparity_numpy.state.context import LayerContext

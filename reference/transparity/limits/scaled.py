@@ -1,8 +1,8 @@
 """Matrices in float8 and MXFP4, as in Hugging Face checkpoints: each number is multiplied by the scale of its block.
 
 The safetensors library cannot return them as NumPy arrays, so this module reads the bytes. In float8, a scale is a
-float32 number. In MXFP4, the format of gpt-oss's experts, a number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times
-2^(scale − 127), with a scale for each 32 columns (OCP Microscaling Formats 1.0, §5).
+float32 number. MXFP4 is the format of gpt-oss's experts: four bits per number, and an exponent for each 32
+columns. A number is ± 0, 0.5, 1, 1.5, 2, 3, 4 or 6 (e2m1) times 2^(scale − 127) (OCP Microscaling Formats 1.0, §5).
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_flax.arithmetic.changes import dropped
-from transparity_flax.heads.pooled import pool
-from transparity_flax.heads.table import head
+from transparity_flax.heads import head, pool
 from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, Source, embed
 from transparity_flax.layers import LAYERS, normalize
 from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask

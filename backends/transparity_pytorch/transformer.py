@@ -10,8 +10,7 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
-from transparity_pytorch.heads.pooled import pool
-from transparity_pytorch.heads.table import head
+from transparity_pytorch.heads import head, pool
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
 from transparity_pytorch.layers import LAYERS, normalize
 from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask

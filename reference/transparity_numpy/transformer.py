@@ -13,8 +13,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.pooled import pool
-from transparity_numpy.heads.table import head
+from transparity_numpy.heads import head, pool
 from transparity_numpy.inputs.embedding import Source, embed
 from transparity_numpy.layers import LAYERS, normalize
 from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask

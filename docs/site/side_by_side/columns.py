@@ -38,7 +38,7 @@ CLAIMS = {
     "feed_forward": r"feed_forward\.|forward\.feed_forward",
     "layers": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
     "transformer": r"forward\.(stacks|logits|fast_logits)|families\.",
-    "heads/table": r"forward\.logits",
+    "heads": r"forward\.logits",
     "training/loss": r"loss\.|independent\.torch_cross_entropy",
     "decoding/steps": r"decoding\.",
     "decoding/generation": r"generation\.",

@@ -27,7 +27,7 @@ from transparity_conformance.identify.fitting.values.norms import Norm, eps_besi
 from transparity_conformance.identify.fitting.values.numbers import digits, factor_between, is_same, settled
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.table import HEADS
+from transparity_numpy.heads import HEADS
 
 FEW = 3
 """A different multiplier is equally plausible if it has at most this number of digits."""

@@ -26,7 +26,7 @@ from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, Rea
 from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.table import head
+from transparity_numpy.heads import head
 from transparity_numpy.transformer import transformer
 
 NUMBERS = 2**23

@@ -14,9 +14,9 @@ from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_flax.arithmetic.precision import upcast
 from transparity_flax.feed_forward import FeedForward
-from transparity_flax.shapes import Hidden
+from transparity_flax.shapes import ByExpert, Hidden
 
-Experts = Float[Array, "*batch experts"]
+Experts = ByExpert
 
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 

@@ -15,7 +15,7 @@ from transparity_flax.mixers.attention import CrossAttention, SelfAttention
 from transparity_flax.mixers.gated_delta import GatedDelta
 from transparity_flax.mixers.latent import LatentAttention
 from transparity_flax.mixers.state_space import StateSpace
-from transparity_flax.norms.table import Norm
+from transparity_flax.norms import Norm
 from transparity_flax.shapes import Hidden
 from transparity_flax.state.context import LayerContext
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool
 
-from transparity.config import TargetMask
-from transparity_flax.shapes import Frames, IsQuery, IsToken, Positions, SourceIds
+from transparity.config import TargetMask, WindowKind
+from transparity_flax.positions.bias import distances
+from transparity_flax.shapes import Frames, IsQuery, IsToken, MaskArray, Positions, SourceIds
 
 
 def visible_keys(
@@ -46,3 +47,13 @@ def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bo
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
     """Return True for the queries at `positions` that are not padding."""
     return jnp.take_along_axis(is_token, jnp.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
+
+
+def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
+    """Return the mask that hides keys `window` or more positions away (Beltagy et al. 2020, §3.1).
+
+    With `chunked`, it hides keys in other chunks of `window` positions (Llama 4).
+    """
+    if kind == "chunked":
+        return (jnp.arange(keys) // window == positions[..., None] // window)[:, None]
+    return (jnp.abs(distances(positions, keys)) < window)[:, None]

@@ -13,19 +13,16 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_flax.arithmetic.changes import dropped
-from transparity_flax.heads.pooled import pool
-from transparity_flax.heads.table import head
+from transparity_flax.heads import head, pool
 from transparity_flax.inputs.embedding import INPUTS, EmbedTokens, Source, embed
 from transparity_flax.layers import LAYERS, normalize
-from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries
-from transparity_flax.norms.table import Norm
-from transparity_flax.positions.bias import score_bias
-from transparity_flax.positions.temperature import query_temperature
-from transparity_flax.rotary.tables import rotary_tables
+from transparity_flax.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
+from transparity_flax.norms import Norm
+from transparity_flax.positions.bias import query_temperature, score_bias
+from transparity_flax.rotary import rotary_tables
 from transparity_flax.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_flax.state.cache import Cache
 from transparity_flax.state.context import LayerContext, Mask, MaskKind
-from transparity_flax.windows import window_mask
 
 Output = Float[Array, "batch length vocab"] | Hidden | Float[Array, "batch features"]
 """The output: logits or hidden states, logits of classes, or a pooled state."""
@@ -37,8 +34,9 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.d
     if config.sliding_window is not None:
         window = window_mask(context.positions, keys, config.sliding_window, config.window_kind)
         mask = Mask(mask.array & window, mask.kind and "some")  # with a window, each query still sees itself
-    rotary = rotary_tables(config, context.positions, keys, dtype)
-    temperature = query_temperature(config, context.positions, keys, dtype)
+    given = context.positions, keys, dtype
+    rotary = rotary_tables(config, *given) if config.positions == "rotary" else None
+    temperature = query_temperature(config, *given) if config.query_temperature else None
     return context._replace(mask=mask, rotary=rotary, temperature=temperature)
 
 
@@ -96,12 +94,13 @@ class Encoder(Stack):
         token_types: TokenIds | None = None,
         mask_kind: MaskKind | None = None,
     ) -> Hidden:
-        positions, keys = jnp.arange(is_token.shape[1])[None], is_token.shape[1]
-        x = embed("encoder", self.config, self, tokens, positions, is_token, token_types, tap)
+        config, keys = self.config, is_token.shape[1]
+        positions = jnp.arange(keys)[None]
+        x = embed("encoder", config, self, tokens, positions, is_token, token_types, tap)
         context = LayerContext(
             mask=Mask(padding_mask(is_token), mask_kind),
             positions=positions,
-            bias=score_bias(self.config, self, positions, keys, x.dtype, both=True),
+            bias=score_bias(config, self, positions, keys, x.dtype, both=True) if config.has_score_bias else None,
             tap=tap,
         )
         return self.apply_layers(x, context)
@@ -146,7 +145,7 @@ class Decoder(Stack):
             positions=positions,
             is_token=visible_queries(is_token, positions) if hides_padding and config.is_recurrent else None,
             valid_lengths=valid_lengths,
-            bias=score_bias(config, self, positions, keys, x.dtype, both=False),
+            bias=score_bias(config, self, positions, keys, x.dtype, both=False) if config.has_score_bias else None,
             memory=memory,
             memory_mask=memory_mask,
             tap=tap,

@@ -14,24 +14,24 @@ from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_pytorch.arithmetic.precision import upcast
 from transparity_pytorch.feed_forward import FeedForward
-from transparity_pytorch.shapes import Hidden
+from transparity_pytorch.shapes import ByExpert, Hidden
 
 
-def _softmax(x: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
+def _softmax(x: ByExpert) -> ByExpert:
     return F.softmax(x, dim=-1)
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid": torch.sigmoid}
 
 
-def highest(x: Float[Tensor, "*batch experts"], count: int) -> Float[Tensor, "*batch experts"]:
+def highest(x: ByExpert, count: int) -> ByExpert:
     """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
     win."""
     order = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return F.one_hot(order, x.shape[-1]).sum(dim=-2).to(x.dtype)
 
 
-def best_groups(config: TransformerConfig, scores: Float[Tensor, "*batch experts"]) -> Float[Tensor, "*batch experts"]:
+def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
     """Return 1 for the experts in the best groups and 0 for the others.
 
     Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
@@ -42,10 +42,8 @@ def best_groups(config: TransformerConfig, scores: Float[Tensor, "*batch experts
 
 
 def choose(
-    config: TransformerConfig,
-    scores: Float[Tensor, "*batch experts"],
-    correction: Float[Tensor, " experts"] | None = None,
-) -> Float[Tensor, "*batch experts"]:
+    config: TransformerConfig, scores: ByExpert, correction: Float[Tensor, " experts"] | None = None
+) -> ByExpert:
     """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
     corrected = scores if correction is None else scores + upcast(correction)
     if config.router_groups > 1:
@@ -53,9 +51,7 @@ def choose(
     return highest(corrected, config.experts_per_token)
 
 
-def router_weights(
-    config: TransformerConfig, scores: Float[Tensor, "*batch experts"], chosen: Float[Tensor, "*batch experts"]
-) -> Float[Tensor, "*batch experts"]:
+def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
     """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
 
     The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.

@@ -14,7 +14,7 @@ from transparity_pytorch.mixers.attention import CrossAttention, SelfAttention
 from transparity_pytorch.mixers.gated_delta import GatedDelta
 from transparity_pytorch.mixers.latent import LatentAttention
 from transparity_pytorch.mixers.state_space import StateSpace
-from transparity_pytorch.norms.table import Norm
+from transparity_pytorch.norms import Norm
 from transparity_pytorch.shapes import Hidden
 from transparity_pytorch.state.context import LayerContext
 

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from transparity.config import TargetMask
-from transparity_pytorch.shapes import Frames, IsQuery, IsToken, Positions, SourceIds
+from transparity.config import TargetMask, WindowKind
+from transparity_pytorch.positions.bias import distances
+from transparity_pytorch.shapes import Frames, IsQuery, IsToken, MaskArray, Positions, SourceIds
 
 
 def visible_keys(
@@ -46,3 +47,13 @@ def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bo
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
     """Return True for the queries at `positions` that are not padding."""
     return is_token.take_along_dim(positions.expand(len(is_token), -1), dim=1)
+
+
+def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> MaskArray:
+    """Return the mask that hides keys `window` or more positions away (Beltagy et al. 2020, §3.1).
+
+    With `chunked`, it hides keys in other chunks of `window` positions (Llama 4).
+    """
+    if kind == "chunked":
+        return (torch.arange(keys, device=positions.device) // window == positions[..., None] // window)[:, None]
+    return (distances(positions, keys).abs() < window)[:, None]

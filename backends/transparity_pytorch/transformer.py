@@ -10,20 +10,17 @@ from transparity.config import TransformerConfig
 from transparity.inputs import inputs_by_name
 from transparity.taps import Tap, chained, identity, scoped
 from transparity_pytorch.arithmetic.changes import dropped
-from transparity_pytorch.heads.pooled import pool
-from transparity_pytorch.heads.table import head, head_parts
+from transparity_pytorch.heads import head, pool
 from transparity_pytorch.inputs.embedding import Source, embed, embedding_parts
 from transparity_pytorch.layers import LAYERS, normalize
-from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries
-from transparity_pytorch.norms.table import Norm
-from transparity_pytorch.positions.bias import score_bias
-from transparity_pytorch.positions.temperature import query_temperature
-from transparity_pytorch.rotary.tables import rotary_tables
+from transparity_pytorch.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
+from transparity_pytorch.norms import Norm
+from transparity_pytorch.positions.bias import query_temperature, score_bias
+from transparity_pytorch.rotary import rotary_tables
 from transparity_pytorch.shapes import Frames, Hidden, IsToken, Lengths, Memory, Pixels, SourceIds, TokenIds
 from transparity_pytorch.state.cache import Cache
 from transparity_pytorch.state.context import LayerContext, Mask, MaskKind
 from transparity_pytorch.state.parameters import initialize, tie
-from transparity_pytorch.windows import window_mask
 
 Output = Float[Tensor, "batch length vocab"] | Hidden | Float[Tensor, "batch features"]
 """The output: logits or hidden states, logits of classes, or a pooled state."""
@@ -35,8 +32,8 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch
     if config.sliding_window is not None:
         kind = kind and "some"  # with a window, each query still sees itself
         mask = mask & window_mask(positions, mask.shape[-1], config.sliding_window, config.window_kind)
-    rotary = rotary_tables(config, positions, dtype)
-    temperature = query_temperature(config, positions, dtype)
+    rotary = rotary_tables(config, positions, dtype) if config.positions == "rotary" else None
+    temperature = query_temperature(config, positions, dtype) if config.query_temperature else None
     return context._replace(mask=Mask(mask, kind), rotary=rotary, temperature=temperature)
 
 
@@ -97,7 +94,7 @@ class Encoder(Stack):
         context = LayerContext(
             mask=Mask(padding_mask(is_token), mask_kind),
             positions=positions,
-            bias=score_bias(config, self, positions, keys, x.dtype, both=True),
+            bias=score_bias(config, self, positions, keys, x.dtype, both=True) if config.has_score_bias else None,
             tap=tap,
         )
         return self.apply_layers(x, context)
@@ -142,7 +139,7 @@ class Decoder(Stack):
             positions=positions,
             is_token=visible_queries(is_token, positions) if masked else None,
             valid_lengths=valid_lengths,
-            bias=score_bias(config, self, positions, keys, x.dtype, both=False),
+            bias=score_bias(config, self, positions, keys, x.dtype, both=False) if config.has_score_bias else None,
             memory=memory,
             memory_mask=memory_mask,
             tap=tap,
@@ -178,8 +175,6 @@ class Transformer(nn.Module):
     In training, `dropout` applies to the activations that the configuration names.
     """
 
-    head: nn.Linear
-
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
@@ -188,8 +183,13 @@ class Transformer(nn.Module):
             self.encoder = Encoder(config)
         if config.has_decoder:
             self.decoder = Decoder(config)
-        for part, module in head_parts(config).items():
-            self.add_module(part, module)
+        if config.has_pooler:
+            self.pooler = nn.Linear(config.embed_dim, config.embed_dim)
+        if config.head_transform:
+            self.head_transform = nn.Linear(config.embed_dim, config.embed_dim, bias=config.head_transform_bias)
+            self.head_norm = Norm(config)
+        if config.head in ("logits", "classes"):
+            self.head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
         self.apply(initialize)
         if config.shared_embedding:
             self.decoder.token_embedding = self.encoder.token_embedding

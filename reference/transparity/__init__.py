@@ -41,24 +41,13 @@ __all__ = [
     "tap_shapes",
 ]
 
-_HOMES = {
-    "config": ("TransformerConfig",),
-    "errors": ("TransparityError",),
-    "parameters": (
-        "check_parameters",
-        "initialize_parameters",
-        "load_parameters",
-        "parameter_shapes",
-        "save_parameters",
-    ),
-    "presets": ("PRESETS", "departures", "preset"),
-    "taps": ("identity", "recording", "scoped", "tap_shapes"),
-}
+_HOMES = ("config", "errors", "taps", "parameters", "presets")
+"""The modules that define these names, in the order in which they are searched."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used, so that `--help` imports none."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    for home in _HOMES if name in __all__ else ():
+        if hasattr(module := importlib.import_module(f"{__name__}.{home}"), name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,12 +11,12 @@ from transparity.taps import ROUTER_CHOSEN, Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.feed_forward import feed_forward
-from transparity_numpy.shapes import Hidden, Parameters
+from transparity_numpy.shapes import ByExpert, Hidden, Parameters
 
 SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
 
-def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "*batch experts"]:
+def highest(x: ByExpert, count: int) -> ByExpert:
     """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
     win."""
     found = np.zeros_like(x)
@@ -24,9 +24,7 @@ def highest(x: Inexact[Array, "*batch experts"], count: int) -> Inexact[Array, "
     return found
 
 
-def best_groups(
-    config: TransformerConfig, scores: Inexact[Array, "*batch experts"]
-) -> Inexact[Array, "*batch experts"]:
+def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
     """Return 1 for the experts in the best groups and 0 for the others.
 
     Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
@@ -37,10 +35,8 @@ def best_groups(
 
 
 def choose(
-    config: TransformerConfig,
-    scores: Inexact[Array, "*batch experts"],
-    correction: Inexact[Array, " experts"] | None = None,
-) -> Inexact[Array, "*batch experts"]:
+    config: TransformerConfig, scores: ByExpert, correction: Inexact[Array, " experts"] | None = None
+) -> ByExpert:
     """Return 1 for the experts with the highest scores plus correction, and 0 for the others."""
     corrected = scores.real if correction is None else scores.real + upcast(correction.real)
     if config.router_groups > 1:
@@ -48,9 +44,7 @@ def choose(
     return highest(corrected, config.experts_per_token)
 
 
-def router_weights(
-    config: TransformerConfig, scores: Inexact[Array, "*batch experts"], chosen: Inexact[Array, "*batch experts"]
-) -> Inexact[Array, "*batch experts"]:
+def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
     """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
 
     The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.

@@ -12,7 +12,7 @@ from transparity_numpy.mixers.attention import cross_attention, self_attention
 from transparity_numpy.mixers.gated_delta import gated_delta
 from transparity_numpy.mixers.latent import latent_attention
 from transparity_numpy.mixers.state_space import state_space
-from transparity_numpy.norms.table import norm
+from transparity_numpy.norms import norm
 from transparity_numpy.shapes import Hidden, Parameters
 from transparity_numpy.state.context import LayerContext
 

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from transparity.config import TargetMask
-from transparity_numpy.shapes import Frames, IsQuery, IsToken, Positions, SourceIds
+from transparity.config import TargetMask, WindowKind
+from transparity_numpy.positions.bias import distances
+from transparity_numpy.shapes import Frames, IsQuery, IsToken, Mask, Positions, SourceIds
 
 
 def visible_keys(
@@ -46,3 +47,13 @@ def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bo
 def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
     """Return True for the queries at `positions` that are not padding."""
     return np.take_along_axis(is_token, np.broadcast_to(positions, (len(is_token), positions.shape[1])), axis=1)
+
+
+def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> Mask:
+    """Return the mask that hides keys `window` or more positions away (Beltagy et al. 2020, §3.1).
+
+    With `chunked`, it hides keys in other chunks of `window` positions (Llama 4).
+    """
+    if kind == "chunked":
+        return (np.arange(keys) // window == positions[..., None] // window)[:, None]
+    return (np.abs(distances(positions, keys)) < window)[:, None]

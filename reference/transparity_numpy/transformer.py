@@ -13,19 +13,16 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.pooled import pool
-from transparity_numpy.heads.table import head
+from transparity_numpy.heads import head, pool
 from transparity_numpy.inputs.embedding import Source, embed
 from transparity_numpy.layers import LAYERS, normalize
-from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries
-from transparity_numpy.norms.table import norm
-from transparity_numpy.positions.bias import score_bias
-from transparity_numpy.positions.temperature import query_temperature
-from transparity_numpy.rotary.tables import rotary_tables
+from transparity_numpy.masks import padding_mask, target_mask, visible_keys, visible_queries, window_mask
+from transparity_numpy.norms import norm
+from transparity_numpy.positions.bias import query_temperature, score_bias
+from transparity_numpy.rotary import rotary_tables
 from transparity_numpy.shapes import Frames, Hidden, IsToken, Lengths, Memory, Parameters, Pixels, SourceIds, TokenIds
 from transparity_numpy.state.cache import Cache
 from transparity_numpy.state.context import LayerContext
-from transparity_numpy.windows import window_mask
 
 
 def layer_context(config: TransformerConfig, context: LayerContext, dtype: DTypeLike) -> LayerContext:
@@ -33,8 +30,8 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: DType
     mask = context.mask
     if config.sliding_window is not None:
         mask = mask & window_mask(context.positions, mask.shape[-1], config.sliding_window, config.window_kind)
-    rotary = rotary_tables(config, context.positions, dtype)
-    temperature = query_temperature(config, context.positions, dtype)
+    rotary = rotary_tables(config, context.positions, dtype) if config.positions == "rotary" else None
+    temperature = query_temperature(config, context.positions, dtype) if config.query_temperature else None
     return context._replace(mask=mask, rotary=rotary, temperature=temperature)
 
 
@@ -77,10 +74,11 @@ def encoder(
     """The encoder of tokens, patches or frames of audio; each position sees all positions that are not padding."""
     positions, keys = np.arange(is_token.shape[1])[None], is_token.shape[1]
     x = embed("encoder", config, parameters, tokens, positions, is_token, token_types, tap)
+    near = positions, keys, x.real.dtype
     context = LayerContext(
         mask=padding_mask(is_token),
         positions=positions,
-        bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=True),
+        bias=score_bias(config, parameters, *near, both=True) if config.has_score_bias else None,
         training=training,
         tap=tap,
     )
@@ -113,13 +111,14 @@ def decoder(
     """
     positions, keys = np.arange(tokens.shape[1])[None] if positions is None else positions, is_token.shape[1]
     x = embed("decoder", config, parameters, tokens, positions, is_token)
+    near = positions, keys, x.real.dtype
     masked = config.is_recurrent and config.decoder_mask == "causal-and-padding"
     context = LayerContext(
         mask=target_mask(positions, is_token, config.decoder_mask),
         positions=positions,
         is_token=visible_queries(is_token, positions) if masked else None,
         valid_lengths=valid_lengths,
-        bias=score_bias(config, parameters, positions, keys, x.real.dtype, both=False),
+        bias=score_bias(config, parameters, *near, both=False) if config.has_score_bias else None,
         memory=memory,
         memory_mask=memory_mask,
         training=training,

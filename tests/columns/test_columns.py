@@ -17,13 +17,8 @@ COLUMNS = {
 MIRRORED = [
     "shapes",
     "masks",
-    "windows",
-    "norms.layer",
-    "norms.rms",
-    "norms.batch",
-    "norms.table",
-    "rotary.plain",
-    "rotary.tables",
+    "norms",
+    "rotary",
     "mixers.attention",
     "mixers.latent",
     "mixers.recurrence",
@@ -34,15 +29,11 @@ MIRRORED = [
     "experts",
     "positions.added",
     "positions.bias",
-    "positions.temperature",
     "inputs.embedding",
     "inputs.patches",
     "inputs.frames",
-    "heads.logits",
-    "heads.pooled",
-    "heads.table",
+    "heads",
     "transformer",
-    "arithmetic.softcap",
     "arithmetic.precision",
     "arithmetic.fused",
     "arithmetic.changes",
@@ -83,7 +74,7 @@ WITHOUT_TWIN = {
 MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
-    "norms.table": {"initial_gain"},
+    "norms": {"initial_gain"},
     "state.context": {"mask"},
     "arithmetic.changes": {"dropped"},
 }
@@ -98,8 +89,8 @@ MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "proj
 """Arguments that replace NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
-    "flax rotary.tables.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
-    "flax positions.temperature.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
+    "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
+    "flax positions.bias.query_temperature": ("+keys", "temperatures are computed in float64 while tracing"),
     "flax inputs.embedding.embed": ("+reader", "a decoder receives the shared table as an argument"),
     "flax transformer.decoder": ("+reader", "a decoder receives the shared table as an argument"),
     "transformer.encoder": ("+mask_kind", "a compiler does not see the values of a mask"),

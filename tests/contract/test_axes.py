@@ -8,7 +8,6 @@ from pathlib import Path
 import jaxtyping
 from tests.looping import for_each
 
-from transparity import axes
 from transparity.axes import LEGEND
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +37,3 @@ def test_every_dimension_is_in_the_legend(column: str) -> None:
 
 def test_the_legend_has_no_word_that_no_shape_uses() -> None:
     assert set(LEGEND) <= set().union(*map(words_of_column, COLUMNS))
-
-
-def test_the_table_that_people_read_has_every_word() -> None:
-    assert axes.__doc__ is not None
-    assert [word for word in LEGEND if f"`{word}`" not in axes.__doc__] == []

@@ -1,5 +1,4 @@
-"""Sums of half-precision values in float32, because small terms would be lost in lower precision. XLA does not do this
-by itself."""
+"""Arithmetic in at least float32, because small terms would be lost in lower precision: sums, and soft capping."""
 
 from __future__ import annotations
 
@@ -11,3 +10,8 @@ from jaxtyping import Float
 def upcast(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Return `x` in at least float32."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def apply_softcap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
+    """cap · tanh(x / cap): close to x where |x| is small, and always within ± cap (Gemma 2)."""
+    return (jnp.tanh(upcast(x) / cap) * cap).astype(x.dtype)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from transparity.taps import Tap, identity, scoped
 from transparity_flax.fast.structure import ModelStructure, SplitModel, Weights
-from transparity_flax.heads.table import head
+from transparity_flax.heads import head
 from transparity_flax.layers import Layer
 from transparity_flax.masks import padding_mask, visible_keys
 from transparity_flax.mixers.attention import project_key_value

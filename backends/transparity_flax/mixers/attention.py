@@ -11,10 +11,9 @@ from jaxtyping import Float
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.arithmetic import fused
-from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.arithmetic.softcap import apply_softcap
-from transparity_flax.norms.table import HeadNorm
-from transparity_flax.rotary.plain import rotate
+from transparity_flax.arithmetic.precision import apply_softcap, upcast
+from transparity_flax.norms import HeadNorm
+from transparity_flax.rotary import rotate
 from transparity_flax.shapes import (
     Bias,
     Heads,
@@ -23,6 +22,7 @@ from transparity_flax.shapes import (
     MaskArray,
     Memory,
     Queries,
+    RecurrentKeys,
     RotaryTables,
     Scores,
     Sinks,
@@ -55,7 +55,7 @@ def project_heads(linear: nnx.Linear, x: Hidden, num_heads: int, projection: Pro
     return split_heads(linear(x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> Float[Array, "batch heads length head_dim"]:
+def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
     """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 
@@ -187,10 +187,7 @@ class CrossAttention(AttentionProjections):
 
 
 def _attend(
-    heads: AttentionProjections,
-    x: Hidden,
-    projected: tuple[Array, Array, Array],
-    context: LayerContext,
+    heads: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: LayerContext
 ) -> Hidden:
     """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
     config = heads.config

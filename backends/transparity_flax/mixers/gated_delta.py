@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
@@ -23,8 +22,8 @@ from transparity_flax.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_flax.norms.rms import rms_norm
-from transparity_flax.shapes import Features, Hidden
+from transparity_flax.norms import rms_norm
+from transparity_flax.shapes import Channels, Features, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import LayerContext
 
@@ -39,13 +38,8 @@ def unit_length(x: Features) -> Features:
 
 
 def gated_delta_rule(
-    query: Float[Array, "batch heads length head_dim"],
-    key: Float[Array, "batch heads length head_dim"],
-    value: Float[Array, "batch heads length value_dim"],
-    log_decay: Float[Array, "batch heads length"],
-    beta: Float[Array, "batch heads length"],
-    state: Float[Array, "batch heads head_dim value_dim"],
-) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
+    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
+) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
@@ -77,9 +71,7 @@ class GatedHeadNorm(nnx.Module):
     def __init__(self, config: TransformerConfig) -> None:
         self.config, self.scale = config, nnx.Param(jnp.ones(config.recurrent_value_dim))
 
-    def __call__(
-        self, x: Float[Array, "batch length features"], gate: Float[Array, "batch length features"]
-    ) -> Float[Array, "batch length features"]:
+    def __call__(self, x: Channels, gate: Channels) -> Channels:
         heads = x.reshape(*x.shape[:2], self.config.recurrent_heads, -1)
         return rms_norm(heads, self.scale[...], self.config.norm_eps).reshape(x.shape) * jax.nn.silu(gate)
 

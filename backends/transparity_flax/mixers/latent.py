@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
-from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_flax.mixers.attention import SelfAttention, split_heads
-from transparity_flax.norms.table import HeadNorm
-from transparity_flax.rotary.plain import rotate
-from transparity_flax.shapes import Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
+from transparity_flax.norms import HeadNorm
+from transparity_flax.rotary import rotate
+from transparity_flax.shapes import Channels, Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
 
 
-def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Float[Array, "batch length features"]:
+def latent(heads: LatentAttention, name: str, x: Hidden, tap: Tap = identity) -> Channels:
     """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
     projected."""
     return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))

@@ -12,17 +12,17 @@ from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
-from transparity_flax.shapes import Features, Hidden
+from transparity_flax.shapes import Channels, EarlierChannels, Features, Hidden, PerHead, Rates, RecurrentKeys, State
 from transparity_flax.state.cache import held_tokens, update_inputs
 from transparity_flax.state.context import LayerContext
 
 
 def causal_convolution(
     weight: Float[Array, "features width"],
-    x: Float[Array, "batch length features"],
-    before: Float[Array, "batch earlier features"],
+    x: Channels,
+    before: EarlierChannels,
     bias: Float[Array, " features"] | None = None,
-) -> Float[Array, "batch length features"]:
+) -> Channels:
     """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
     `x`."""
     width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
@@ -31,7 +31,7 @@ def causal_convolution(
     return (shifted * weight).sum(axis=-1) + (0 if bias is None else bias)
 
 
-def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Float[Array, "batch length features"]:
+def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Channels:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = getattr(module, name)(x), getattr(module, f"{name}_convolution")
     before = jnp.zeros((len(x), module.config.convolution_width - 1, x.shape[-1]), x.dtype)
@@ -61,7 +61,7 @@ def in_a_row(
 
 
 def chunk_decays(
-    log_decay: Float[Array, "batch heads length"],
+    log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
     """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
     start."""
@@ -75,25 +75,23 @@ def unpadded(x: Features, context: LayerContext) -> Features:
     return x if context.is_token is None else x * context.is_token[..., None].astype(x.dtype)
 
 
-def time_step(module: Recurrence, x: Hidden) -> Float[Array, "batch length heads"]:
+def time_step(module: Recurrence, x: Hidden) -> Rates:
     """clip(softplus(x Wᵀ + dt_bias)), the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     step = jax.nn.softplus(upcast(module.decay(x)) + upcast(module.dt_bias[...]))
     return jnp.clip(step, module.config.time_step_min, module.config.time_step_max)
 
 
-def log_decay(module: Recurrence, step: Float[Array, "batch length heads"]) -> Float[Array, "batch length heads"]:
+def log_decay(module: Recurrence, step: Rates) -> Rates:
     """−exp(A_log) · time step, the logarithm of the share of the state that remains (Gu and Dao 2024)."""
     return -jnp.exp(upcast(module.A_log[...])) * step
 
 
-def by_head(x: Float[Array, "batch length heads"], context: LayerContext) -> Float[Array, "batch heads length"]:
+def by_head(x: Rates, context: LayerContext) -> PerHead:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
-def first_state(
-    config: TransformerConfig, query: Float[Array, "batch heads length head_dim"], context: LayerContext
-) -> Float[Array, "batch heads head_dim value_dim"]:
+def first_state(config: TransformerConfig, query: RecurrentKeys, context: LayerContext) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return jnp.zeros(size, query.dtype) if context.cache is None else context.cache["state"]

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float
 
 from transparity.config import TransformerConfig
 from transparity_flax.arithmetic.precision import upcast
@@ -23,20 +22,15 @@ from transparity_flax.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_flax.norms.rms import rms_norm
-from transparity_flax.shapes import Hidden
+from transparity_flax.norms import rms_norm
+from transparity_flax.shapes import Channels, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_flax.state.cache import update_state
 from transparity_flax.state.context import LayerContext
 
 
 def state_space_rule(
-    query: Float[Array, "batch heads length head_dim"],
-    key: Float[Array, "batch heads length head_dim"],
-    value: Float[Array, "batch heads length value_dim"],
-    log_decay: Float[Array, "batch heads length"],
-    step: Float[Array, "batch heads length"],
-    state: Float[Array, "batch heads head_dim value_dim"],
-) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch heads head_dim value_dim"]]:
+    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
+) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§6 of the paper).
@@ -59,9 +53,7 @@ class GatedGroupNorm(nnx.Module):
     def __init__(self, config: TransformerConfig) -> None:
         self.config, self.scale = config, nnx.Param(jnp.ones(config.recurrent_dim))
 
-    def __call__(
-        self, x: Float[Array, "batch length features"], gate: Float[Array, "batch length features"]
-    ) -> Float[Array, "batch length features"]:
+    def __call__(self, x: Channels, gate: Channels) -> Channels:
         groups = (upcast(x) * jax.nn.silu(upcast(gate))).reshape(*x.shape[:2], self.config.recurrent_key_heads, -1)
         normed = rms_norm(groups, jnp.ones(groups.shape[-1]), self.config.norm_eps)
         return (normed.reshape(x.shape) * self.scale[...]).astype(x.dtype)

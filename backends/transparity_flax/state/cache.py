@@ -22,7 +22,7 @@ from jax import Array
 from jaxtyping import DTypeLike, Float, Int
 
 from transparity.config import TransformerConfig
-from transparity_flax.shapes import IsQuery, IsToken, Keys, Lengths, QueryIds, Values
+from transparity_flax.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
 
 Cache = dict[str, Any]
 
@@ -60,7 +60,7 @@ def update(
 
 def update_inputs(
     cache: Cache, name: str, x: Float[Array, "batch queries features"], valid_lengths: Lengths | None
-) -> Float[Array, "batch earlier features"]:
+) -> EarlierChannels:
     """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
     `x`."""
     before, valid_lengths = cache[name], jnp.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
@@ -69,7 +69,7 @@ def update_inputs(
     return before
 
 
-def update_state(cache: Cache, state: Float[Array, "batch heads head_dim value_dim"]) -> None:
+def update_state(cache: Cache, state: State) -> None:
     """Write the state of a recurrence into the cache."""
     cache["state"] = state
 

@@ -1,4 +1,4 @@
-"""Sums of half-precision values in float32. Most of PyTorch's kernels do this internally."""
+"""Arithmetic in at least float32, because small terms would be lost in lower precision: sums, and soft capping."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ from torch import Tensor
 def upcast(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """Return `x` in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def apply_softcap(x: Float[Tensor, "*batch"], cap: float) -> Float[Tensor, "*batch"]:
+    """cap · tanh(x / cap): close to x where |x| is small, and always within ± cap (Gemma 2)."""
+    return ((upcast(x) / cap).tanh() * cap).to(x.dtype)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transparity.taps import Tap, identity, scoped
-from transparity_pytorch.heads.table import head
+from transparity_pytorch.heads import head
 from transparity_pytorch.layers import Layer
 from transparity_pytorch.masks import padding_mask, visible_keys
 from transparity_pytorch.mixers.attention import project_key_value

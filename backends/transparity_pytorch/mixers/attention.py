@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.arithmetic import fused
-from transparity_pytorch.arithmetic.softcap import apply_softcap
-from transparity_pytorch.norms.table import HeadNorm
-from transparity_pytorch.rotary.plain import rotate
+from transparity_pytorch.arithmetic.precision import apply_softcap
+from transparity_pytorch.norms import HeadNorm
+from transparity_pytorch.rotary import rotate
 from transparity_pytorch.shapes import (
     Bias,
     Heads,

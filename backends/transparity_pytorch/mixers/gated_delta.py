@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
@@ -21,8 +20,8 @@ from transparity_pytorch.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_pytorch.norms.rms import rms_norm
-from transparity_pytorch.shapes import Features, Hidden
+from transparity_pytorch.norms import rms_norm
+from transparity_pytorch.shapes import Channels, Features, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import LayerContext
 
@@ -37,13 +36,8 @@ def unit_length(x: Features) -> Features:
 
 
 def gated_delta_rule(
-    query: Float[Tensor, "batch heads length head_dim"],
-    key: Float[Tensor, "batch heads length head_dim"],
-    value: Float[Tensor, "batch heads length value_dim"],
-    log_decay: Float[Tensor, "batch heads length"],
-    beta: Float[Tensor, "batch heads length"],
-    state: Float[Tensor, "batch heads head_dim value_dim"],
-) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
+    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
+) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§3.3 of the paper).
@@ -72,9 +66,7 @@ class GatedHeadNorm(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.ones(config.recurrent_value_dim))
 
-    def forward(
-        self, x: Float[Tensor, "batch length features"], gate: Float[Tensor, "batch length features"]
-    ) -> Float[Tensor, "batch length features"]:
+    def forward(self, x: Channels, gate: Channels) -> Channels:
         heads = x.unflatten(-1, (self.config.recurrent_heads, -1))
         return rms_norm(heads, self.weight, self.config.norm_eps).flatten(-2) * F.silu(gate)
 

@@ -8,8 +8,8 @@ from torch import nn
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_pytorch.mixers.attention import AttentionProjections, SelfAttention, split_heads
-from transparity_pytorch.norms.table import HeadNorm
-from transparity_pytorch.rotary.plain import rotate
+from transparity_pytorch.norms import HeadNorm
+from transparity_pytorch.rotary import rotate
 from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Queries, RotaryTables, Values
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
 from transparity_pytorch.arithmetic.precision import upcast
-from transparity_pytorch.shapes import Features, Hidden
+from transparity_pytorch.shapes import Channels, EarlierChannels, Features, Hidden, PerHead, Rates, RecurrentKeys, State
 from transparity_pytorch.state.cache import held_tokens, update_inputs
 from transparity_pytorch.state.context import LayerContext
 
@@ -25,14 +25,12 @@ class CausalConvolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(features, width))
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None
 
-    def forward(
-        self, x: Float[Tensor, "batch length features"], before: Float[Tensor, "batch earlier features"]
-    ) -> Float[Tensor, "batch length features"]:
+    def forward(self, x: Channels, before: EarlierChannels) -> Channels:
         x = torch.cat([before, x], dim=1).transpose(1, 2)
         return F.conv1d(x, self.weight[:, None], self.bias, groups=len(self.weight)).transpose(1, 2)
 
 
-def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Float[Tensor, "batch length features"]:
+def convolve(module: Any, name: str, x: Hidden, context: LayerContext) -> Channels:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x = getattr(module, name)(x)
     before = x.new_zeros(len(x), module.config.convolution_width - 1, x.shape[-1])
@@ -46,7 +44,7 @@ CHUNK = 64
 
 
 def chunk_decays(
-    log_decay: Float[Tensor, "batch heads length"],
+    log_decay: PerHead,
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
     """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
     start."""
@@ -78,7 +76,7 @@ def unpadded(x: Features, context: LayerContext) -> Features:
     return x if context.is_token is None else x * context.is_token[..., None].to(x.dtype)
 
 
-def time_step(module: Recurrence, x: Hidden) -> Float[Tensor, "batch length heads"]:
+def time_step(module: Recurrence, x: Hidden) -> Rates:
     """clip(softplus(x Wᵀ + dt_bias)), the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     x = upcast(module.decay(x)) + upcast(module.dt_bias)
     # This is exact in every precision, unlike `softplus`, which returns its input from 20 on.
@@ -86,19 +84,17 @@ def time_step(module: Recurrence, x: Hidden) -> Float[Tensor, "batch length head
     return step.clamp(module.config.time_step_min, module.config.time_step_max)
 
 
-def log_decay(module: Recurrence, step: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch length heads"]:
+def log_decay(module: Recurrence, step: Rates) -> Rates:
     """−exp(A_log) · time step, the logarithm of the share of the state that remains (Gu and Dao 2024)."""
     return -upcast(module.A_log).exp() * step
 
 
-def by_head(x: Float[Tensor, "batch length heads"], context: LayerContext) -> Float[Tensor, "batch heads length"]:
+def by_head(x: Rates, context: LayerContext) -> PerHead:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).transpose(1, 2))
 
 
-def first_state(
-    config: TransformerConfig, query: Float[Tensor, "batch heads length head_dim"], context: LayerContext
-) -> Float[Tensor, "batch heads head_dim value_dim"]:
+def first_state(config: TransformerConfig, query: RecurrentKeys, context: LayerContext) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return query.new_zeros(size) if context.cache is None else context.cache["state"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from transparity.config import TransformerConfig
@@ -21,20 +20,15 @@ from transparity_pytorch.mixers.recurrence import (
     time_step,
     unpadded,
 )
-from transparity_pytorch.norms.rms import rms_norm
-from transparity_pytorch.shapes import Hidden
+from transparity_pytorch.norms import rms_norm
+from transparity_pytorch.shapes import Channels, Hidden, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_pytorch.state.cache import update_state
 from transparity_pytorch.state.context import LayerContext
 
 
 def state_space_rule(
-    query: Float[Tensor, "batch heads length head_dim"],
-    key: Float[Tensor, "batch heads length head_dim"],
-    value: Float[Tensor, "batch heads length value_dim"],
-    log_decay: Float[Tensor, "batch heads length"],
-    step: Float[Tensor, "batch heads length"],
-    state: Float[Tensor, "batch heads head_dim value_dim"],
-) -> tuple[Float[Tensor, "batch heads length value_dim"], Float[Tensor, "batch heads head_dim value_dim"]]:
+    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
+) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
 
     Return y for each position, and the last state S. The positions of a chunk are computed at once (§6 of the paper).
@@ -55,9 +49,7 @@ class GatedGroupNorm(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.ones(config.recurrent_dim))
 
-    def forward(
-        self, x: Float[Tensor, "batch length features"], gate: Float[Tensor, "batch length features"]
-    ) -> Float[Tensor, "batch length features"]:
+    def forward(self, x: Channels, gate: Channels) -> Channels:
         groups = (upcast(x) * F.silu(upcast(gate))).unflatten(-1, (self.config.recurrent_key_heads, -1))
         normed = rms_norm(groups, groups.new_ones(groups.shape[-1]), self.config.norm_eps)
         return (normed.flatten(-2) * self.weight).to(x.dtype)

@@ -1,4 +1,4 @@
-"""The bias of the scores by distance: learned for each range of distances (T5), or linear in the distance (ALiBi)."""
+"""Positions in the scores: a bias by distance, learned (T5) or linear (ALiBi), and the temperature of queries."""
 
 from __future__ import annotations
 
@@ -68,11 +68,19 @@ def alibi_bias(
 
 def score_bias(
     config: TransformerConfig, module: Any, positions: Positions, keys: int, dtype: torch.dtype, *, both: bool
-) -> Float[Tensor, "#batch heads queries keys"] | None:
-    """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1; None if there is no bias.
+) -> Float[Tensor, "#batch heads queries keys"]:
+    """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1.
 
     With `both`, queries also see later keys. `module` is the stack.
     """
     if config.has_relative_bias:
         return relative_bias(config, module.relative_bias, positions, keys, both=both)
-    return alibi_bias(config, positions, keys, dtype) if config.positions == "alibi" else None
+    return alibi_bias(config, positions, keys, dtype)
+
+
+def query_temperature(
+    config: TransformerConfig, positions: Positions, dtype: torch.dtype
+) -> Float[Tensor, "#batch 1 queries 1"]:
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋), in float64."""
+    pieces = (positions + config.query_temperature_first) // config.query_temperature_length
+    return (1 + config.query_temperature * pieces.double().log1p()).to(dtype)[:, None, :, None]

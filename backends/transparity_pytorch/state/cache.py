@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transparity.config import TransformerConfig
-from transparity_pytorch.shapes import IsQuery, IsToken, Keys, Lengths, QueryIds, Values
+from transparity_pytorch.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
 
 Cache = dict[str, Any]
 
@@ -66,7 +66,7 @@ def update(
 
 def update_inputs(
     cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
-) -> Float[Tensor, "batch earlier features"]:
+) -> EarlierChannels:
     """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
     `x`."""
     before, length = cache[name].clone(), x.shape[1]
@@ -77,7 +77,7 @@ def update_inputs(
     return before
 
 
-def update_state(cache: Cache, state: Float[Tensor, "batch heads head_dim value_dim"]) -> None:
+def update_state(cache: Cache, state: State) -> None:
     """Write the state of a recurrence into the cache."""
     cache["state"].copy_(state)
 

@@ -28,9 +28,9 @@ from transparity_conformance.catalogue.position_bias import bias_at
 from transparity_conformance.catalogue.rotary import rotated
 from transparity_conformance.catalogue.sites import Value, apply_linear, normalized_and_rotated, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, right_mask, split
-from transparity_numpy.arithmetic.softcap import apply_softcap
+from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.mixers.attention import attention_scores, attention_weights, merge_heads, repeat_heads
-from transparity_numpy.positions.temperature import query_temperature
+from transparity_numpy.positions.bias import query_temperature
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

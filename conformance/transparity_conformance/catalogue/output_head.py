@@ -28,10 +28,8 @@ from transparity_conformance.catalogue.sites import Value, apply_linear, paramet
 from transparity_conformance.oracle.undetermined import padding_at
 from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.feed_forward import ACTIVATIONS
-from transparity_numpy.heads.logits import transform_for_head
-from transparity_numpy.heads.pooled import pool
-from transparity_numpy.heads.table import head
-from transparity_numpy.norms.table import norm
+from transparity_numpy.heads import head, pool, transform_for_head
+from transparity_numpy.norms import norm
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:

@@ -19,11 +19,10 @@ from safetensors import SafetensorError, safe_open
 
 from transparity.errors import TransparityError
 from transparity.limits.files import check_header, is_file, is_folder
-from transparity.limits.float8 import DTYPES as FLOAT8
-from transparity.limits.float8 import Float8, first_byte
 from transparity.limits.mapped import Mapped
 from transparity.limits.memory import check_fits
-from transparity.limits.mxfp4 import BLOCK, MXFP4, Stored
+from transparity.limits.scaled import BLOCK, MXFP4, Float8, Stored, first_byte
+from transparity.limits.scaled import DTYPES as FLOAT8
 from transparity.text import VALUE, reason, safe, shown
 from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, read_bytes, refuse_constant
 

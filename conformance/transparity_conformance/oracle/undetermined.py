@@ -21,9 +21,8 @@ from transparity_conformance.oracle.near_ties import has_router, near_ties
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
-from transparity_numpy.masks import padding_mask, visible_keys
+from transparity_numpy.masks import padding_mask, visible_keys, window_mask
 from transparity_numpy.transformer import transformer
-from transparity_numpy.windows import window_mask
 
 Convention = Callable[[np.ndarray], np.ndarray]
 """Maps attention weights to the weights in rows that see no key."""

@@ -42,7 +42,7 @@ from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.mixers.attention import attention as in_blocks
 from transparity_numpy.mixers.attention import attention_scores, merge_heads, repeat_heads
-from transparity_numpy.rotary.tables import rotary_frequencies
+from transparity_numpy.rotary import rotary_frequencies
 from transparity_numpy.shapes import RotaryTables
 
 Formula = Callable[[np.float32, np.ndarray], np.ndarray]

@@ -590,6 +590,11 @@ class TransformerConfig:
         return self.positions == "relative" or self.relative_bias
 
     @property
+    def has_score_bias(self) -> bool:
+        """Return whether the scores have a bias for each distance, learned or not."""
+        return self.has_relative_bias or self.positions == "alibi"
+
+    @property
     def has_tables(self) -> bool:
         """Whether a stack computes sines and cosines of positions, for rotary or sinusoidal positions."""
         return "sinusoidal" in (self.positions, self.encoder_positions) or self.positions == "rotary"

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from safetensors import safe_open
 
-from transparity.limits.float8 import Float8
-from transparity.limits.mxfp4 import MXFP4
+from transparity.limits.scaled import MXFP4, Float8
 
 BLOCK = 2**23
 """How many numbers a block has; they take 64 MB in float64."""

@@ -9,7 +9,7 @@ from numpy import ndarray as Array
 
 from transparity.config import EXACT_MASK_BELOW
 from transparity.taps import Tap, identity
-from transparity_numpy.arithmetic.softcap import apply_softcap
+from transparity_numpy.arithmetic.precision import apply_softcap
 from transparity_numpy.shapes import Bias, Mask, Queries, Scores, Sinks
 
 BLOCK = 128

@@ -1,4 +1,4 @@
-"""Sums of half-precision values in float32, because small terms would be lost in lower precision."""
+"""Arithmetic in at least float32, because small terms would be lost in lower precision: sums, and soft capping."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ from numpy import ndarray as Array
 def upcast(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """Return `x` in at least float32."""
     return x.astype(np.promote_types(x.dtype, np.float32), copy=False)
+
+
+def apply_softcap(x: Inexact[Array, "*batch"], cap: float) -> Inexact[Array, "*batch"]:
+    """cap · tanh(x / cap): close to x where |x| is small, and always within ± cap (Gemma 2)."""
+    return (np.tanh(upcast(x) / cap) * cap).astype(x.dtype, copy=False)

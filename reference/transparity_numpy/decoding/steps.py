@@ -12,10 +12,10 @@ from transparity.config import TransformerConfig
 from transparity.parameters import shared
 from transparity.taps import Tap, identity, scoped
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.table import head
+from transparity_numpy.heads import head
 from transparity_numpy.masks import padding_mask, visible_keys
 from transparity_numpy.mixers.attention import project_key_value
-from transparity_numpy.norms.table import norm
+from transparity_numpy.norms import norm
 from transparity_numpy.shapes import (
     GeneratedIds,
     IsQuery,

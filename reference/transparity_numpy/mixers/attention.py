@@ -12,9 +12,9 @@ from transparity.config import Projection, TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic import fused
 from transparity_numpy.arithmetic.functional import linear, sigmoid, softmax
-from transparity_numpy.arithmetic.softcap import apply_softcap
-from transparity_numpy.norms.table import head_norm
-from transparity_numpy.rotary.plain import rotate
+from transparity_numpy.arithmetic.precision import apply_softcap
+from transparity_numpy.norms import head_norm
+from transparity_numpy.rotary import rotate
 from transparity_numpy.shapes import (
     Bias,
     Heads,
@@ -24,6 +24,7 @@ from transparity_numpy.shapes import (
     Memory,
     Parameters,
     Queries,
+    RecurrentKeys,
     RotaryTables,
     Scores,
     Sinks,
@@ -56,7 +57,7 @@ def project_heads(parameters: Parameters, x: Hidden, num_heads: int, projection:
     return split_heads(linear(parameters, x), num_heads)
 
 
-def repeat_heads(x: Heads, num_heads: int) -> Inexact[Array, "batch heads length head_dim"]:
+def repeat_heads(x: Heads, num_heads: int) -> RecurrentKeys:
     """Repeat each head of keys or values once per query head that shares it (Ainslie et al. 2023, §2.2)."""
     return x if x.shape[1] == num_heads else x.repeat(num_heads // x.shape[1], axis=1)
 

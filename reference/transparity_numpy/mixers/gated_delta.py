@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Inexact
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import as_precise_as, linear, sigmoid, silu
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
-from transparity_numpy.norms.rms import rms_norm
-from transparity_numpy.shapes import Features, Hidden, Parameters
+from transparity_numpy.norms import rms_norm
+from transparity_numpy.shapes import (
+    Channels,
+    Features,
+    Hidden,
+    Parameters,
+    PerHead,
+    RecurrentKeys,
+    RecurrentValues,
+    State,
+)
 from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import LayerContext
 
@@ -28,13 +35,8 @@ def unit_length(x: Features) -> Features:
 
 
 def gated_delta_rule(
-    query: Inexact[Array, "batch heads length head_dim"],
-    key: Inexact[Array, "batch heads length head_dim"],
-    value: Inexact[Array, "batch heads length value_dim"],
-    log_decay: Inexact[Array, "batch heads length"],
-    beta: Inexact[Array, "batch heads length"],
-    state: Inexact[Array, "batch heads head_dim value_dim"],
-) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, beta: PerHead, state: State
+) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S; S ← S + k ⊗ β (v − k S); y = q S / √head_dim (Yang et al. 2025, eq. 10).
 
     Return y for each position, and the last state S. The positions are computed one after another.
@@ -49,12 +51,7 @@ def gated_delta_rule(
     return read, state
 
 
-def gated_head_norm(
-    config: TransformerConfig,
-    parameters: Parameters,
-    x: Inexact[Array, "batch length features"],
-    gate: Inexact[Array, "batch length features"],
-) -> Inexact[Array, "batch length features"]:
+def gated_head_norm(config: TransformerConfig, parameters: Parameters, x: Channels, gate: Channels) -> Channels:
     """rms_norm(x) · silu(gate), with the norm over each head."""
     heads = x.reshape(*x.shape[:2], config.recurrent_heads, -1)
     return rms_norm(heads, parameters["weight"], config.norm_eps).reshape(x.shape) * silu(gate)

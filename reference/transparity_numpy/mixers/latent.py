@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Inexact
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity.taps import Tap, identity
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.mixers.attention import self_attention, split_heads
-from transparity_numpy.norms.table import head_norm
-from transparity_numpy.rotary.plain import rotate
-from transparity_numpy.shapes import Heads, Hidden, Keys, Memory, Parameters, Queries, RotaryTables, Values
+from transparity_numpy.norms import head_norm
+from transparity_numpy.rotary import rotate
+from transparity_numpy.shapes import Channels, Heads, Hidden, Keys, Memory, Parameters, Queries, RotaryTables, Values
 from transparity_numpy.state.context import LayerContext
 
 
-def latent(
-    config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, tap: Tap = identity
-) -> Inexact[Array, "batch length features"]:
+def latent(config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, tap: Tap = identity) -> Channels:
     """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
     projected."""
     low = linear(parameters[f"{name}_latent"], x)

@@ -9,17 +9,27 @@ from numpy import ndarray as Array
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import linear, silu, softplus
 from transparity_numpy.arithmetic.precision import upcast
-from transparity_numpy.shapes import Features, Hidden, Parameters
+from transparity_numpy.shapes import (
+    Channels,
+    EarlierChannels,
+    Features,
+    Hidden,
+    Parameters,
+    PerHead,
+    Rates,
+    RecurrentKeys,
+    State,
+)
 from transparity_numpy.state.cache import held_tokens, update_inputs
 from transparity_numpy.state.context import LayerContext
 
 
 def causal_convolution(
     weight: Inexact[Array, "features width"],
-    x: Inexact[Array, "batch length features"],
-    before: Inexact[Array, "batch earlier features"],
+    x: Channels,
+    before: EarlierChannels,
     bias: Inexact[Array, " features"] | None = None,
-) -> Inexact[Array, "batch length features"]:
+) -> Channels:
     """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
     `x`."""
     width, x = weight.shape[1], np.concatenate([before, x], axis=1)
@@ -30,7 +40,7 @@ def causal_convolution(
 
 def convolve(
     config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, context: LayerContext
-) -> Inexact[Array, "batch length features"]:
+) -> Channels:
     """silu(convolution(x Wᵀ)), which is the `query`, `key` or `value` of all heads."""
     x, kernel = linear(parameters[name], x), parameters[f"{name}_convolution"]
     before = np.zeros((len(x), config.convolution_width - 1, x.shape[-1]), x.dtype)
@@ -44,7 +54,7 @@ def unpadded(x: Features, context: LayerContext) -> Features:
     return x if context.is_token is None else x * context.is_token[..., None].astype(x.real.dtype)
 
 
-def time_step(config: TransformerConfig, parameters: Parameters, x: Hidden) -> Inexact[Array, "batch length heads"]:
+def time_step(config: TransformerConfig, parameters: Parameters, x: Hidden) -> Rates:
     """clip(softplus(x Wᵀ + dt_bias)), the time step of the state's decay (Gu and Dao 2024, §3.6)."""
     step = softplus(upcast(linear(parameters["decay"], x)) + upcast(parameters["dt_bias"]))
     least, most = config.time_step_min, config.time_step_max
@@ -52,21 +62,17 @@ def time_step(config: TransformerConfig, parameters: Parameters, x: Hidden) -> I
     return np.where(within, step, np.clip(step.real, least, most))
 
 
-def log_decay(
-    parameters: Parameters, step: Inexact[Array, "batch length heads"]
-) -> Inexact[Array, "batch length heads"]:
+def log_decay(parameters: Parameters, step: Rates) -> Rates:
     """−exp(A_log) · time step, the logarithm of the share of the state that remains (Gu and Dao 2024)."""
     return -np.exp(upcast(parameters["A_log"])) * step
 
 
-def by_head(x: Inexact[Array, "batch length heads"], context: LayerContext) -> Inexact[Array, "batch heads length"]:
+def by_head(x: Rates, context: LayerContext) -> PerHead:
     """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 
-def first_state(
-    config: TransformerConfig, query: Inexact[Array, "batch heads length head_dim"], context: LayerContext
-) -> Inexact[Array, "batch heads head_dim value_dim"]:
+def first_state(config: TransformerConfig, query: RecurrentKeys, context: LayerContext) -> State:
     """Return the initial state: the state in the cache, or zeros."""
     size = (len(query), config.recurrent_heads, config.recurrent_key_dim, config.recurrent_value_dim)
     return np.zeros(size, query.real.dtype) if context.cache is None else context.cache["state"]

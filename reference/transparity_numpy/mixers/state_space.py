@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Inexact
-from numpy import ndarray as Array
 
 from transparity.config import TransformerConfig
 from transparity_numpy.arithmetic.functional import as_precise_as, linear, silu
 from transparity_numpy.arithmetic.precision import upcast
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
 from transparity_numpy.mixers.recurrence import by_head, convolve, first_state, log_decay, time_step, unpadded
-from transparity_numpy.norms.rms import rms_norm
-from transparity_numpy.shapes import Hidden, Parameters
+from transparity_numpy.norms import rms_norm
+from transparity_numpy.shapes import Channels, Hidden, Parameters, PerHead, RecurrentKeys, RecurrentValues, State
 from transparity_numpy.state.cache import update_state
 from transparity_numpy.state.context import LayerContext
 
 
 def state_space_rule(
-    query: Inexact[Array, "batch heads length head_dim"],
-    key: Inexact[Array, "batch heads length head_dim"],
-    value: Inexact[Array, "batch heads length value_dim"],
-    log_decay: Inexact[Array, "batch heads length"],
-    step: Inexact[Array, "batch heads length"],
-    state: Inexact[Array, "batch heads head_dim value_dim"],
-) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
+    query: RecurrentKeys, key: RecurrentKeys, value: RecurrentValues, log_decay: PerHead, step: PerHead, state: State
+) -> tuple[RecurrentValues, State]:
     """S ← e^log_decay · S + k ⊗ step · v; y = q S (Dao and Gu 2024, eq. 2, with C, B, x for q, k, v).
 
     Return y for each position, and the last state S.
@@ -37,12 +30,7 @@ def state_space_rule(
     return read, state
 
 
-def gated_group_norm(
-    config: TransformerConfig,
-    parameters: Parameters,
-    x: Inexact[Array, "batch length features"],
-    gate: Inexact[Array, "batch length features"],
-) -> Inexact[Array, "batch length features"]:
+def gated_group_norm(config: TransformerConfig, parameters: Parameters, x: Channels, gate: Channels) -> Channels:
     """rms_norm(x · silu(gate)) · weight, with the norm over the heads that share a key."""
     groups = (upcast(x) * silu(upcast(gate))).reshape(*x.shape[:2], config.recurrent_key_heads, -1)
     ones = np.ones(groups.shape[-1], groups.real.dtype)

@@ -1,4 +1,4 @@
-"""The bias of the scores by distance: learned for each range of distances (T5), or linear in the distance (ALiBi)."""
+"""Positions in the scores: a bias by distance, learned (T5) or linear (ALiBi), and the temperature of queries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float64, Inexact, Int
+from jaxtyping import Float, Float64, Inexact, Int
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
@@ -68,11 +68,19 @@ def alibi_bias(
 
 def score_bias(
     config: TransformerConfig, parameters: Parameters, positions: Positions, keys: int, dtype: DTypeLike, *, both: bool
-) -> Inexact[Array, "#batch heads queries keys"] | None:
-    """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1; None if there is no bias.
+) -> Inexact[Array, "#batch heads queries keys"]:
+    """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1.
 
     With `both`, queries also see later keys. `parameters` has the parameters of the stack.
     """
     if config.has_relative_bias:
         return relative_bias(config, parameters["relative_bias"], positions, keys, both=both)
-    return alibi_bias(config, positions, keys, dtype) if config.positions == "alibi" else None
+    return alibi_bias(config, positions, keys, dtype)
+
+
+def query_temperature(
+    config: TransformerConfig, positions: Positions, dtype: DTypeLike
+) -> Float[Array, "#batch 1 queries 1"]:
+    """1 + temperature · ln(1 + ⌊(position + first) / length⌋), in float64."""
+    pieces = (positions + config.query_temperature_first) // config.query_temperature_length
+    return (1 + config.query_temperature * np.log1p(pieces)).astype(dtype)[:, None, :, None]

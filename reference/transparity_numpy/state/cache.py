@@ -22,7 +22,7 @@ from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
 from transparity.config import TransformerConfig
-from transparity_numpy.shapes import IsQuery, IsToken, Keys, Lengths, QueryIds, Values
+from transparity_numpy.shapes import EarlierChannels, IsQuery, IsToken, Keys, Lengths, QueryIds, State, Values
 
 Cache = dict[str, Any]
 
@@ -61,7 +61,7 @@ def update(
 
 def update_inputs(
     cache: Cache, name: str, x: Inexact[Array, "batch queries features"], valid_lengths: Lengths | None
-) -> Inexact[Array, "batch earlier features"]:
+) -> EarlierChannels:
     """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
     `x`."""
     before, valid_lengths = cache[name], np.full(len(x), x.shape[1]) if valid_lengths is None else valid_lengths
@@ -70,7 +70,7 @@ def update_inputs(
     return before
 
 
-def update_state(cache: Cache, state: Inexact[Array, "batch heads head_dim value_dim"]) -> None:
+def update_state(cache: Cache, state: State) -> None:
     """Write the state of a recurrence into the cache."""
     cache["state"] = state
 

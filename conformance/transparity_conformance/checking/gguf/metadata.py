@@ -19,7 +19,7 @@ from transparity_conformance.capabilities.port_calls import PortCallError, call_
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
 from transparity_conformance.running.loading import LoadError
-from transparity_numpy.rotary.tables import rotary_frequencies
+from transparity_numpy.rotary import rotary_frequencies
 
 REQUIRED = object()
 Default = Any | Callable[[TransformerConfig], Any]

@@ -27,13 +27,12 @@ from transparity_conformance.oracle.reach.models import PURPOSE, ReachModel, Rea
 from transparity_conformance.oracle.variants import IN_BLOCKS, farthest_formula, variant
 from transparity_conformance.report.comparison import gap, less
 from transparity_numpy.arithmetic.functional import nest
-from transparity_numpy.heads.table import head
-from transparity_numpy.masks import target_mask
+from transparity_numpy.heads import head
+from transparity_numpy.masks import target_mask, window_mask
 from transparity_numpy.mixers import attention as of_reference
 from transparity_numpy.mixers.attention import repeat_heads
 from transparity_numpy.positions.bias import score_bias
 from transparity_numpy.transformer import transformer
-from transparity_numpy.windows import window_mask
 
 BLOCK = 128
 """The number of queries per block, which the reference's fused attention also uses."""
@@ -80,15 +79,10 @@ def _window_mask(positions: np.ndarray, keys: int, window: int, kind: Any) -> Ro
 
 def _score_bias(
     config: TransformerConfig, parameters: Any, positions: np.ndarray, keys: int, dtype: Any, *, both: bool
-) -> Rows | None:
-    if not config.has_relative_bias and config.positions != "alibi":
-        return None
-
+) -> Rows:
     def make(queries: slice, keys: slice) -> np.ndarray:
         shifted, count = positions[:, queries] - keys.start, keys.stop - keys.start
-        bias = score_bias(config, parameters, shifted, count, dtype, both=both)
-        assert bias is not None
-        return bias
+        return score_bias(config, parameters, shifted, count, dtype, both=both)
 
     return Rows(keys, make)
 

@@ -168,13 +168,13 @@ def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
     """LayerNorm divides by √(variance + eps), where the variance is over n."""
-    yield from at_every_spread(bench, "norms.layer.layer_norm")
+    yield from at_every_spread(bench, "norms.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
     """Document 003's norm divides by the standard deviation over n − 1, plus eps."""
-    yield from at_every_spread(bench, "norms.layer.layer_norm_unbiased")
+    yield from at_every_spread(bench, "norms.layer_norm_unbiased")
 
 
 @claim(topic="normalization", harness=True)
@@ -183,15 +183,15 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
     for spread in (1.0, 1e-3):
         arrays = norm_inputs(1) | {"mean": np.full(EMBED_DIM, 0.4, np.float32)}
         arrays["variance"] = np.linspace(spread**2, 2 * spread**2, EMBED_DIM).astype(np.float32)
-        yield bench.same(f"spread {spread:g}", "norms.batch.batch_norm", arrays, eps=EPS)
+        yield bench.same(f"spread {spread:g}", "norms.batch_norm", arrays, eps=EPS)
 
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
     """Batch statistics are the mean and the variance over n of each feature, over all rows and positions."""
     arrays = {"x": norm_inputs(2)["x"]}
-    oracle = function_oracle("norms.batch.batch_statistics", arrays)
-    for name, value in named_parts(bench.function("norms.batch.batch_statistics")(*arrays.values())):
+    oracle = function_oracle("norms.batch_statistics", arrays)
+    for name, value in named_parts(bench.function("norms.batch_statistics")(*arrays.values())):
         yield bench.evidence("drawn").oracle(oracle, name, value)
 
 
@@ -206,7 +206,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
     def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
         dtype = arrays["weight"].dtype.name
         state = {name: arrays[name] for name in parameters}
-        norm = reference_module("norms.table.Norm", config, state, dtype=dtype)
+        norm = reference_module("norms.Norm", config, state, dtype=dtype)
         tap("before", norm(arrays["batch 0"]))
         norm.use_batch_statistics()
         for name in batches:
@@ -215,7 +215,7 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
                 tap(f"{statistic} after {name}", norm.parameters()[statistic])
 
     oracle = Oracle(run, parameters | batches)
-    norm = bench.module("norms.table.Norm", config, parameters)
+    norm = bench.module("norms.Norm", config, parameters)
     record = bench.evidence("four batches")
     yield record.oracle(oracle, "before", norm(batches["batch 0"]))
     norm.use_batch_statistics()

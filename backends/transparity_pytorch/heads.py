@@ -1,4 +1,4 @@
-"""The pooled state: one state per row, after a linear map if there is one; and logits of classes from it."""
+"""The outputs of a model: logits (Vaswani et al. 2017, §3.4), hidden states, a pooled state or classes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from transparity.config import TransformerConfig
+from transparity_pytorch.arithmetic.precision import apply_softcap
 from transparity_pytorch.feed_forward import ACTIVATIONS
-from transparity_pytorch.heads.logits import transform_for_head, transform_parts
-from transparity_pytorch.shapes import Hidden, TokenIds
+from transparity_pytorch.shapes import Features, Hidden, PooledState, TokenIds, Vectors
+
+
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
+    if not config.head_transform:
+        return x
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
+
+
+def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Tensor, "*batch vocab"]:
+    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    x = transform_for_head(config, model, x)
+    if config.head_input_scale != 1:
+        x = x * config.head_input_scale
+    y = model.head(x)
+    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
+
 
 POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -22,14 +39,9 @@ POOLERS: dict[str, Callable[[Tensor], Tensor]] = {
 """The activation functions after the linear map of the pooled state."""
 
 
-def pooled_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """Return the modules of `pooled`: a linear map, if there is one."""
-    return {"pooler": nn.Linear(config.embed_dim, config.embed_dim)} if config.has_pooler else {}
-
-
 def pool(
     config: TransformerConfig, x: Hidden, is_token: Bool[Tensor, "batch length"], tokens: TokenIds | None
-) -> Float[Tensor, "batch embed_dim"]:
+) -> PooledState:
     """Return one state per row, chosen by `config.pooling`.
 
     `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
@@ -48,21 +60,25 @@ def pool(
     return x[torch.arange(len(x), device=x.device), rank.argmax(dim=1)]
 
 
-def pooled(
-    config: TransformerConfig, model: Any, x: Float[Tensor, "batch embed_dim"]
-) -> Float[Tensor, "batch embed_dim"]:
+def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:
     """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
     return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
 
 
-def classes_parts(config: TransformerConfig) -> dict[str, nn.Module]:
-    """Return the modules of `classes`: a linear map, and the pooler before it."""
-    head = nn.Linear(config.embed_dim, config.head_size, bias=config.head_bias)
-    return pooled_parts(config) | transform_parts(config) | {"head": head}
-
-
-def classes(
-    config: TransformerConfig, model: Any, x: Float[Tensor, "batch embed_dim"]
-) -> Float[Tensor, "batch classes"]:
+def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Tensor, "batch classes"]:
     """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
     return model.head(transform_for_head(config, model, pooled(config, model, x)))
+
+
+def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """Return the last layer's output unchanged."""
+    return x
+
+
+HEADS: dict[str, Callable[..., Tensor]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
+"""The function for each `config.head`."""
+
+
+def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
+    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`."""
+    return HEADS[config.head](config, model, x)

@@ -1,4 +1,7 @@
-"""Rotary tables: the cosine and sine of every angle. Each scaling is a function and a row of `SCALINGS`."""
+"""Rotary positions (Su et al. 2021): each pair of features is rotated by an angle that grows with the position.
+
+Each scaling of the angles is a function and a row of `SCALINGS`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,28 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from transparity.config import TransformerConfig
-from transparity_pytorch.rotary.plain import plain_frequencies
-from transparity_pytorch.shapes import Positions, RotaryTables
+from transparity.config import RopeLayout, TransformerConfig
+from transparity_pytorch.shapes import Heads, Positions, RotaryTables
+
+
+def plain_frequencies(config: TransformerConfig, device: torch.device | str | None = None) -> Float64[Tensor, " pairs"]:
+    """theta^(−2 i / features), the angle per position of pair i of the features (Su et al. 2021, §3.2.2)."""
+    features = torch.arange(0, config.rotated_dim, 2, dtype=torch.float64, device=device)
+    return config.rope_theta ** -(features / config.rotated_dim)
+
+
+def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); other features are
+    unchanged."""
+    cosine, sine = tables
+    half = cosine.shape[-1]
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    interleaved, halves = (rotated[..., ::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
+    a, b = interleaved if layout == "interleaved" else halves
+    both = [a * cosine - b * sine, b * cosine + a * sine]
+    if layout == "interleaved":
+        return torch.cat([torch.stack(both, dim=-1).flatten(-2), rest], dim=-1)
+    return torch.cat([*both, rest], dim=-1)
 
 
 def linear_frequencies(
@@ -88,13 +110,11 @@ def rotary_frequencies(
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 
 
-def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables | None:
-    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables:
+    """Return the cosine and sine of position · frequency, times the attention factor.
 
     The angles are computed in float64.
     """
-    if config.positions != "rotary":
-        return None
     frequencies = rotary_frequencies(config, positions.device)
     if config.rotary_depends_on_length:  # the largest position is known only on the device
         beyond = rotary_frequencies(config, positions.device, beyond=True)

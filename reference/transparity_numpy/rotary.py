@@ -1,4 +1,7 @@
-"""Rotary tables: the cosine and sine of every angle. Each scaling is a function and a row of `SCALINGS`."""
+"""Rotary positions (Su et al. 2021): each pair of features is rotated by an angle that grows with the position.
+
+Each scaling of the angles is a function and a row of `SCALINGS`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,27 @@ from jaxtyping import Float64
 from numpy import ndarray as Array
 from numpy.typing import DTypeLike
 
-from transparity.config import TransformerConfig
-from transparity_numpy.rotary.plain import plain_frequencies
-from transparity_numpy.shapes import Positions, RotaryTables
+from transparity.config import RopeLayout, TransformerConfig
+from transparity_numpy.shapes import Heads, Positions, RotaryTables
+
+
+def plain_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
+    """theta^(−2 i / features), the angle per position of pair i of the features (Su et al. 2021, §3.2.2)."""
+    return config.rope_theta ** -(np.arange(0, config.rotated_dim, 2) / config.rotated_dim)
+
+
+def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
+    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); other features are
+    unchanged."""
+    cosine, sine = tables
+    half = cosine.shape[-1]
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    interleaved, halves = (rotated[..., ::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
+    a, b = interleaved if layout == "interleaved" else halves
+    both = [a * cosine - b * sine, b * cosine + a * sine]
+    if layout == "interleaved":
+        return np.concatenate([np.stack(both, axis=-1).reshape(rotated.shape), rest], axis=-1)
+    return np.concatenate([*both, rest], axis=-1)
 
 
 def linear_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
@@ -79,13 +100,11 @@ def rotary_frequencies(config: TransformerConfig, *, beyond: bool = False) -> Fl
     return scaling(config, beyond=beyond) if config.rotary_depends_on_length else scaling(config)
 
 
-def rotary_tables(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> RotaryTables | None:
-    """Return the cosine and sine of position · frequency, times the attention factor; None without rotary positions.
+def rotary_tables(config: TransformerConfig, positions: Positions, dtype: DTypeLike) -> RotaryTables:
+    """Return the cosine and sine of position · frequency, times the attention factor.
 
     The angles are computed in float64.
     """
-    if config.positions != "rotary":
-        return None
     beyond = bool(positions.max() >= config.rotary_original_length)
     angles = (positions[..., None] * rotary_frequencies(config, beyond=beyond))[:, None]
     factor = config.rotary_attention_factor

@@ -1,0 +1,90 @@
+"""The outputs of a model: logits (Vaswani et al. 2017, §3.4), hidden states, a pooled state or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from transparity.config import TransformerConfig
+from transparity_flax.arithmetic.precision import apply_softcap
+from transparity_flax.feed_forward import ACTIVATIONS
+from transparity_flax.shapes import Features, Hidden, PooledState, TokenIds, Vectors
+
+
+def transform_for_head(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
+    if not config.head_transform:
+        return x
+    return model.head_norm(ACTIVATIONS[config.activation](model.head_transform(x)))
+
+
+def logits(config: TransformerConfig, model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
+    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    x = transform_for_head(config, model, x)
+    if config.head_input_scale != 1:
+        x = x * config.head_input_scale
+    y = _tied(model, x) if config.has_tied_head else model.head(x)
+    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
+
+
+def _tied(model: Any, x: Vectors) -> Float[Array, "*batch vocab"]:
+    """Return logits with the token embeddings as the head's weight; the bias is the head's own."""
+    y = x @ model.token_embedding.embedding[...].T
+    return y if model.head.bias is None else y + model.head.bias[...]
+
+
+POOLERS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""The activation functions after the linear map of the pooled state."""
+
+
+def pool(
+    config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
+) -> PooledState:
+    """Return one state per row, chosen by `config.pooling`.
+
+    `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
+    Gurevych 2019, §3); `last` is the last of them. `eos` is the first `eos_id`, `largest` the largest token id (Radford
+    et al. 2021, §2.4). A row without such a token has the state at its first position; its mean is 0."""
+    if config.pooling == "mean":
+        count = jnp.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return (x * is_token[:, :, None]).sum(axis=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    rank = jnp.arange(x.shape[1]) * is_token
+    if config.pooling != "last":
+        assert tokens is not None  # images have no tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+    return x[jnp.arange(len(x)), rank.argmax(axis=1)]
+
+
+def pooled(config: TransformerConfig, model: Any, x: PooledState) -> PooledState:
+    """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
+    return POOLERS[config.pooler](model.pooler(x)) if config.has_pooler else x
+
+
+def classes(config: TransformerConfig, model: Any, x: PooledState) -> Float[Array, "batch classes"]:
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
+    return model.head(transform_for_head(config, model, pooled(config, model, x)))
+
+
+def hidden(config: TransformerConfig, model: Any, x: Vectors) -> Vectors:
+    """Return the last layer's output unchanged."""
+    return x
+
+
+HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
+"""The function for each `config.head`."""
+
+
+def head(config: TransformerConfig, model: Any, x: Vectors) -> Features:
+    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`."""
+    return HEADS[config.head](config, model, x)

@@ -1,1 +1,0 @@
-"""Rotary positions: the rotation, and the scalings of its angles, one per file."""

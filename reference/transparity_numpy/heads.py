@@ -1,0 +1,90 @@
+"""The outputs of a model: logits (Vaswani et al. 2017, §3.4), hidden states, a pooled state or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Inexact
+from numpy import ndarray as Array
+
+from transparity.config import TransformerConfig
+from transparity_numpy.arithmetic.functional import linear
+from transparity_numpy.arithmetic.precision import apply_softcap
+from transparity_numpy.feed_forward import ACTIVATIONS
+from transparity_numpy.norms import norm
+from transparity_numpy.shapes import Features, Hidden, Parameters, PooledState, TokenIds, Vectors
+
+
+def transform_for_head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
+    """norm(activation(x Wᵀ + b)) (Devlin et al. 2019, §3.1, and their code); without `head_transform`, x."""
+    if not config.head_transform:
+        return x
+    y = ACTIVATIONS[config.activation](linear(parameters["head_transform"], x))
+    return norm(config, parameters["head_norm"], y)
+
+
+def logits(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Inexact[Array, "*batch vocab"]:
+    """softcap(x Wᵀ + b); a tied head multiplies by the token embeddings (Press and Wolf 2017)."""
+    x = transform_for_head(config, parameters, x)
+    if config.head_input_scale != 1:
+        x = x * x.dtype.type(config.head_input_scale)
+    weight = parameters[config.stacks[-1]]["token_embedding"] if config.has_tied_head else {}
+    y = linear(parameters.get("head", {}) | weight, x)
+    return y if config.final_softcap is None else apply_softcap(y, config.final_softcap)
+
+
+POOLERS: dict[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "relu": ACTIVATIONS["relu"],
+    "gelu": ACTIVATIONS["gelu"],
+}
+"""The activation functions after the linear map of the pooled state."""
+
+
+def pool(
+    config: TransformerConfig, x: Hidden, is_token: Bool[Array, "batch length"], tokens: TokenIds | None
+) -> PooledState:
+    """Return one state per row, chosen by `config.pooling`.
+
+    `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
+    Gurevych 2019, §3); `last` is the last of them. `eos` is the first `eos_id`, `largest` the largest token id (Radford
+    et al. 2021, §2.4). A row without such a token has the state at its first position; its mean is 0."""
+    if config.pooling == "mean":
+        count = np.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return (x * is_token[:, :, None]).sum(axis=1) / count
+    if config.pooling == "first":
+        return x[:, 0]
+    rank = np.arange(x.shape[1]) * is_token
+    if config.pooling != "last":
+        assert tokens is not None  # images have no tokens
+        eos = -1 if config.eos_id is None else config.eos_id
+        rank = tokens if config.pooling == "largest" else (tokens == eos).astype(int)
+    return x[np.arange(len(x)), rank.argmax(axis=1)]
+
+
+def pooled(config: TransformerConfig, parameters: Parameters, x: PooledState) -> PooledState:
+    """activation(x Wᵀ + b) if there is a pooler, else x, where x is the pooled state."""
+    return POOLERS[config.pooler](linear(parameters["pooler"], x)) if config.has_pooler else x
+
+
+def classes(config: TransformerConfig, parameters: Parameters, x: PooledState) -> Inexact[Array, "batch classes"]:
+    """x Wᵀ + b, where x is the pooled state, after the pooler if there is one."""
+    return linear(parameters["head"], transform_for_head(config, parameters, pooled(config, parameters, x)))
+
+
+def hidden(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Vectors:
+    """Return the last layer's output unchanged."""
+    return x
+
+
+HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "pooled": pooled, "classes": classes}
+"""The function for each `config.head`."""
+
+
+def head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Features:
+    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`.
+
+    `parameters` has the parameters of the whole model.
+    """
+    return HEADS[config.head](config, parameters, x)

@@ -1,1 +1,0 @@
-"""The outputs of a model: logits, hidden states, a pooled state or classes."""

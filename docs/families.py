@@ -53,7 +53,13 @@ def compared() -> dict[str, dict[str, str]]:
 def page() -> str:
     cases = compared()
     of_all = [f"`{name}`: {_values(values)}" for name, values in sorted(ONLY.items())]
-    parts = [INTRODUCTION, "## Every family", _bullets([f"Only supported: {'; '.join(of_all)}"]), _activations()]
+    activations = f"Activations: {', '.join(f'`{name}`' for name in ACTIVATIONS)}"
+    parts = [
+        INTRODUCTION,
+        "## Every family",
+        _bullets([f"Only supported: {'; '.join(of_all)}"]),
+        _bullets([activations]),
+    ]
     for model_type in sorted(FAMILIES):
         family = family_called(model_type)
         parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, cases[NAMES.get(model_type, model_type)]))}")
@@ -79,10 +85,6 @@ def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:
 
 def _values(values: tuple[Any, ...]) -> str:
     return " or ".join(as_json(value) for value in values) or "none"
-
-
-def _activations() -> str:
-    return _bullets([f"Activations: {', '.join(f'`{name}`' for name in ACTIVATIONS)}"])
 
 
 def _bullets(lines: Any) -> str:

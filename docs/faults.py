@@ -153,11 +153,10 @@ def published_lines() -> dict[str, tuple[str, str]]:
                 )
                 found[cause] = min(found.get(cause, this), this)
     shown = {cause: (file, text) for cause, (*_, file, text) in found.items()}
-    return dict(_lines_around()) | {cause: (_where(file), text) for cause, (file, text) in shown.items()}
-
-
-def _where(file: str) -> str:
-    return f"`{file}`" if "/" in file else "an independent port in PyTorch"
+    independent = "an independent port in PyTorch"
+    return dict(_lines_around()) | {
+        cause: (f"`{file}`" if "/" in file else independent, text) for cause, (file, text) in shown.items()
+    }
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:

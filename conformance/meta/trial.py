@@ -47,10 +47,6 @@ class Share:
     def is_reached(self) -> bool:
         return self.right >= self.target * self.of
 
-    def __str__(self) -> str:
-        target = f" (wanted {self.target:.0%})" if self.target else ""
-        return f"{self.title}: {self.right} of {self.of}, {self.right / max(self.of, 1):.1%}{target}"
-
 
 @dataclass(frozen=True)
 class Measure:

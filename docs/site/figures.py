@@ -22,7 +22,8 @@ def figure(value: Any) -> str:
         shown = [(name, part) for name, part in zip(names, value, strict=True) if shows(part)]
         return "".join(f"<p><code>{name}</code></p>{figure(part)}" if name else figure(part) for name, part in shown)
     if not isinstance(value, np.ndarray) or value.ndim == 0:
-        return f"<pre>{escape(_number(value))}</pre>" if _is_number(value) else ""
+        is_number = isinstance(value, bool | int | float | np.number | np.ndarray)
+        return f"<pre>{escape(_number(value))}</pre>" if is_number else ""
     if not value.size:
         return f'<p class="shape">no element, shape {value.shape}</p>'
     shape = " × ".join(map(str, value.shape))
@@ -71,10 +72,6 @@ def rows(matrix: np.ndarray) -> str:
     more = " …" if matrix.shape[1] > MOST_COLUMNS else ""
     lines = [" ".join(cell.rjust(width) for cell in row) + more for row in cells]
     return "\n".join(lines + ["…"] * (len(matrix) > MOST_ROWS))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.number | np.ndarray)
 
 
 def _number(value: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from meta.modules.measure import CASES, LINES, Mistakes, causes, judged, models_of
+from meta.modules.measure import CASES, LINES, causes, file_of, judged, models_of
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
@@ -26,7 +26,7 @@ from transparity_conformance.running.loading import load_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*You are using a softmax over axis:UserWarning")
 
-SAMPLE = [case for case in CASES if not case[1] or {"scale", "exact", "tiled", "theta"} & set(case[1])]
+SAMPLE = [case for case in CASES if case["id"] in ("right", "scale", "exact", "tiled", "theta")]
 SLOW = {"exact", "theta"}
 """Cases that run here only in Keras with PyTorch, because JAX compiles every shape; the pool runs all."""
 
@@ -35,14 +35,14 @@ LLAMA = dataclasses.replace(example_config("llama"), num_decoder_layers=1)
 
 
 @pytest.mark.parametrize(
-    ("framework", "family", "mistakes", "expected"),
-    [(each, *case) for each in ("equinox", "keras") for case in SAMPLE if each == "keras" or not SLOW & set(case[1])],
+    ("framework", "case"),
+    [(each, case) for each in ("equinox", "keras") for case in SAMPLE if each == "keras" or case["id"] not in SLOW],
 )
-def test_a_module_is_judged(framework: str, family: str, mistakes: Mistakes, expected: set[str]) -> None:
-    report = judged(framework, family, mistakes)
-    assert report.verdict == ("diverges" if mistakes else "agrees")
-    assert causes(report) == expected
-    is_own_code = (framework, family) != ("keras", "gpt2")  # Keras itself runs a functional model
+def test_a_module_is_judged(framework: str, case: dict[str, Any]) -> None:
+    report = judged(framework, case)
+    assert report.verdict == ("diverges" if case["causes"] else "agrees")
+    assert causes(report) == {*case["causes"]}
+    is_own_code = (framework, case["family"]) != ("keras", "gpt2")  # Keras itself runs a functional model
     for fault in report.faults if is_own_code else ():
         assert fault.source is not None
         assert Path(fault.source["file"]).name == f"{framework}_models.py"
@@ -172,18 +172,20 @@ def test_an_input_that_has_no_name_of_ours_is_named() -> None:
 
 
 PORT = """
+from pathlib import Path
+
 import numpy as np
-from meta.modules.keras_models import keras, model
 from meta.modules.measure import LINES
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.frameworks.modules import tensors_of
+from transparity_conformance.running.loading import load_file
 
 
 def build(config, parameters):
-    made = model("llama"{mistake})(config)
+    made = load_file(Path(FILE)).model("llama")(config)
     made(np.zeros((1, 2), "int32"))
     tensors = tensors_of(made)
-    values = {{name: tensor.read() for name, tensor in tensors.items()}}
+    values = {name: tensor.read() for name, tensor in tensors.items()}
     for name, value in Adapter(LINES["keras"]["llama"]).tensors(config, parameters, values).items():
         tensors[name].write(value)
     return made
@@ -193,9 +195,10 @@ def build(config, parameters):
 @pytest.mark.long
 def test_what_build_returns_may_be_a_module(tmp_path: Path) -> None:
     port, config = tmp_path / "port.py", tmp_path / "config.json"
-    port.write_text(PORT.format(mistake=""))
+    port.write_text(PORT.replace("FILE", repr(str(file_of("keras", {}, tmp_path)))))
     assert check(load_port(f"{port}:build"), config=LLAMA).verdict == "agrees"
-    port.write_text(PORT.format(mistake=", theta=500.0"))
+    wrong = next(case for case in CASES if case["id"] == "theta")
+    port.write_text(PORT.replace("FILE", repr(str(file_of("keras", wrong, tmp_path)))))
     config.write_text(LLAMA.to_json())
     result = CliRunner().invoke(app, ["check", f"{port}:build", "--config", str(config)])
     assert result.exit_code == 1, result.output

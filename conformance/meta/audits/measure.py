@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meta.pool.bug import edited, rows
+from meta.pool.bug import edited_copy, rows
 from meta.trial import Measure, Trial
 from transparity_conformance.checking.audit.audit import audited
 from transparity_conformance.checking.audit.fields import audited_of
@@ -63,10 +63,7 @@ class Planted:
 
     def written(self, folder: Path) -> Path:
         """Write the loader with the fault; raise `PoolError` unless `old` occurs exactly once."""
-        file = folder / f"{self.loader}.py"
-        text = (FOLDER / file.name).read_text(encoding="utf-8")
-        file.write_text(edited(text, self.old, self.new, where=self.loader), encoding="utf-8")
-        return file
+        return edited_copy(FOLDER / f"{self.loader}.py", folder, self.old, self.new)
 
     def run(self) -> dict[str, Any]:
         """Check the loader with and without an audit."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from meta.fuzz import columns, files, ports
 from meta.fuzz.outcome import Outcome, outcome
 from meta.fuzz.strategies import QUIETLY, Draw, Hostile, T
-from meta.trial import Answer, Measure, Trial
+from meta.trial import Measure, Trial
 from transparity_conformance.oracle.backends import installed
 
 Door = Callable[[Draw, Path], str]
@@ -106,9 +106,10 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     return [Trial(door.__name__, partial(tried, door, inputs_of(door, options.inputs), options.seed)) for door in DOORS]
 
 
-def _right(_: Trial, answer: Answer) -> tuple[int, int]:
-    inputs = sum(answer["what"].values())
-    return inputs - len(answer["violations"]), inputs
-
-
-MEASURES = (Measure("inputs that end in a verdict or a sentence in time", _right, 1.0),)
+MEASURES = (
+    Measure(
+        "inputs that end in a verdict or a sentence in time",
+        lambda _, answer: (answer["what"].total() - len(answer["violations"]), answer["what"].total()),
+        1.0,
+    ),
+)

@@ -66,7 +66,9 @@ def outcome(run: Callable[[], str]) -> Outcome:
     except WrongAnswerError as error:
         what, violation = "wrong", str(error)
     except BaseException as error:  # noqa: BLE001 - that nothing else is raised is what is tested
-        what, violation = type(error).__name__, _raised(error)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = type(error).__name__
+        violation = f"raised {what}: {str(error)[:200]!a} ({frame.filename}, line {frame.lineno})"
     seconds, megabytes = time.perf_counter() - began, peak() - before
     if not violation and megabytes > MEGABYTES:
         violation = f"the memory grew by {megabytes:.0f} MB"
@@ -88,11 +90,6 @@ def peak() -> float:
     """Return the peak memory of this process, in megabytes."""
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
-
-
-def _raised(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {str(error)[:200]!a} ({frame.filename}, line {frame.lineno})"
 
 
 @contextmanager

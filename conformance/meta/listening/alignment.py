@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from meta.pool.port import CASES, port_with
-from meta.pool.trials import single_trials
+from meta.pool.trials import is_everywhere, single_trials
 from meta.trial import Answer, Measure, Trial
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.identify.alignment.heard import aligned_probe
@@ -102,13 +102,9 @@ def trials(options: argparse.Namespace) -> list[Trial]:
         Trial(f"{case}, {framework}", partial(aligned_in, case, column(framework)), f"right, {framework}")
         for framework, case in itertools.product(options.framework or FRAMEWORKS, cases)
     ]
-    steady = [
-        each
-        for each in single_trials("fault")
-        if each.view == "operations" and not {"dropout-active", "low-precision"} & set(each.bugs[0].causes)
-    ]
+    every = [each for each in single_trials("fault") if each.view == "operations" and not is_everywhere(each.bugs[0])]
     for case in cases:
-        single = [trial for trial in steady if trial.case == case]
+        single = [trial for trial in every if trial.case == case]
         drawn = random.Random(0).sample(single, min(options.faults, len(single)))
         found += [Trial(str(each), partial(aligned_in, case, port_with(*each.bugs)), "with a fault") for each in drawn]
     return found

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Equinox models: a GPT-2 for one sequence, and a Llama for a batch; keyword arguments plant mistakes."""
+"""Equinox models: a GPT-2 for one sequence, and a Llama for a batch."""
 
 import functools
 
@@ -15,26 +15,21 @@ class Block(eqx.Module):
     up: eqx.nn.Linear
     down: eqx.nn.Linear
     dropout: eqx.nn.Dropout
-    mistakes: dict = eqx.field(static=True)
 
-    def __init__(self, cfg, key, **mistakes):
-        keys, width, eps = jax.random.split(key, 3), cfg.embed_dim, mistakes.get("eps", cfg.norm_eps)
+    def __init__(self, cfg, key):
+        keys, width, eps = jax.random.split(key, 3), cfg.embed_dim, cfg.norm_eps
         biases = dict.fromkeys(("use_query_bias", "use_key_bias", "use_value_bias", "use_output_bias"), True)
         self.ln_1, self.ln_2 = eqx.nn.LayerNorm(width, eps=eps), eqx.nn.LayerNorm(width, eps=eps)
         self.attention = eqx.nn.MultiheadAttention(cfg.num_heads, width, **biases, key=keys[0])
         self.up = eqx.nn.Linear(width, cfg.feed_forward_dim, key=keys[1])
         self.down = eqx.nn.Linear(cfg.feed_forward_dim, width, key=keys[2])
         self.dropout = eqx.nn.Dropout(0.1)
-        self.mistakes = mistakes
 
     def __call__(self, x, mask):
         h = jax.vmap(self.ln_1)(x)
-        x = x + self.dropout(self.attention(h, h, h, mask, process_heads=self.scaled))
-        hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.ln_2)(x)), approximate="exact" not in self.mistakes)
+        x = x + self.dropout(self.attention(h, h, h, mask))
+        hidden = jax.nn.gelu(jax.vmap(self.up)(jax.vmap(self.ln_2)(x)), approximate=True)
         return x + self.dropout(jax.vmap(self.down)(hidden))
-
-    def scaled(self, q, k, v):
-        return q * (q.shape[-1] / self.up.in_features) ** 0.5 if "scale" in self.mistakes else q, k, v
 
 
 class GPT2(eqx.Module):
@@ -42,19 +37,17 @@ class GPT2(eqx.Module):
     wpe: eqx.nn.Embedding
     blocks: list[Block]
     ln_f: eqx.nn.LayerNorm
-    mistakes: dict = eqx.field(static=True)
 
-    def __init__(self, cfg, key, **mistakes):
+    def __init__(self, cfg, key):
         keys = jax.random.split(key, cfg.num_decoder_layers + 2)
         self.wte = eqx.nn.Embedding(cfg.target_vocab_size, cfg.embed_dim, key=keys[0])
         self.wpe = eqx.nn.Embedding(cfg.max_length, cfg.embed_dim, key=keys[1])
-        self.blocks = [Block(cfg, each, **mistakes) for each in keys[2:]]
+        self.blocks = [Block(cfg, each) for each in keys[2:]]
         self.ln_f = eqx.nn.LayerNorm(cfg.embed_dim, eps=cfg.norm_eps)
-        self.mistakes = mistakes
 
     def __call__(self, tokens):
         x = jax.vmap(self.wte)(tokens) + jax.vmap(self.wpe)(jnp.arange(len(tokens)))
-        mask = jnp.tri(len(tokens), k=1 if "sees_next" in self.mistakes else 0, dtype=bool)
+        mask = jnp.tri(len(tokens), dtype=bool)
         for block in self.blocks:
             x = block(x, mask)
         return jax.vmap(self.ln_f)(x) @ self.wte.weight.T
@@ -84,14 +77,12 @@ class Llama(eqx.Module):
     heads: int = eqx.field(static=True)
     theta: float = eqx.field(static=True)
     eps: float = eqx.field(static=True)
-    mistakes: dict = eqx.field(static=True)
 
-    def __init__(self, cfg, key, **mistakes):
+    def __init__(self, cfg, key):
         keys, shape = jax.random.split(key, cfg.num_decoder_layers + 2), (cfg.target_vocab_size, cfg.embed_dim)
         self.embeddings, self.head = jax.random.normal(keys[0], shape), jax.random.normal(keys[1], shape)
         self.layers, self.norm = [Layer(cfg, each) for each in keys[2:]], jnp.ones(cfg.embed_dim)
-        self.heads, self.theta = cfg.num_heads, mistakes.get("theta", cfg.rope_theta)
-        self.eps, self.mistakes = mistakes.get("eps", cfg.norm_eps), mistakes
+        self.heads, self.theta, self.eps = cfg.num_heads, cfg.rope_theta, cfg.norm_eps
 
     def rms(self, x, weight):
         return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + self.eps) * weight
@@ -108,29 +99,24 @@ class Llama(eqx.Module):
         q, k, v = ((x @ p[name]).reshape(batch, length, -1, width // self.heads) for name in "qkv")
         q, k = self.rope(q), self.rope(k)
         groups = q.shape[2] // k.shape[2]
-        if "tiled" in self.mistakes:
-            k, v = jnp.tile(k, (1, 1, groups, 1)), jnp.tile(v, (1, 1, groups, 1))
-        else:
-            k, v = jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2)
+        k, v = jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2)
         scores = jnp.einsum("bqnh,bknh->bnqk", q, k) / jnp.sqrt(q.shape[-1])
         scores = jnp.where(jnp.tri(length, dtype=bool), scores, -jnp.inf)
         return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), v).reshape(batch, length, width) @ p["o"]
 
     def __call__(self, tokens):
         x = self.embeddings[tokens]
-        activation = jax.nn.gelu if "gelu" in self.mistakes else jax.nn.silu
         for layer in self.layers:
             p = layer.projections
             x = x + self.attend(p, self.rms(x, layer.norms[0]))
             h = self.rms(x, layer.norms[1])
-            gate, up = ("up", "gate") if "swapped" in self.mistakes else ("gate", "up")
-            x = x + (activation(h @ p[gate]) * (h @ p[up])) @ p["down"]
+            x = x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
         return self.rms(x, self.norm) @ self.head.T
 
 
 FAMILIES = {"gpt2": GPT2, "llama": Llama}
 
 
-def model(family, **mistakes):
-    """Return the model of a family; `mistakes` plants mistakes."""
-    return functools.partial(FAMILIES[family], key=jax.random.key(0), **mistakes)
+def model(family):
+    """Return the model of a family."""
+    return functools.partial(FAMILIES[family], key=jax.random.key(0))

@@ -1,7 +1,6 @@
 # mypy: ignore-errors
-"""Keras models: a functional GPT-2, and a Llama as a subclass of `keras.Model`; keyword arguments plant mistakes."""
+"""Keras models: a functional GPT-2, and a Llama as a subclass of `keras.Model`."""
 
-import functools
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -33,31 +32,18 @@ class Head(layers.Layer):
         return self.embeddings.logits(x)
 
 
-class Seen(layers.Layer):
-    """A causal mask that shows each token the next one, which is a mistake."""
-
-    def call(self, ids):
-        length = ops.shape(ids)[1]
-        return ops.tri(length, k=1, dtype="bool")[None]
-
-
-def gpt2(cfg, **mistakes):
-    width, eps = cfg.embed_dim, mistakes.get("eps", cfg.norm_eps)
+def gpt2(cfg):
+    width, eps = cfg.embed_dim, cfg.norm_eps
     ids = keras.Input((None,), dtype="int32")
     embeddings = Embeddings(cfg.target_vocab_size, cfg.max_length, width)
     x = embeddings(ids)
     for i in range(cfg.num_decoder_layers):
         attention = layers.MultiHeadAttention(cfg.num_heads, cfg.head_dim, name=f"attention_{i}")
         h = layers.LayerNormalization(epsilon=eps, name=f"first_norm_{i}")(x)
-        if "scale" in mistakes:
-            attention._inverse_sqrt_key_dim = width**-0.5
-        if "sees_next" in mistakes:
-            x = x + attention(h, h, attention_mask=Seen()(ids))
-        else:
-            x = x + attention(h, h, use_causal_mask=True)
+        x = x + attention(h, h, use_causal_mask=True)
         h = layers.LayerNormalization(epsilon=eps, name=f"second_norm_{i}")(x)
         h = layers.Dense(cfg.feed_forward_dim, name=f"up_{i}")(h)
-        h = ops.gelu(h, approximate="exact" not in mistakes)
+        h = ops.gelu(h, approximate=True)
         x = x + layers.Dense(width, name=f"down_{i}")(layers.Dropout(0.1)(h))
     x = layers.LayerNormalization(epsilon=cfg.norm_eps, name="final_norm")(x)
     return keras.Model(ids, Head(embeddings)(x))
@@ -76,19 +62,19 @@ class RMSNorm(layers.Layer):
 
 
 class Block(layers.Layer):
-    def __init__(self, cfg, **mistakes):
+    def __init__(self, cfg):
         super().__init__()
-        self.cfg, self.mistakes, eps = cfg, mistakes, mistakes.get("eps", cfg.norm_eps)
+        self.cfg = cfg
         kv = cfg.key_value_heads * cfg.head_dim
         self.q, self.k, self.v = (layers.Dense(units, use_bias=False) for units in (cfg.embed_dim, kv, kv))
         self.o = layers.Dense(cfg.embed_dim, use_bias=False)
         self.gate, self.up = (layers.Dense(cfg.feed_forward_dim, use_bias=False) for _ in range(2))
         self.down = layers.Dense(cfg.embed_dim, use_bias=False)
-        self.norms = [RMSNorm(eps), RMSNorm(eps)]
+        self.norms = [RMSNorm(cfg.norm_eps), RMSNorm(cfg.norm_eps)]
 
     def rope(self, x):
         half = self.cfg.head_dim // 2
-        theta = self.mistakes.get("theta", self.cfg.rope_theta)
+        theta = self.cfg.rope_theta
         frequencies = theta ** (-ops.arange(half, dtype="float32") / half)
         angles = ops.outer(ops.arange(ops.shape(x)[1], dtype="float32"), frequencies)[:, None, :]
         first, second = x[..., :half], x[..., half:]
@@ -100,10 +86,7 @@ class Block(layers.Layer):
         q, k, v = (ops.reshape(each(x), (batch, length, -1, self.cfg.head_dim)) for each in (self.q, self.k, self.v))
         q, k = self.rope(q), self.rope(k)
         groups = self.cfg.num_heads // self.cfg.key_value_heads
-        if "tiled" in self.mistakes:
-            k, v = ops.tile(k, (1, 1, groups, 1)), ops.tile(v, (1, 1, groups, 1))
-        else:
-            k, v = ops.repeat(k, groups, 2), ops.repeat(v, groups, 2)
+        k, v = ops.repeat(k, groups, 2), ops.repeat(v, groups, 2)
         scores = ops.einsum("bqnh,bknh->bnqk", q, k) / self.cfg.head_dim**0.5
         scores = ops.where(ops.tri(length, dtype="bool"), scores, -float("inf"))
         return self.o(ops.reshape(ops.einsum("bnqk,bknh->bqnh", ops.softmax(scores), v), (batch, length, width)))
@@ -111,17 +94,15 @@ class Block(layers.Layer):
     def call(self, x):
         x = x + self.attend(self.norms[0](x))
         h = self.norms[1](x)
-        gate, up = (self.up, self.gate) if "swapped" in self.mistakes else (self.gate, self.up)
-        activation = ops.gelu if "gelu" in self.mistakes else ops.silu
-        return x + self.down(activation(gate(h)) * up(h))
+        return x + self.down(ops.silu(self.gate(h)) * self.up(h))
 
 
 class Llama(keras.Model):
-    def __init__(self, cfg, **mistakes):
+    def __init__(self, cfg):
         super().__init__()
         self.embedding = layers.Embedding(cfg.target_vocab_size, cfg.embed_dim)
-        self.blocks = [Block(cfg, **mistakes) for _ in range(cfg.num_decoder_layers)]
-        self.norm = RMSNorm(mistakes.get("eps", cfg.norm_eps))
+        self.blocks = [Block(cfg) for _ in range(cfg.num_decoder_layers)]
+        self.norm = RMSNorm(cfg.norm_eps)
         self.head = layers.Dense(cfg.target_vocab_size, use_bias=False)
 
     def call(self, ids):
@@ -134,6 +115,6 @@ class Llama(keras.Model):
 FAMILIES = {"gpt2": gpt2, "llama": Llama}
 
 
-def model(family, **mistakes):
-    """Return the model of a family; `mistakes` plants mistakes."""
-    return functools.partial(FAMILIES[family], **mistakes)
+def model(family):
+    """Return the model of a family."""
+    return FAMILIES[family]

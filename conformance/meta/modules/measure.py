@@ -5,25 +5,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import tempfile
 import tomllib
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from meta.pool.bug import rows
+from meta.pool.bug import edited_copy, rows
 from meta.trial import Measure, Trial
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.adapters.model import adapted
+from transparity_conformance.running.loading import load_file
 
-Mistakes = dict[str, Any]
-
-CASES: list[tuple[str, Mistakes, set[str]]] = [
-    (row["family"], row["mistakes"], set(row["causes"])) for row in rows(Path(__file__).with_name("cases.toml"), "case")
-]
-"""The cases: a family, mistakes, and the causes that the checker must name; without a mistake it must agree."""
+CASES = rows(Path(__file__).with_name("cases.toml"), "case")
+"""The cases: a family, an edit of each framework's file, and the causes that the checker must name, if any."""
 
 LINES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
 """By framework and family, the attribute of the model that stores each parameter of the reference."""
@@ -36,13 +35,21 @@ def models_of(framework: str) -> Any:
     return importlib.import_module(f"meta.modules.{framework}_models")
 
 
-def judged(framework: str, family: str, mistakes: Mistakes) -> Report:
+def file_of(framework: str, case: Mapping[str, Any], folder: Path) -> Path:
+    """Return a framework's file, or a copy in `folder` with the mistake that a case has in this file."""
+    path = Path(__file__).with_name(f"{framework}_models.py")
+    return edited_copy(path, folder, **case[framework]) if framework in case else path
+
+
+def judged(framework: str, case: Mapping[str, Any]) -> Report:
     """Check a one-layer model; `LINES` maps its tensors to the reference's parameters."""
-    given, lines = dict(mistakes), dict(LINES[framework][family])
-    if given.pop("transposed", False):
+    family, lines = case["family"], dict(LINES[framework][case["family"]])
+    if case["id"] == "transposed":
         lines[QUERY] = lines[QUERY].removesuffix(".T") if lines[QUERY].endswith(".T") else f"{lines[QUERY]}.T"
     config = dataclasses.replace(example_config(family), num_decoder_layers=1)
-    return check(adapted(models_of(framework).model(family, **given), Adapter(lines)), family, config=config)
+    with tempfile.TemporaryDirectory() as folder:
+        model = load_file(file_of(framework, case, Path(folder))).model(family)
+        return check(adapted(model, Adapter(lines)), family, config=config)
 
 
 def causes(report: Report) -> set[str]:
@@ -50,13 +57,13 @@ def causes(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
-def answer_of(framework: str, family: str, mistakes: Mistakes, expected: set[str]) -> dict[str, Any]:
+def answer_of(framework: str, case: Mapping[str, Any]) -> dict[str, Any]:
     """Return whether the verdict and the causes are right, with the line of the first fault."""
-    report = judged(framework, family, mistakes)
-    is_right = report.verdict == ("diverges" if expected else "agrees")
+    report = judged(framework, case)
+    is_right = report.verdict == ("diverges" if case["causes"] else "agrees")
     found, source = causes(report), report.faults[0].source if report.faults else None
     line = "no line" if source is None else f"line {source['line']}: {source['code']}"
-    return {"is_right": is_right and found == expected, "says": f"{report.verdict} {', '.join(found)}; {line}"}
+    return {"is_right": is_right and found == {*case["causes"]}, "says": f"{report.verdict} {', '.join(found)}; {line}"}
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
@@ -65,9 +72,9 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     Keras uses the backend in the environment variable KERAS_BACKEND, or PyTorch.
     """
     return [
-        Trial(f"{framework}, {family}, {mistakes}", partial(answer_of, framework, family, mistakes, expected))
+        Trial(f"{framework}, {case['family']}, {case['id']}", partial(answer_of, framework, case))
         for framework in LINES
-        for family, mistakes, expected in CASES
+        for case in CASES
     ]
 
 

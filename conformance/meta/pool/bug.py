@@ -46,6 +46,13 @@ def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "
     return text[:begin] + new + text[begin + len(old) :]
 
 
+def edited_copy(path: Path, folder: Path, old: str, new: str) -> Path:
+    """Write a copy of a file with an edit into a folder, and return the path of the copy."""
+    copy = folder / path.name
+    copy.write_text(edited(path.read_text(encoding="utf-8"), old, new, where=path.name), encoding="utf-8")
+    return copy
+
+
 View = Literal["taps", "logits", "operations"]
 """The part of a port that the checker sees: its taps, only its logits, or its logits and recorded operations."""
 

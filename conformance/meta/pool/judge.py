@@ -99,13 +99,14 @@ def judged(bug: Bug, answer: Answer, twin: Answer | None = None) -> Judged:
     way = _way(bug, answer, twin)
     faults = answer["faults"]
     first = faults[0] if faults else None
+    explained = next((fault for fault in faults if fault["causes"]), None)
     is_forward = way == "verdict"
     return Judged(
         bug.id,
         bug.control,
         way,
         first is not None and bug.shows_at(place_of(first)) if is_forward and bug.sites else None,
-        _is_named(bug, faults) if is_forward else bool(way),
+        bool(explained and names(explained) & set(bug.causes)) if is_forward else bool(way),
         tuple(dict.fromkeys(name for fault in faults for name in _false_causes([bug], fault))),
         is_line(bug, first) if is_forward and not bug.control and (bug.uses or not bug.is_in_loader) else None,
         says(answer, "mistake"),
@@ -127,11 +128,6 @@ def _way(bug: Bug, answer: Answer, twin: Answer | None) -> Way:
 def names(fault: Fault) -> set[str]:
     """Return the first cause of a fault, and the causes that are indistinguishable from it."""
     return {*(cause["mistake"] for cause in fault["causes"][:1]), *fault["indistinguishable"]}
-
-
-def _is_named(bug: Bug, faults: Sequence[Fault]) -> bool:
-    first = next((fault for fault in faults if fault["causes"]), None)
-    return first is not None and bool(names(first) & set(bug.causes))
 
 
 def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:

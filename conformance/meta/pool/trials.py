@@ -148,7 +148,7 @@ def single_trials(kind: str) -> list[Trial]:
 
 def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
     """Yield ports with several random bugs, endlessly."""
-    rows = [bug for bug in pool().values() if kind_of(bug) == "fault" and not _is_everywhere(bug)]
+    rows = [bug for bug in pool().values() if kind_of(bug) == "fault" and not is_everywhere(bug)]
     while True:
         case = draw.choice(list(CASES))
         able = [bug for bug in rows if bug.runs_in(CASES[case])]
@@ -158,7 +158,8 @@ def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
             yield Trial(kind, case, bugs)
 
 
-def _is_everywhere(bug: Bug) -> bool:
+def is_everywhere(bug: Bug) -> bool:
+    """Return whether the bug shows at most taps, or differs between calls."""
     return bool({"dropout-active", "low-precision"} & set(bug.causes))
 
 

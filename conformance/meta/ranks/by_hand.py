@@ -275,7 +275,6 @@ def __getattr__(name: str) -> Callable[..., Any]:
 def _edited(fault: str) -> Path:
     """Return a copy of this file with a mistake from mistakes.toml."""
     (row,) = (row for row in bug.rows(Path(__file__).with_name("mistakes.toml"), "mistake") if row["id"] == fault)
-    path = Path(tempfile.mkdtemp(prefix="ranks-"), Path(__file__).name)
-    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
-    path.write_text(bug.edited(Path(__file__).read_text(encoding="utf-8"), row["old"], row["new"]), encoding="utf-8")
-    return path
+    folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return bug.edited_copy(Path(__file__), folder, row["old"], row["new"])

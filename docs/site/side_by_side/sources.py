@@ -113,10 +113,11 @@ class _Reader:
         """Return a statement and the statements in it; comments after line `after` belong to it."""
         inner: list[ast.stmt] = getattr(node, "body", [])
         if not inner:
-            text, end = in_one_line(self._text(node, node.end_lineno or node.lineno)), node.end_lineno or node.lineno
+            end = node.end_lineno or node.lineno
+            text = self._text(node.lineno, end)
             return (Statement(text, depth, self._comments(after, end), node.lineno, end, *_results(node)),)
         end = self._last_code(inner[0].lineno - 1)
-        text = in_one_line("\n".join(self._code(line) for line in range(node.lineno, end + 1)))
+        text = self._text(node.lineno, end)
         head = Statement(text, depth, self._comments(after, end), node.lineno, end)
         otherwise: list[ast.stmt] = getattr(node, "orelse", [])
         if not otherwise:
@@ -129,8 +130,8 @@ class _Reader:
             rest = self.statement(otherwise[0], depth, last)
         return (head, *self.body(inner, depth + 1, end), *rest)
 
-    def _text(self, node: ast.stmt, end: int) -> str:
-        return "\n".join(self._code(line) for line in range(node.lineno, end + 1))
+    def _text(self, begin: int, end: int) -> str:
+        return in_one_line("\n".join(self._code(line) for line in range(begin, end + 1)))
 
     def _code(self, line: int) -> str:
         comment = self.comments.get(line)

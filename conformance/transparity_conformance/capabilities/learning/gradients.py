@@ -23,7 +23,6 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
-    Probes,
     Requests,
     Shapes,
     Way,
@@ -202,16 +201,6 @@ def _factors(ours: Derivatives) -> dict[float, str]:
     }
 
 
-def _requests(probes: Probes) -> Requests:
-    return dict([first_of(probes)])
-
-
-def _requests_here(forward: ForwardPass) -> Requests:
-    """Return the rows of the first probe whose queries all see a key; for a large model, the start of one row."""
-    key, probe = first_of(forward.probes)
-    return {key: _cut(probe)}
-
-
 def _further_requests(forward: ForwardPass) -> Requests:
     """Return the rows of the longest probe, if it is another probe; empty for a large model."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
@@ -220,6 +209,7 @@ def _further_requests(forward: ForwardPass) -> Requests:
 
 @kept_in(0)
 def _cut(probe: Probe) -> Probe:
+    """Return the rows of a probe whose queries all see a key; for a large model, the start of one row."""
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
     longest = POSITIONS_OF_LARGE if probe.is_large else None
@@ -311,7 +301,14 @@ GRADIENTS = Capability(
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss by every parameter",
-    ways=(Way("gradients", _requests, here=_requests_here, further=_further_requests),),
+    ways=(
+        Way(
+            "gradients",
+            lambda probes: dict([first_of(probes)]),
+            here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]},
+            further=_further_requests,
+        ),
+    ),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

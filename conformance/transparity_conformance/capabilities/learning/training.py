@@ -21,7 +21,6 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Requests,
     Shapes,
     Way,
@@ -128,10 +127,6 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
     small = tiny(config, ranks)
     given = (small, probe_parameters(small, 6), batches(small))
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
-
-
-def _requests(probes: Probes) -> Requests:
-    return training_requests(first_of(probes)[1].config)
 
 
 ONE_STEP = "sgd, clipped, one step"
@@ -250,7 +245,7 @@ TRAINING = Capability(
     attribute="train",
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
-    ways=(Way("train", _requests, OPTIMIZER_FAULTS, here=_here),),
+    ways=(Way("train", lambda probes: training_requests(first_of(probes)[1].config), OPTIMIZER_FAULTS, here=_here),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

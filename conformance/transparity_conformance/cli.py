@@ -334,11 +334,7 @@ def explain(
 
         found = meaning(cause)
         hidden = [("does not show with", found.hidden)] * bool(found.hidden)
-        rows = [
-            ("right", found.right),
-            ("where to look", found.look),
-            *hidden,
-        ]
+        rows = [("right", found.right), ("where to look", found.look), *hidden]
         print_line(cause)
         print_text(named(rows))
         width = max(len(name) for name, _ in rows) + 3

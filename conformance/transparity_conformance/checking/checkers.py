@@ -152,10 +152,7 @@ def named_systems(options: Options) -> list[System]:
 
 
 def chosen_systems(
-    check: Check,
-    options: Options,
-    named: Sequence[System],
-    imported: Callable[[Path, str | None], Checkpoint],
+    check: Check, options: Options, named: Sequence[System], imported: Callable[[Path, str | None], Checkpoint]
 ) -> Iterator[System]:
     """Yield the configurations of a command: the `named` ones, a checkpoint, or its layers one at a time.
 

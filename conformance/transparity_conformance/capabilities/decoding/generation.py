@@ -220,18 +220,8 @@ GENERATION = Capability(
     "may replace some of the model's parameters, and has its own end token",
     ways=(
         _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
-        _way(
-            "generate.uniforms",
-            asked.drawing_requests,
-            keywords=("uniforms",),
-            **DRAWN,
-        ),
-        _way(
-            "generate.sampling",
-            asked.sampling_requests,
-            keywords=("uniforms", "sampling"),
-            **DRAWN,
-        ),
+        _way("generate.uniforms", asked.drawing_requests, keywords=("uniforms",), **DRAWN),
+        _way("generate.sampling", asked.sampling_requests, keywords=("uniforms", "sampling"), **DRAWN),
         _way(
             "generate.lengths",
             asked.ragged_requests,

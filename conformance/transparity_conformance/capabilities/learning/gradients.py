@@ -42,6 +42,7 @@ from transparity_conformance.oracle.differentiation.derivatives import Derivativ
 from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
@@ -142,7 +143,7 @@ class Disagreement:
     @property
     def named(self) -> str:
         """Return the name of the last wrong gradient, and the number of other wrong gradients."""
-        return self.wrong[-1] + (f" and {len(self.wrong) - 1} more" if self.wrong[1:] else "")
+        return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
         """Return the largest error if the gradients in `settled` replace the port's; infinite unless all are right."""
@@ -278,7 +279,7 @@ def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each reason why gradients are unknown, with the name of the first parameter."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
-        yield f"gradients: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f": {why}"
+        yield f"gradients: {some(names)}: {why}"
 
 
 def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:

@@ -37,6 +37,7 @@ from transparity_conformance.oracle.differentiation.gradients import training_or
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import CapabilityResult, Cause
 
 STEPS, ROWS, TOKENS = 3, 3, 6
@@ -161,7 +162,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     answers = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
     missing = [name for name in parameters if is_learned(name) and name not in answers]
     if missing:
-        raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
+        raise TypeError(f"no {some(missing)}")
     answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
     shapes = {name: value.shape for name, value in parameters.items()} | {"losses": (len(request.batches),)}
     for name, value in answers.items():

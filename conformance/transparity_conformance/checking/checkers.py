@@ -20,7 +20,6 @@ from transparity_conformance.checking.options import Options, one_sentence
 from transparity_conformance.checking.systems import (
     System,
     artefact_system,
-    check_quantised,
     checkpoint_systems,
     family_systems,
     layer_systems,
@@ -110,7 +109,11 @@ class PortCheck:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
         limits = Limits(**self.build.limits())
-        check_quantised(self.spec, limits)
+        if limits.dtype == "int8":
+            raise UsageError(
+                f"{self.spec} has quantized weights, and no budget separates the errors of quantization from mistakes; "
+                "check the graph before quantization, or a GGUF file."
+            )
         yield artefact_system(checkpoint, limits)
 
     @property

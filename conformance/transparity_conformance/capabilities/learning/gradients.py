@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,13 +50,6 @@ Gradients = Mapping[str, np.ndarray]
 """Gradients by the name of the parameter; each has the shape of its parameter."""
 
 
-class Replicas(NamedTuple):
-    """The gradients that differ between replicas on several ranks; each has one row per rank."""
-
-    ranks: int
-    gradients: Gradients
-
-
 POSITIONS_OF_LARGE = 8
 """The gradients of a large model are compared on this number of positions."""
 
@@ -80,8 +73,8 @@ def judge_gradients(
     gradients: Gradients,
     probe: Probe,
     loss: Loss,
-    dtype: str,
-    replicas: Replicas,
+    forward: ForwardPass,
+    by_rank: Gradients,
     unknown: Collection[str] = (),
     *,
     at_once: bool = False,
@@ -89,8 +82,10 @@ def judge_gradients(
     """Compare gradients of `loss` with the reference's.
 
     Gradients that are probably right are compared all at once, if `at_once` is true or the model is large. A gradient
-    that is missing or has the wrong shape is wrong, unless its name is in `unknown`.
+    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. `by_rank` has the gradients that differ
+    between replicas on several ranks, with one row per rank.
     """
+    dtype = forward.dtype
     ours = _derivatives(probe, loss)
     if (at_once or probe.is_large) and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
@@ -105,7 +100,7 @@ def judge_gradients(
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
     # The backward pass runs in reverse: the last of the wrong parameters has the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
-    causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
+    causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
     return CapabilityResult(
         claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
@@ -152,12 +147,12 @@ class Disagreement:
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
-    def of_ranks(self, replicas: Replicas) -> Iterator[Cause]:
+    def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
         """Yield causes that only several ranks have: replicas that were not reduced, or that were reduced twice."""
-        if (ranks := replicas.ranks) == 1:
+        if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
-            settled = {n: put_together(replicas.gradients[n], axis=0) for n in self.wrong if n in replicas.gradients}
+            settled = {n: put_together(by_rank[n], axis=0) for n in self.wrong if n in by_rank}
             if len(settled) == len(self.wrong) and math.isfinite(rest := self.left(settled)):
                 says = f"the gradients of {self.named} are one rank's: their {how} over {ranks} ranks is missing"
                 yield Cause("gradient-not-reduced", says, None, rest, 1.0)
@@ -269,10 +264,8 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
     else:
         written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
-    given, replicas = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
-    by_rank = Replicas(forward.sharding.ranks, replicas)
-    loss = loss or cross_entropy
-    return found + judge_gradients(given, probe, loss, forward.dtype, by_rank, unknown, at_once=at_once)
+    given, by_rank = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
+    return found + judge_gradients(given, probe, loss or cross_entropy, forward, by_rank, unknown, at_once=at_once)
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:

@@ -65,15 +65,11 @@ def _row(matrix: Matrix, claim: str) -> dict[str, Any]:
             "shown": cell,
             "mark": matrix.mark(claim, cell),
             "heat": heat(cell.share),
-            "title": f"{claim}, {column}: {_worst_place(cell)}",
+            "title": f"{claim}, {column}: {cell.place}",
         }
         for column, cell in matrix.row(claim).items()
     ]
     return {"claim": claim, "name": name_of(claim), "cells": cells}
-
-
-def _worst_place(cell: Cell) -> str:
-    return f"worst at {cell.worst.where}, {cell.worst.case}" if cell.worst else cell.text
 
 
 def _place(matrix: Matrix, claim: str, column: Column) -> str:

@@ -30,7 +30,7 @@ from meta.pool.trials import (
     shares,
     single_trials,
 )
-from transparity_conformance.capabilities.table import FAULTS
+from transparity_conformance.capabilities.faults import FAULTS
 
 OF_CAPABILITIES = [fault for subject, faults in FAULTS.items() if subject != "sharding" for fault in faults]
 

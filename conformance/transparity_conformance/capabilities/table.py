@@ -21,16 +21,6 @@ from transparity_conformance.capabilities.decoding.generation import (
     GENERATION_OF_GIVEN,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.faults import (
-    BEAM_FAULTS,
-    CACHE_FAULTS,
-    GREEDY_FAULTS,
-    LOSS_FAULTS,
-    OPTIMIZER_FAULTS,
-    RAGGED_FAULTS,
-    SAMPLING_FAULTS,
-)
-from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
@@ -56,17 +46,6 @@ CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, ST
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
 """The capabilities that can be compared with given parameters, such as a checkpoint's."""
-
-FAULTS = {
-    "beams": BEAM_FAULTS,
-    "cache": CACHE_FAULTS,
-    "generation": (*GREEDY_FAULTS, *RAGGED_FAULTS),
-    "loss": LOSS_FAULTS,
-    "optimization": OPTIMIZER_FAULTS,
-    "sampling": SAMPLING_FAULTS,
-    "sharding": OF_TWO_RANKS,
-}
-"""The known faults by subject; the faults of sharding assume two ranks."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 

@@ -82,8 +82,8 @@ def judge_gradients(
     """Compare gradients of `loss` with the reference's.
 
     Gradients that are probably right are compared all at once, if `at_once` is true or the model is large. A gradient
-    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. `by_rank` has the gradients that differ
-    between replicas on several ranks, with one row per rank.
+    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. In `by_rank` are the gradients
+    that differ between replicas, with one row per rank.
     """
     dtype = forward.dtype
     ours = _derivatives(probe, loss)

@@ -22,8 +22,7 @@ from transparity_conformance.capabilities.capability import (
     cause_of,
     result,
 )
-from transparity_conformance.capabilities.faults import LOSS_FAULTS
-from transparity_conformance.capabilities.faults.sharding import loss_faults
+from transparity_conformance.capabilities.faults import LOSS_FAULTS, loss_faults
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle

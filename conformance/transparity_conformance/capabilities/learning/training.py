@@ -29,8 +29,7 @@ from transparity_conformance.capabilities.capability import (
     kept_in,
     result,
 )
-from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault
-from transparity_conformance.capabilities.faults.sharding import optimizer_faults
+from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault, optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.gradients import training_oracle

@@ -708,7 +708,3 @@ class Told:
         with _one_sentence():
             write_reports(reports, *self.files, weights=weights)
         raise typer.Exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.table import FAULTS
+from transparity_conformance.capabilities.faults import FAULTS
 from transparity_conformance.catalogue import faults_at, whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.oracle.cases import MODELS

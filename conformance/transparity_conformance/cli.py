@@ -334,11 +334,7 @@ def explain(
 
         found = meaning(cause)
         hidden = [("does not show with", found.hidden)] * bool(found.hidden)
-        rows = [
-            ("right", found.right),
-            ("where to look", found.look),
-            *hidden,
-        ]
+        rows = [("right", found.right), ("where to look", found.look), *hidden]
         print_line(cause)
         print_text(named(rows))
         width = max(len(name) for name, _ in rows) + 3
@@ -642,13 +638,6 @@ def _one_sentence() -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from None
 
 
-def _complain_of(errors: Mapping[str, list[str]], checked: int) -> None:
-    """Print each message with the names of its configurations, or without them if it applies to all."""
-    tried = checked + sum(map(len, errors.values()))
-    for message, names in errors.items():
-        _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
-
-
 def _complain(sentence: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed, too
         typer.echo(sentence.encode("utf-8", "backslashreplace").decode(), err=True)
@@ -713,11 +702,9 @@ class Told:
             codes = {report.exit_code for report in reports}
             code = BAD_INPUT if errors else next(code for code in WORST_FIRST if code in codes)
             print_text(answers(reports, code, verbose=self.verbose))
-        _complain_of(errors, len(reports))
+        tried = len(reports) + sum(map(len, errors.values()))
+        for message, names in errors.items():  # without names if it applies to all configurations
+            _complain(message if len(names) == tried else f"{', '.join(names)}: {message}")
         with _one_sentence():
             write_reports(reports, *self.files, weights=weights)
         raise typer.Exit(code)
-
-
-if __name__ == "__main__":
-    main()

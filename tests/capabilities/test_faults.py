@@ -21,6 +21,7 @@ from transparity_conformance.capabilities.decoding.steps import STEPS
 from transparity_conformance.capabilities.faults import (
     BEAM_FAULTS,
     CACHE_FAULTS,
+    FAULTS,
     GREEDY_FAULTS,
     LOSS_FAULTS,
     OPTIMIZER_FAULTS,
@@ -32,7 +33,7 @@ from transparity_conformance.capabilities.faults import (
 )
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
-from transparity_conformance.capabilities.table import FAULTS, compare_capability
+from transparity_conformance.capabilities.table import compare_capability
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.findings import sentence

@@ -16,8 +16,7 @@ from rich.console import Console
 from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.check.findings import findings, located, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
-from transparity_conformance.report.check.markdown import as_markdown, digest
-from transparity_conformance.report.check.page import as_html, headline
+from transparity_conformance.report.check.page import as_html, as_markdown, digest, headline
 from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
 from transparity_conformance.report.check.view import one_line_a_reason
 from transparity_conformance.report.files import write_reports

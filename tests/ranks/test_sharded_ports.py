@@ -12,7 +12,7 @@ import pytest
 
 from meta.ranks.measure import CONFIGS, RIGHT, WRONG, Case, checked, started
 from transparity.taps import tap_shapes
-from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
+from transparity_conformance.capabilities.faults import OF_TWO_RANKS, loss_faults, optimizer_faults
 from transparity_conformance.capabilities.sharding import ALONE
 from transparity_conformance.catalogue import faults_at, sharding
 from transparity_conformance.checking.systems import divisible

@@ -12,9 +12,8 @@ from rich.console import Console
 from tests.looping import for_each
 
 from transparity_conformance.report.agreement.matrix import Column, Matrix, NotCompared, fold
-from transparity_conformance.report.agreement.page import as_html, write_html
 from transparity_conformance.report.agreement.terminal import Printout, as_table
-from transparity_conformance.report.agreement.view import Agreement, as_json, write_json
+from transparity_conformance.report.agreement.view import Agreement, as_html, as_json, write_html, write_json
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation
 
 FLAX = BackendSubject("flax", "float32")

@@ -31,7 +31,7 @@ from meta.pool.trials import (
     single_trials,
 )
 from meta.trial import Measure
-from transparity_conformance.capabilities.table import FAULTS
+from transparity_conformance.capabilities.faults import FAULTS
 
 OF_CAPABILITIES = [fault for subject, faults in FAULTS.items() if subject != "sharding" for fault in faults]
 

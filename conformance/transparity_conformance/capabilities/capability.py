@@ -116,12 +116,7 @@ class Judged:
 
 
 def result(
-    claim: str,
-    worst: Judged,
-    explain: Callable[[], Sequence[Cause]],
-    *,
-    probe: str = "",
-    notes: tuple[str, ...] = (),
+    claim: str, worst: Judged, explain: Callable[[], Sequence[Cause]], *, probe: str = "", notes: tuple[str, ...] = ()
 ) -> CapabilityResult:
     """Return the result of one claim.
 

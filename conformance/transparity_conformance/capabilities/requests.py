@@ -320,7 +320,11 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
-    firsts = {token: _first_steps(tokens[:, begin:], token) for token in range(config.vocab_size)}
+    # For each token, the first step of each row that contains it.
+    firsts = {
+        token: [int(np.argmax(row == token)) for row in tokens[:, begin:] if (row == token).any()]
+        for token in range(config.vocab_size)
+    }
     special = {config.pad_id, config.bos_id}
     free = [token for token in firsts if token not in special]
     never = next((token for token in free if not firsts[token]), config.eos_id)
@@ -329,11 +333,6 @@ def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
         replace(beyond, config=replace(config, eos_id=never)),
         replace(beyond, name="to the end token", config=replace(config, eos_id=ending)),
     )
-
-
-def _first_steps(tokens: np.ndarray, token: int) -> list[int]:
-    """Return, for each row that contains a token, the first step with this token."""
-    return [int(np.argmax(row == token)) for row in tokens if (row == token).any()]
 
 
 def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:

@@ -146,7 +146,7 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
                 f"such as placements = {{{name!r}: 'rank:-1'}}."
             )
         _check_shapes(name, whole, placement)
-        joined = JOINS[placement.kind](name, whole, placement)
+        joined = _joined(name, whole, placement)
     value = _unpadded(name, joined.value, placement, shape)
     _check_whole(name, value, placement, shape, len(values))
     return Joined(value, joined.gap, joined.rank)
@@ -168,23 +168,17 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
             )
 
 
-def _replicas(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
-    gaps = [gap(value, values[0]) for value in values]
-    rank = int(np.argmax(gaps))
-    return Joined(values[0], gaps[rank], rank)
-
-
-def _sum(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
-    return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
-
-
-def _shards(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
+def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
+    """Join values that all ranks have, in shapes that fit the placement."""
+    if placement.kind == "partial":
+        return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
+    if placement.kind == "replicated":
+        gaps = [gap(value, values[0]) for value in values]
+        rank = int(np.argmax(gaps))
+        return Joined(values[0], gaps[rank], rank)
     if placement.indices is None:
         return Joined(np.concatenate(values, axis=placement.number))
     return _by_index(name, values, placement, placement.indices)
-
-
-JOINS = {"replicated": _replicas, "partial": _sum, "sharded": _shards}
 
 
 def _by_index(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
@@ -21,16 +21,6 @@ from transparity_conformance.capabilities.decoding.generation import (
     GENERATION_OF_GIVEN,
 )
 from transparity_conformance.capabilities.decoding.steps import STEPS
-from transparity_conformance.capabilities.faults import (
-    BEAM_FAULTS,
-    CACHE_FAULTS,
-    GREEDY_FAULTS,
-    LOSS_FAULTS,
-    OPTIMIZER_FAULTS,
-    RAGGED_FAULTS,
-    SAMPLING_FAULTS,
-)
-from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS
 from transparity_conformance.capabilities.learning.gradients import GRADIENTS, GRADIENTS_OF_GIVEN
 from transparity_conformance.capabilities.learning.loss import LOSS
 from transparity_conformance.capabilities.learning.training import TRAINING
@@ -57,17 +47,6 @@ CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, ST
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
 """The capabilities that can be compared with given parameters, such as a checkpoint's."""
 
-FAULTS = {
-    "beams": BEAM_FAULTS,
-    "cache": CACHE_FAULTS,
-    "generation": (*GREEDY_FAULTS, *RAGGED_FAULTS),
-    "loss": LOSS_FAULTS,
-    "optimization": OPTIMIZER_FAULTS,
-    "sampling": SAMPLING_FAULTS,
-    "sharding": OF_TWO_RANKS,
-}
-"""The known faults by subject; the faults of sharding assume two ranks."""
-
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 
 
@@ -77,17 +56,17 @@ def offered_by(forward: object) -> list[Capability]:
 
 
 def compare_capabilities(
-    port: BuiltPort, forward: ForwardPass, *, is_right: bool, left_out: Mapping[str, str]
+    port: BuiltPort, forward: ForwardPass, rows: Iterable[Capability], left_out: Mapping[str, str], *, is_right: bool
 ) -> CapabilityResult:
-    """Compare every capability of a port, except those in `left_out`, which maps a name to the reason.
+    """Compare every capability in `rows` that a port has, except those in `left_out`.
 
-    `is_right` tells whether the forward pass agrees with the reference.
+    `left_out` maps the names of methods to reasons. `is_right` tells whether the forward pass agrees.
     """
-    offered = offered_by(port.forward)
-    missing = [row for row in CAPABILITIES.values() if row not in offered and row.name not in left_out]
-    found = not_compared(*(f"{row.attribute}: the port has no such method" for row in missing))
-    found += not_compared(*(f"{CAPABILITIES[name].attribute}: {why}" for name, why in left_out.items()))
-    for row in (row for row in offered if row.name not in left_out):
+    offered = {row.attribute for row in offered_by(port.forward)}
+    missing = [name for name in ATTRIBUTES if name not in offered | left_out.keys()]
+    found = not_compared(*(f"{name}: the port has no such method" for name in missing))
+    found += not_compared(*(f"{name}: {why}" for name, why in left_out.items()))
+    for row in (row for row in rows if row.attribute in offered - left_out.keys()):
         found += compare_capability(row, port, forward, is_right=is_right)
     return found
 

@@ -113,10 +113,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
     if result.is_proved:
         return [*lines, "proved: with this adapter, the logits agree within their budget on every probe"], AGREES
     if result.wrong is not None:
-        return [
-            *lines,
-            f"the activations match each line, but the logits differ: {result.wrong}",
-        ], DIVERGES
+        return [*lines, f"the activations match each line, but the logits differ: {result.wrong}"], DIVERGES
     return lines, INCONCLUSIVE
 
 

@@ -20,7 +20,6 @@ from transparity_conformance.checking.options import Options, one_sentence
 from transparity_conformance.checking.systems import (
     System,
     artefact_system,
-    check_quantised,
     checkpoint_systems,
     family_systems,
     layer_systems,
@@ -110,7 +109,11 @@ class PortCheck:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
         limits = Limits(**self.build.limits())
-        check_quantised(self.spec, limits)
+        if limits.dtype == "int8":
+            raise UsageError(
+                f"{self.spec} has quantized weights, and no budget separates the errors of quantization from mistakes; "
+                "check the graph before quantization, or a GGUF file."
+            )
         yield artefact_system(checkpoint, limits)
 
     @property
@@ -152,10 +155,7 @@ def named_systems(options: Options) -> list[System]:
 
 
 def chosen_systems(
-    check: Check,
-    options: Options,
-    named: Sequence[System],
-    imported: Callable[[Path, str | None], Checkpoint],
+    check: Check, options: Options, named: Sequence[System], imported: Callable[[Path, str | None], Checkpoint]
 ) -> Iterator[System]:
     """Yield the configurations of a command: the `named` ones, a checkpoint, or its layers one at a time.
 

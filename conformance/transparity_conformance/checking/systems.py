@@ -181,15 +181,6 @@ def _multiple(size: int, ranks: int) -> int:
     return ranks * math.ceil(size / ranks)
 
 
-def check_quantised(port: str, limits: Limits) -> None:
-    """Raise `UsageError` if an artifact has quantized weights."""
-    if limits.dtype == "int8":
-        raise UsageError(
-            f"{port} has quantized weights, and no budget separates the errors of quantization from mistakes; "
-            "check the graph before quantization, or a GGUF file."
-        )
-
-
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
     """Return the checkpoint with its weights, restricted to the limits of an artifact."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from transparity.limits.files import is_file, is_folder
 from transparity_conformance.capabilities.capability import Answers, Capability, ForwardPass, Requests, Way
 from transparity_conformance.capabilities.table import CAPABILITIES, why_not
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import Actual, Located, Progress, ignore_progress, ignore_report, judge
+from transparity_conformance.diagnosis.judge import Actual, Progress, ignore_progress, judge
 from transparity_conformance.diagnosis.reach.coverage import covered
 from transparity_conformance.diagnosis.search.clock import BUDGET, Clock
 from transparity_conformance.exchange.bundle import LAYER, Bundle, Section
@@ -66,15 +67,14 @@ def judge_bundle(
     bundle: Bundle,
     outputs: Actual,
     *,
-    logits_only: bool = False,
     progress: Progress | None = None,
     stopped: bool = False,
     budget: float = BUDGET,
-    port: str = "",
-    located: Located = ignore_report,
-    ranks: int = 1,
+    **how: Any,
 ) -> Report:
     """Judge the results that a port wrote for a bundle; if the port was `stopped`, missing tensors are no fault.
+
+    `how` has the arguments `logits_only`, `port`, `located` and `ranks` of `judge`.
 
     If the bundle has weights, each probe needs logits. Otherwise, the report lists missing activations.
     """
@@ -87,14 +87,11 @@ def judge_bundle(
             bundle.name,
             probes,
             taps,
-            port=port,
             dtype=bundle.dtype,
-            logits_only=logits_only,
             progress=progress,
             clock=Clock(budget, progress),
-            located=located,
-            ranks=ranks,
             needs_logits=bundle.has_weights,
+            **how,
         )
         report = covered(report, bundle.config, [probes[key] for key in taps])
         if not bundle.has_weights:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity.text import SENTENCE, safe
-from transparity_conformance.report.formatting import count
+from transparity_conformance.report.formatting import count, some
 
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
 
@@ -101,9 +100,6 @@ class Audit:
     seconds: float = field(default=0.0, compare=False)
     """The time of the audit, including the time of the port."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     def fields_with(self, outcome: Outcome) -> list[str]:
         """Return the names of the fields whose outcome this is; of several tried values, the worst one counts."""
         found: dict[str, Outcome] = {}
@@ -166,13 +162,9 @@ class Audit:
 def _line(file: str, noun: str, total: int, named: Mapping[str, list[str]], rest: str) -> str:
     """Return `config.json: 1 of 14 fields ignored: rope_theta; 1 refused: hidden_act; 12 obeyed`."""
     found = {says: names for says, names in named.items() if names}
-    texts = [f"{len(names):,} {says}: {_some(names)}" for says, names in found.items()]
+    texts = [f"{len(names):,} {says}: {some(names, MOST_NAMED)}" for says, names in found.items()]
     texts += [f"{total - sum(map(len, found.values())):,} {rest}"] if rest else []
     return f"{file}: " + "; ".join(texts).replace(" ", f" of {count(total, noun)} ", 1)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
 
 
 def _clean(item: Any, *names: str) -> None:

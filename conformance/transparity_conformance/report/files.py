@@ -75,7 +75,7 @@ def write_reports(
 
         write_text(html_file, as_html(reports), errors="xmlcharrefreplace")
     if markdown_file is not None:
-        from transparity_conformance.report.check.markdown import as_markdown
+        from transparity_conformance.report.check.page import as_markdown
 
         write_text(markdown_file, as_markdown(reports, weights=weights))
 

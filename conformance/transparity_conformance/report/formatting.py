@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,12 @@ def scientific(number: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 claim` or `1,200 claims`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def some(names: Sequence[str], most: int = 1, joint: str = ", ") -> str:
+    """Return `a, b and 3 more`, with at most `most` names."""
+    more = " and " if joint == ", " else f"{joint}and "
+    return joint.join(names[:most]) + (f"{more}{len(names) - most} more" if names[most:] else "")
 
 
 def height(error: float, largest: float) -> float:

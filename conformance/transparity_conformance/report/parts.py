@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from transparity.text import SENTENCE, safe
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import format_share
+from transparity_conformance.report.formatting import format_share, some
 
 MOST_NAMED = 6
 """The number of fields and sizes that a line for people names; JSON and HTML list all of them."""
@@ -65,7 +65,7 @@ class Coverage:
         if self.features:
             parts.append(f"{len(self.features):,} fields of the configuration")
         if self.untested:
-            parts.append(f"untested: {_some(self.untested)}")
+            parts.append(f"untested: {some(self.untested, MOST_NAMED, '; ')}")
         return ", ".join(parts)
 
 
@@ -79,10 +79,6 @@ def _values(values: tuple[int, ...], noun: str) -> str:
     if len(values) > FEW:
         return f"{len(values):,} {noun}s from {min(values):,} to {max(values):,}"
     return f"{noun}{'s' * (len(values) > 1)} {', '.join(f'{value:,}' for value in values)}"
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return "; ".join(names[:MOST_NAMED]) + (f"; and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else "")
 
 
 @dataclass(frozen=True)
@@ -117,9 +113,6 @@ class RanksComparison:
             f"{self.error:.2g} ({used} its tolerance)" if math.isfinite(self.error) else "its shape or infinite numbers"
         )
         return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}:  "
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"placements": dict(self.placements)}
 
 
 @dataclass(frozen=True)

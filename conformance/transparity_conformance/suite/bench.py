@@ -136,13 +136,7 @@ class ClaimRecord:
         return self.within(where, actual, expected, 0.0, expectation, note)
 
     def within(
-        self,
-        where: str,
-        actual: Any,
-        expected: Any,
-        budget: float,
-        expectation: Expectation = "holds",
-        note: str = "",
+        self, where: str, actual: Any, expected: Any, budget: float, expectation: Expectation = "holds", note: str = ""
     ) -> ClaimEvidence:
         """Record whether `actual` equals `expected` within `budget`."""
         error = difference(as_numbers(actual), as_numbers(expected))

@@ -96,9 +96,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     from transparity_conformance.oracle.backends import REFERENCE, named
     from transparity_conformance.report.agreement.matrix import fold
-    from transparity_conformance.report.agreement.page import write_html
     from transparity_conformance.report.agreement.terminal import Printout
-    from transparity_conformance.report.agreement.view import Agreement, write_json
+    from transparity_conformance.report.agreement.view import Agreement, write_html, write_json
     from transparity_conformance.suite.claims import all_claims
 
     # Under xdist, evidence has no fixed order: sort rows by claim and columns by backend, with the reference last.

@@ -42,11 +42,7 @@ def test_drawn_configurations_agree(name: str, effort: str, ledger: Ledger) -> N
     examples = EXAMPLES.get(name, (60, 300))[effort == "thorough"]
 
     @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(models())
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:

@@ -17,7 +17,6 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
-    Judged,
     Probes,
     Requests,
     Shapes,
@@ -73,11 +72,6 @@ def _why_not_ragged(probe: Probe, dtype: str) -> str:
     return "" if exact else "this mask hides nothing, so rows would see their padding"
 
 
-def _built_for(port: BuiltPort, request: Request) -> Any:
-    """Return the port, built with the parameters of a request."""
-    return port.built_for(request.config, request.parameters)
-
-
 def _as_tokens(value: Any) -> np.ndarray:
     """Convert a port's result to tokens (batch, length); raise `TypeError` if it has another shape or dtype."""
     tokens = as_numbers(value)
@@ -96,7 +90,9 @@ def _token_shapes(key: str, request: Request) -> Shapes:
 
 def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps)
-    tokens = call_port(_built_for(port, request).generate, *given, **request.named(*way.keywords))
+    tokens = call_port(
+        port.built_for(request.config, request.parameters).generate, *given, **request.named(*way.keywords)
+    )
     return {f"{key}/tokens": _as_tokens(tokens)}
 
 
@@ -104,19 +100,19 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Judge the tokens of each request, and the scores of beams."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
-    found = [_judged(*answer, forward.dtype) for answer in given]
+    dtype = forward.dtype
+    found = [
+        judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
+        for request, tokens, scores in given
+    ]
     notes = tuple(f"{way.claim}: {near}" for item in found for near in item.near)
     worst = next((item for item in found if item.share > 1), max(found, key=lambda item: item.share))
 
     def explain() -> list[Cause]:
-        faults = [each for each in way.faults if all(_explains(each, *answer, forward.dtype) for answer in given)]
+        faults = [each for each in way.faults if all(_explains(each, *answer, dtype) for answer in given)]
         return [cause_of(fault, worst.error) for fault in faults]
 
     return result(way.claim, worst, explain, probe=first_of(forward.probes)[1].name, notes=notes)
-
-
-def _judged(request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str) -> Judged:
-    return judged(request, tokens, dtype) if scores is None else judged_beams(request, tokens, scores, dtype)
 
 
 def _explains(
@@ -169,7 +165,9 @@ def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> 
 
 def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
     given = (request.prompt.astype(np.int64), request.steps, request.beams)
-    answer = call_port(_built_for(port, request).beam_search, *given, **request.named(*way.keywords))
+    answer = call_port(
+        port.built_for(request.config, request.parameters).beam_search, *given, **request.named(*way.keywords)
+    )
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise TypeError("the result is not a pair; expected (tokens, scores)")
     scores = as_numbers(answer[1])
@@ -178,10 +176,6 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
             f"the scores have the shape {scores.shape} and the dtype {scores.dtype}; expected floats (batch,)"
         )
     return {f"{key}/tokens": _as_tokens(answer[0]), f"{key}/scores": scores}
-
-
-def _beam_shapes(key: str, request: Request) -> Shapes:
-    return _token_shapes(key, request) | {f"{key}/scores": (len(request.prompt),)}
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
@@ -226,18 +220,8 @@ GENERATION = Capability(
     "may replace some of the model's parameters, and has its own end token",
     ways=(
         _way("generate", asked.greedy_requests, faults=GREEDY_FAULTS),
-        _way(
-            "generate.uniforms",
-            asked.drawing_requests,
-            keywords=("uniforms",),
-            **DRAWN,
-        ),
-        _way(
-            "generate.sampling",
-            asked.sampling_requests,
-            keywords=("uniforms", "sampling"),
-            **DRAWN,
-        ),
+        _way("generate.uniforms", asked.drawing_requests, keywords=("uniforms",), **DRAWN),
+        _way("generate.sampling", asked.sampling_requests, keywords=("uniforms", "sampling"), **DRAWN),
         _way(
             "generate.lengths",
             asked.ragged_requests,
@@ -274,7 +258,7 @@ BEAMS = dataclasses.replace(
         _beams("beam_search.length_penalty", asked.penalty_requests, keywords=("length_penalty",)),
     ),
     ask=_ask_beams,
-    shapes=_beam_shapes,
+    shapes=lambda key, request: _token_shapes(key, request) | {f"{key}/scores": (len(request.prompt),)},
     file="beams.safetensors",
 )
 

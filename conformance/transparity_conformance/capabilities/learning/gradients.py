@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from transparity_conformance.capabilities.capability import (
     BuiltPort,
     Capability,
     ForwardPass,
-    Probes,
     Requests,
     Shapes,
     Way,
@@ -43,18 +42,12 @@ from transparity_conformance.oracle.differentiation.derivatives import Derivativ
 from transparity_conformance.oracle.probes import Probe, shortened
 from transparity_conformance.oracle.undetermined import blind_rows
 from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import CapabilityResult, Cause, ClaimResult, Divergence, not_compared
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
 """Gradients by the name of the parameter; each has the shape of its parameter."""
-
-
-class Replicas(NamedTuple):
-    """The gradients that differ between replicas on several ranks; each has one row per rank."""
-
-    ranks: int
-    gradients: Gradients
 
 
 POSITIONS_OF_LARGE = 8
@@ -80,8 +73,8 @@ def judge_gradients(
     gradients: Gradients,
     probe: Probe,
     loss: Loss,
-    dtype: str,
-    replicas: Replicas,
+    forward: ForwardPass,
+    by_rank: Gradients,
     unknown: Collection[str] = (),
     *,
     at_once: bool = False,
@@ -89,8 +82,10 @@ def judge_gradients(
     """Compare gradients of `loss` with the reference's.
 
     Gradients that are probably right are compared all at once, if `at_once` is true or the model is large. A gradient
-    that is missing or has the wrong shape is wrong, unless its name is in `unknown`.
+    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. In `by_rank` are the gradients
+    that differ between replicas, with one row per rank.
     """
+    dtype = forward.dtype
     ours = _derivatives(probe, loss)
     if (at_once or probe.is_large) and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
         return CapabilityResult((agrees,))
@@ -105,7 +100,7 @@ def judge_gradients(
         return CapabilityResult((ClaimResult("gradients", "agrees", errors[worst], budgets[worst], worst),))
     # The backward pass runs in reverse: the last of the wrong parameters has the first wrong gradient.
     first, found = wrong[-1], Disagreement(ours, gradients, budgets, wrong)
-    causes = (*found.of_ranks(replicas), *found.causes(actual))[:1]
+    causes = (*found.of_ranks(forward.sharding.ranks, by_rank), *found.causes(actual))[:1]
     says = f"gradients: {len(wrong)} of {len(shares)} are wrong; {first} is the first one in the backward pass"
     return CapabilityResult(
         claims=(ClaimResult("gradients", "diverges", errors[worst], budgets[worst], worst),),
@@ -143,7 +138,7 @@ class Disagreement:
     @property
     def named(self) -> str:
         """Return the name of the last wrong gradient, and the number of other wrong gradients."""
-        return self.wrong[-1] + (f" and {len(self.wrong) - 1} more" if self.wrong[1:] else "")
+        return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
         """Return the largest error if the gradients in `settled` replace the port's; infinite unless all are right."""
@@ -152,12 +147,12 @@ class Disagreement:
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
-    def of_ranks(self, replicas: Replicas) -> Iterator[Cause]:
+    def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
         """Yield causes that only several ranks have: replicas that were not reduced, or that were reduced twice."""
-        if (ranks := replicas.ranks) == 1:
+        if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
-            settled = {n: put_together(replicas.gradients[n], axis=0) for n in self.wrong if n in replicas.gradients}
+            settled = {n: put_together(by_rank[n], axis=0) for n in self.wrong if n in by_rank}
             if len(settled) == len(self.wrong) and math.isfinite(rest := self.left(settled)):
                 says = f"the gradients of {self.named} are one rank's: their {how} over {ranks} ranks is missing"
                 yield Cause("gradient-not-reduced", says, None, rest, 1.0)
@@ -202,16 +197,6 @@ def _factors(ours: Derivatives) -> dict[float, str]:
     }
 
 
-def _requests(probes: Probes) -> Requests:
-    return dict([first_of(probes)])
-
-
-def _requests_here(forward: ForwardPass) -> Requests:
-    """Return the rows of the first probe whose queries all see a key; for a large model, the start of one row."""
-    key, probe = first_of(forward.probes)
-    return {key: _cut(probe)}
-
-
 def _further_requests(forward: ForwardPass) -> Requests:
     """Return the rows of the longest probe, if it is another probe; empty for a large model."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
@@ -220,6 +205,7 @@ def _further_requests(forward: ForwardPass) -> Requests:
 
 @kept_in(0)
 def _cut(probe: Probe) -> Probe:
+    """Return the rows of a probe whose queries all see a key; for a large model, the start of one row."""
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
     longest = POSITIONS_OF_LARGE if probe.is_large else None
@@ -278,17 +264,15 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
     else:
         written = [key for key in forward.probes if f"{key}/loss" in answers and has_a_loss(key, forward)]
         _, loss = judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in written}, forward)
-    given, replicas = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
-    by_rank = Replicas(forward.sharding.ranks, replicas)
-    loss = loss or cross_entropy
-    return found + judge_gradients(given, probe, loss, forward.dtype, by_rank, unknown, at_once=at_once)
+    given, by_rank = _named(answers, f"{key}/gradient."), _named(answers, f"{key}/by_rank.")
+    return found + judge_gradients(given, probe, loss or cross_entropy, forward, by_rank, unknown, at_once=at_once)
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each reason why gradients are unknown, with the name of the first parameter."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
-        yield f"gradients: {names[0]}" + (f" and {len(names) - 1} more" if names[1:] else "") + f": {why}"
+        yield f"gradients: {some(names)}: {why}"
 
 
 def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
@@ -311,7 +295,14 @@ GRADIENTS = Capability(
     attribute="loss_and_gradients",
     signature="loss_and_gradients(targets, **tokens) → the loss, and a dict of arrays by parameter name",
     purpose="the gradients of the first probe's loss by every parameter",
-    ways=(Way("gradients", _requests, here=_requests_here, further=_further_requests),),
+    ways=(
+        Way(
+            "gradients",
+            lambda probes: dict([first_of(probes)]),
+            here=lambda forward: {key: _cut(probe) for key, probe in [first_of(forward.probes)]},
+            further=_further_requests,
+        ),
+    ),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

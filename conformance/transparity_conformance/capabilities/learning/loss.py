@@ -18,13 +18,11 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Requests,
     Way,
     cause_of,
     result,
 )
-from transparity_conformance.capabilities.faults import LOSS_FAULTS
-from transparity_conformance.capabilities.faults.sharding import loss_faults
+from transparity_conformance.capabilities.faults import LOSS_FAULTS, loss_faults
 from transparity_conformance.capabilities.port_calls import call_port
 from transparity_conformance.oracle.differentiation.derivatives import Loss, targets_of
 from transparity_conformance.oracle.oracle import function_oracle
@@ -46,7 +44,8 @@ def why_no_loss(probe: Probe, dtype: str) -> str:
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
     """Return whether a probe has a loss: the logits have the right shape, and some target is not padding."""
     probe, logits = forward.probes[key], forward.logits.get(key)
-    return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and _counts(probe)
+    counted = targets_of(probe.config, probe.inputs) != probe.config.pad_id
+    return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and bool(np.any(counted))
 
 
 def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -82,7 +81,9 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}
 
     def exact(loss: Loss) -> dict[str, np.float64]:
-        return {key: np.float64(_exactly(loss, probes[key], logits[key])) for key in given}
+        targets = {key: targets_of(probes[key].config, probes[key].inputs).astype(np.int64) for key in given}
+        exactly = {key: logits[key].astype(np.float64) for key in given}
+        return {key: np.float64(loss(exactly[key], targets[key], probes[key].config.pad_id)) for key in given}
 
     def errors(loss: Loss) -> dict[str, float]:
         return {key: gap(np.array(given[key]), np.array(value)) for key, value in exact(loss).items()}
@@ -136,16 +137,6 @@ def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str,
         yield Cause("loss-scale", says, value, float(left[at]), float(1 - left[at] / before))
 
 
-def _counts(probe: Probe) -> bool:
-    targets, pad_id = targets_of(probe.config, probe.inputs), probe.config.pad_id
-    return pad_id is None or bool((targets != pad_id).any())
-
-
-def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
-    targets = targets_of(probe.config, probe.inputs).astype(np.int64)
-    return np.asarray(loss(logits.astype(np.float64), targets, probe.config.pad_id))
-
-
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
     """Return the tolerance of a loss, which the port may have computed from logits before they were rounded."""
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
@@ -160,10 +151,6 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
     return {f"{key}/loss": as_loss(call_port(port.forward.loss, targets, **tokens))}
 
 
-def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    return judge_losses("loss", {key: float(answers[f"{key}/loss"]) for key in requests}, forward)[0]
-
-
 LOSS = Capability(
     name="loss",
     attribute="loss",
@@ -172,7 +159,9 @@ LOSS = Capability(
     ways=(Way("loss", dict, LOSS_FAULTS, is_comparable=has_a_loss),),
     ask=_ask,
     shapes=lambda key, probe: {f"{key}/loss": ()},
-    judge=_judge,
+    judge=lambda way, requests, answers, forward: judge_losses(
+        "loss", {key: float(answers[f"{key}/loss"]) for key in requests}, forward
+    )[0],
     why_not=why_no_loss,
     sizes=lambda probe: probe.inputs[probe.config.input_names[-1]].shape[:2],
     file="targets.safetensors",

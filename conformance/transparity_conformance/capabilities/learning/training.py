@@ -21,7 +21,6 @@ from transparity_conformance.capabilities.capability import (
     Capability,
     ForwardPass,
     Judged,
-    Probes,
     Requests,
     Shapes,
     Way,
@@ -30,14 +29,14 @@ from transparity_conformance.capabilities.capability import (
     kept_in,
     result,
 )
-from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault
-from transparity_conformance.capabilities.faults.sharding import optimizer_faults
+from transparity_conformance.capabilities.faults import OPTIMIZER_FAULTS, SimulatedFault, optimizer_faults
 from transparity_conformance.capabilities.learning.loss import why_no_loss
 from transparity_conformance.oracle.budgets import WIDE
 from transparity_conformance.oracle.differentiation.derivatives import training_oracle
 from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import Probe, as_given, frame_inputs, further_inputs, probe_parameters
 from transparity_conformance.report.comparison import as_numbers, gap, share
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.report import CapabilityResult, Cause
 
 STEPS, ROWS, TOKENS = 3, 3, 6
@@ -130,10 +129,6 @@ def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, Tr
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
 
 
-def _requests(probes: Probes) -> Requests:
-    return training_requests(first_of(probes)[1].config)
-
-
 ONE_STEP = "sgd, clipped, one step"
 
 
@@ -166,7 +161,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answe
     answers = {str(name): as_numbers(value).astype(np.float64) for name, value in dict(became).items()}
     missing = [name for name in parameters if is_learned(name) and name not in answers]
     if missing:
-        raise TypeError(f"no {missing[0]} and {len(missing) - 1} more" if missing[1:] else f"no {missing[0]}")
+        raise TypeError(f"no {some(missing)}")
     answers["losses"] = np.array([float(as_numbers(loss).reshape(())) for loss in losses])
     shapes = {name: value.shape for name, value in parameters.items()} | {"losses": (len(request.batches),)}
     for name, value in answers.items():
@@ -250,7 +245,7 @@ TRAINING = Capability(
     attribute="train",
     signature="train(batches, training) → the losses before each step, and a dict of the learned parameters",
     purpose="a tiny model, trained one step on each batch; the losses before each step, and the learned parameters",
-    ways=(Way("train", _requests, OPTIMIZER_FAULTS, here=_here),),
+    ways=(Way("train", lambda probes: training_requests(first_of(probes)[1].config), OPTIMIZER_FAULTS, here=_here),),
     ask=_ask,
     shapes=_shapes,
     judge=_judge,

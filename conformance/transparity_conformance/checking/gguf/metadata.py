@@ -139,21 +139,20 @@ def _factors(config: TransformerConfig) -> np.ndarray:
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:
     """Yield the features of the checkpoint that the architecture of llama.cpp lacks."""
     name = file.architecture
-    activation = ACTIVATIONS.get(name, "silu")
-    if config.activation != activation:
-        says = f"llama.cpp's activation function is {activation}; the checkpoint's is {config.activation}"
-        yield known_fault(name, says, "gguf-not-expressed")
-    if config.sliding_window is not None and name != "gemma2":
-        says = f"llama.cpp applies no sliding window; the checkpoint has a window of {config.sliding_window}"
-        yield known_fault(name, says, "gguf-not-expressed")
-    if config.query_temperature:
-        yield known_fault(
-            name, "llama.cpp applies no query temperature, but the checkpoint has one", "gguf-not-expressed"
-        )
-    scale = config.head_dim**-0.5
-    if not _is_same(config.score_scale, scale):
-        says = f"llama.cpp scales scores by {scale:.4g}; the checkpoint scales them by {config.score_scale:.4g}"
-        yield known_fault(name, says, "gguf-not-expressed")
+    activation, scale = ACTIVATIONS.get(name, "silu"), config.head_dim**-0.5
+    lacking = {
+        f"llama.cpp's activation function is {activation}; the checkpoint's is {config.activation}": (
+            config.activation != activation
+        ),
+        f"llama.cpp applies no sliding window; the checkpoint has a window of {config.sliding_window}": (
+            config.sliding_window is not None and name != "gemma2"
+        ),
+        "llama.cpp applies no query temperature, but the checkpoint has one": bool(config.query_temperature),
+        f"llama.cpp scales scores by {scale:.4g}; the checkpoint scales them by {config.score_scale:.4g}": (
+            not _is_same(config.score_scale, scale)
+        ),
+    }
+    yield from (known_fault(name, says, "gguf-not-expressed") for says, is_lacking in lacking.items() if is_lacking)
 
 
 MOST_ITEMS = 2**22

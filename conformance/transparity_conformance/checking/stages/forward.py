@@ -249,13 +249,12 @@ def load_as_named(evidence: Evidence) -> None:
     tried = [_as_stored(probe, answer, each, dtype) for each in (dtype, *halves)]
     error, budget = min(tried, key=lambda each: share(*each))
     is_wrong = share(error, budget) > 1
-    evidence.add(claims=[ClaimResult(FOLDER, "diverges" if is_wrong else "agrees", error, budget, f"logits ({says})")])
+    cause = Cause("folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for {says}")
     evidence.add(
-        notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"]
+        *[Divergence("logits", error, budget, (cause,), probe=probe.name)] * is_wrong,
+        claims=[ClaimResult(FOLDER, "diverges" if is_wrong else "agrees", error, budget, f"logits ({says})")],
+        notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"],
     )
-    if is_wrong:
-        cause = Cause("folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for {says}")
-        evidence.add(Divergence("logits", error, budget, (cause,), probe=probe.name))
 
 
 def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:

@@ -18,14 +18,7 @@ import numpy as np
 from transparity_conformance.capabilities.capability import BuiltPort, Capability, ForwardPass, Way, first_of
 from transparity_conformance.capabilities.decoding.generation import what_is_generated
 from transparity_conformance.capabilities.port_calls import PortError, call_port
-from transparity_conformance.capabilities.table import (
-    ATTRIBUTES,
-    CAPABILITIES,
-    OF_GIVEN,
-    compare_capabilities,
-    compare_capability,
-    offered_by,
-)
+from transparity_conformance.capabilities.table import CAPABILITIES, OF_GIVEN, compare_capabilities, offered_by
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
@@ -45,7 +38,7 @@ from transparity_conformance.running.process.running import is_loader, run, shar
 
 OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"
 
-NOT_OF_GIVEN = "{}: not compared for given parameters; --config compares it for random ones"
+NOT_OF_GIVEN = "not compared for given parameters; --config compares it for random ones"
 
 CALLS = 120
 """The number of forward passes in a history. If all are right, at most 2.5 % of calls are wrong at 95 % confidence."""
@@ -91,19 +84,14 @@ def _of_drawn(report: Report, port: BuiltPort, forward: ForwardPass) -> Capabili
     if [cause.mistake for cause in causes] == ["low-precision"]:
         says = f"not compared, because the forward pass has a known fault that affects it: {causes[0].says}"
         return not_compared(*(f"{row.attribute}: {says}" for row in offered_by(port.forward)))
-    left_out = {"gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
-    return compare_capabilities(port, forward, is_right=report.verdict == "agrees", left_out=left_out)
+    left_out = {"loss_and_gradients": OF_A_CHECKPOINT} if is_loader(port.build) else {}
+    return compare_capabilities(port, forward, CAPABILITIES.values(), left_out, is_right=report.verdict == "agrees")
 
 
 def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> CapabilityResult:
     """Compare the capabilities that need no special parameters, and list all others as not compared."""
-    offered = {row.attribute for row in offered_by(port.forward)}
-    missing = [name for name in ATTRIBUTES if name not in offered]
-    others = offered - {row.attribute for row in OF_GIVEN}
-    found = not_compared(*(f"{name}: the port has no such method" for name in missing))
-    found += not_compared(*(NOT_OF_GIVEN.format(name) for name in others))
-    for row in (row for row in OF_GIVEN if row.attribute in offered):
-        found += compare_capability(row, port, forward, is_right=is_right)
+    others = {row.attribute for row in offered_by(port.forward)} - {row.attribute for row in OF_GIVEN}
+    found = compare_capabilities(port, forward, OF_GIVEN, dict.fromkeys(others, NOT_OF_GIVEN), is_right=is_right)
     if any(claim.id == "generate" for claim in found.claims):
         found += not_compared(what_is_generated(first_of(forward.probes)[1]))
     return found

@@ -21,6 +21,7 @@ from transparity_conformance.diagnosis.judge import Actual, Progress
 from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
+from transparity_conformance.report.formatting import some
 from transparity_conformance.report.parts import RanksComparison
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Report
 from transparity_conformance.running.loading import LoadError
@@ -118,8 +119,8 @@ def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, 
     if not far or "gradient-not-reduced" in {cause.mistake for fault in report.faults for cause in fault.causes}:
         return report
     first = far[0]
-    others = f" and {len(far) - 1} more" if far[1:] else ""
-    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of the replica {first.name}{others}"
+    names = some([each.name for each in far])
+    says = f"ranks {first.ranks[0]} and {first.ranks[1]} have different values of the replica {names}"
     if report.verdict == "diverges":
         return report.adding(notes=[says])
     budget = allowed * first.gap / first.relative

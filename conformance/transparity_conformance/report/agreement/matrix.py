@@ -106,6 +106,11 @@ class Cell:
         return self.worst.share if self.worst else 0.0
 
     @property
+    def place(self) -> str:
+        """The place of the worst comparison; the same as `text` without one."""
+        return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
+
+    @property
     def kind(self) -> Kind:
         if not self.groups:
             return "blank"

@@ -13,7 +13,7 @@ from transparity.text import listed
 from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import count, format_share
+from transparity_conformance.report.formatting import count, format_share, some
 from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
 
 PRACTICALLY_ALL = 0.99
@@ -198,7 +198,7 @@ def too_little(report: Report) -> str:
 def _finding_sentence(finding: Finding) -> str:
     line = "".join(f"{line.place} `{line.code}`, " for line in finding.lines[:1])
     line += "".join(f"departs from {line.place} `{line.code}`, " for line in finding.departs_from[:1])
-    place = finding.places[0] + (f" and {len(finding.places) - 1} more" if finding.places[1:] else "")
+    place = some(finding.places)
     if not finding.causes:
         return f"{line}{place}: {finding.unexplained}, unexplained"
     own = all(cause.source for cause in finding.causes)

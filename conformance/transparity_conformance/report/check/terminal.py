@@ -29,7 +29,7 @@ from transparity_conformance.report.check.findings import (
 from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import count, format_share, height
+from transparity_conformance.report.formatting import count, format_share, height, some
 from transparity_conformance.report.parts import Timing
 from transparity_conformance.report.report import Report
 from transparity_conformance.report.terminal import plain_table
@@ -165,8 +165,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
     if not (finding.causes and all(cause.source for cause in finding.causes)):
         yield from _code(finding.lines, "", around=not finding.causes)
     yield from _code(finding.departs_from, "departs from ", around=False)
-    places = ", ".join(finding.places[:MOST_PLACES])
-    places += f" and {len(finding.places) - MOST_PLACES} more" if finding.places[MOST_PLACES:] else ""
+    places = some(finding.places, MOST_PLACES)
     for cause in finding.causes:
         yield from _code(lines_of([cause]), "", around=False)
         says, is_placed, more = cause.says.rpartition(f", at {cause.at}") if cause.at else ("", "", "")

@@ -70,7 +70,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """What was not compared, without the fields that the audit names; values that the port refuses are counted."""
+        """The omissions, without fields that the audit names; values that the port refuses are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared

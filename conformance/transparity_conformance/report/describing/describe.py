@@ -97,7 +97,7 @@ def _stack(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         yield from (f"        {line}" for line in _layer(config, stack, read))
         yield "    end"
         yield f"    {node} --> {stack}_x"
-        node = f"{stack}_{_end(config)}"
+        node = f"{stack}_{'feed_norm' if config.norm_position == 'post' else 'feed_add'}"
         if read == "target":
             behind = "memory_norm" if config.memory_norm else "cross"
             yield f"    encoder_output -->|memory| {stack}_{behind}"
@@ -155,10 +155,6 @@ def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
         yield " --> ".join(flow)
         yield f"{before} -. residual .-> {add}"
         before = flow[-1]
-
-
-def _end(config: TransformerConfig) -> str:
-    return "feed_norm" if config.norm_position == "post" else "feed_add"
 
 
 def _norm(config: TransformerConfig) -> str:

@@ -203,26 +203,24 @@ def batch_training(bench: Bench) -> Iterator[ClaimEvidence]:
     parameters = scoped_parameters(probe_parameters(config, 6), "encoder.layers.0.self_attention_norm")
     batches = {f"batch {index}": norm_inputs(index, 1 + index)["x"] for index in range(4)}
 
-    def run(arrays: Arrays, tap) -> None:  # type: ignore[no-untyped-def]
-        dtype = arrays["weight"].dtype.name
+    def run(arrays: Arrays, tap: Tap) -> None:
         state = {name: arrays[name] for name in parameters}
-        norm = reference_module("norms.Norm", config, state, dtype=dtype)
-        tap("before", norm(arrays["batch 0"]))
-        norm.use_batch_statistics()
-        for name in batches:
-            tap(name, norm(arrays[name]))
-            for statistic in ("running_mean", "running_var"):
-                tap(f"{statistic} after {name}", norm.parameters()[statistic])
+        norm = reference_module("norms.Norm", config, state, dtype=arrays["weight"].dtype.name)
+        for name, value in _normalized(norm, {name: arrays[name] for name in batches}):
+            tap(name, value)
 
-    oracle = Oracle(run, parameters | batches)
     norm = bench.module("norms.Norm", config, parameters)
-    record = bench.evidence("four batches")
-    yield record.oracle(oracle, "before", norm(batches["batch 0"]))
+    yield from bench.evidence("four batches").taps(Oracle(run, parameters | batches), dict(_normalized(norm, batches)))
+
+
+def _normalized(norm: Module, batches: Arrays) -> Iterator[tuple[str, Any]]:
+    """Yield a batch in evaluation, then each batch in training, and the running statistics after the batch."""
+    yield "before", norm(batches["batch 0"])
     norm.use_batch_statistics()
     for name, batch in batches.items():
-        yield record.oracle(oracle, name, norm(batch))
-        for statistic in ("running_mean", "running_var"):
-            yield record.oracle(oracle, f"{statistic} after {name}", norm.parameters()[statistic])
+        yield name, norm(batch)
+        state = norm.parameters()
+        yield from ((f"{statistic} after {name}", state[statistic]) for statistic in ("running_mean", "running_var"))
 
 
 @claim(topic="normalization", dtypes=WIDE, harness=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -74,19 +74,14 @@ class Comparer:
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
         """Run the reference with changes, and match its values with the port's values."""
         values = self.program.run(changes) if changes else self.program.values
-        return self._matched(changes, values, values, {}, within or self._shares)
+        return self._matched(changes, values, {}, within or self._shares)
 
     def _matched(
-        self,
-        changes: Mapping[int, Change],
-        values: Values,
-        again: Iterable[int],
-        have: dict[int, Sequence[int]],
-        within: Mapping[int, float],
+        self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the recomputed values. `have` holds the matches of all other values."""
+        """Match the values that are not in `have`, which holds the matches of the other values."""
         program = self.program
-        for index in again:
+        for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
                 have[index] = self._known.equal_to(values[index], within.get(index, 0.0))
         found = {operation for operations in have.values() for operation in operations}
@@ -116,7 +111,7 @@ class Comparer:
                 return self.compared(changes, since.shares)
             values, again = self.program.again(other, since.values, changes)
             have = {index: found for index, found in since.have.items() if index not in again}
-            return self._matched(changes, values, again, have, since.shares)
+            return self._matched(changes, values, have, since.shares)
         except Exception:  # noqa: BLE001 - any operation may refuse what an edit gives it
             return None
 

@@ -52,9 +52,9 @@ def with_names(
     notes = [f"known as {each.mistake}: {each.says}; see `transparity explain {each.mistake}`" for each in causes]
     faults = tuple(report.faults)
     if len(faults) == len(causes) == 1:
-        (fault,), (ours,) = faults, causes
-        found = fault.causes[0] if fault.causes else ours  # an unexplained fault gets the cause of the catalogue
-        faults = (dataclasses.replace(fault, causes=(dataclasses.replace(found, mistake=ours.mistake),)),)
+        (fault,), (known,) = faults, causes
+        found = fault.causes[0] if fault.causes else known  # an unexplained fault gets the cause of the catalogue
+        faults = (dataclasses.replace(fault, causes=(dataclasses.replace(found, mistake=known.mistake),)),)
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *notes))
 
 

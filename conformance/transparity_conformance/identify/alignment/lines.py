@@ -11,24 +11,17 @@ import numpy as np
 from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.identify.alignment.found import flow_of
+from transparity_conformance.identify.alignment.heard import AlignedCall
 from transparity_conformance.identify.alignment.known_faults import intermediates, tables
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.matching.graph import ancestors, leading_nowhere, readers_of
 from transparity_conformance.matching.recorded import is_near, largest, layouts
 from transparity_conformance.matching.values import same_numbers
-from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe
 
 
 def operation_of(
-    probe: Probe,
-    operations: Sequence[Operation],
-    taps: Arrays,
-    numbers: Mapping[str, int],
-    where: str,
-    error: float,
-    budget: float,
-    besides: Sequence[Hypothesis] = (),
+    probe: Probe, call: AlignedCall, where: str, error: float, budget: float, besides: Sequence[Hypothesis] = ()
 ) -> int:
     """Find the first operation that leads to the wrong tap `where` and to no right number.
 
@@ -37,12 +30,10 @@ def operation_of(
     operation has no line, the result is the operation of the tap.
 
     Args:
-        operations: all operations of the port.
-        taps: the port's activations.
-        numbers: the operation that computed each activation.
         error, budget: of `where`; they set the tolerance that separates rounding from the error.
         besides: other faults in the segment, whose numbers count as right.
     """
+    operations, taps, numbers = call.operations, call.taps, call.numbers
     end = numbers[where]
     # Masked scores are compared only where they are visible, because their mask may be wrong.
     masked = {tap for tap, index in numbers.items() if _hides(operations[index].value).any()}

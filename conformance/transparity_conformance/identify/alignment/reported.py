@@ -83,8 +83,7 @@ def _line(
 
     `besides` lists other faults in the segment.
     """
-    segment = (fault.where, fault.error, fault.budget)
-    index = operation_of(probe, call.operations, call.taps, call.numbers, *segment, besides)
+    index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source
     size = largest(np.nan_to_num(call.taps[fault.where]))
     # A line with so large an error would show it at every tap that the line computes.

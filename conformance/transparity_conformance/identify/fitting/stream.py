@@ -12,7 +12,6 @@ import numpy as np
 from transparity.config import Branches, NormPosition
 from transparity_conformance.identify.fitting.structure import Attention, FeedForward, Sublayer
 from transparity_conformance.identify.fitting.values.experts import Experts
-from transparity_conformance.identify.fitting.values.head import is_mean
 from transparity_conformance.identify.fitting.values.norms import Norm, Norms
 from transparity_conformance.identify.fitting.values.numbers import factor_between, is_same
 from transparity_conformance.listening.operation import Operation
@@ -62,7 +61,7 @@ class End:
         if not self.choices and self.value.shape == x.shape:
             yield x, True
         for choice in self.choices:
-            yield choice @ x, not is_mean(choice)
+            yield choice @ x, bool((choice == 1).any())
 
 
 @dataclass

@@ -13,36 +13,13 @@ from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
 
-SIZES = {
-    "source_vocab_size",
-    "target_vocab_size",
-    "max_length",
-    "embed_dim",
-    "num_heads",
-    "num_key_value_heads",
-    "attention_head_dim",
-    "num_encoder_layers",
-    "num_decoder_layers",
-    "feed_forward_dim",
-    "experts_per_token",
-    "rotary_dim",
-    "rotary_original_length",
-    "rotary_short_factors",
-    "rotary_long_factors",
-    "relative_buckets",
-    "relative_max_distance",
-    "num_token_types",
-    "patch_size",
-    "image_channels",
-    "mel_bins",
-    "num_frames",
-    "num_classes",
-    "recurrent_heads",
-    "recurrent_key_heads",
-    "recurrent_key_dim",
-    "recurrent_value_dim",
-    "convolution_width",
-}
+OF_KINDS = frozenset(
+    ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
+) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
+"""Whole numbers that are no sizes: with another number, the model is of another kind."""
+
+WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
+SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
 """Fields in which models of one family differ only in size."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}

@@ -98,10 +98,6 @@ def picked(places: np.ndarray, length: int) -> np.ndarray:
     return matrix
 
 
-def is_mean(choice: np.ndarray) -> bool:
-    return bool((choice < 1).all())
-
-
 def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> Iterator[dict[str, Any]]:
     """Yield the fields of each possible pooling, the simplest first.
 

@@ -8,12 +8,11 @@ from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import (
     attention,
     embedding,
-    experts,
+    feed_forward,
     inputs,
     masks,
     normalization,
     output_head,
-    packing,
     parameters,
     position_bias,
     recurrence,
@@ -29,7 +28,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     inputs.frame_faults,
     inputs.token_type_and_mask_faults,
     parameters.faults,
-    packing.faults,
+    parameters.packing_faults,
     normalization.latent_faults,
     rotary.faults,
     position_bias.faults,
@@ -40,7 +39,7 @@ OF_A_SITE: tuple[Callable[[TransformerConfig, str], Iterator[Fault]], ...] = (
     masks.sink_faults,
     normalization.faults,
     residuals.faults,
-    experts.faults,
+    feed_forward.faults,
     output_head.faults,
 )
 """Functions that yield the faults at a tap. Equally good causes are listed in this order."""

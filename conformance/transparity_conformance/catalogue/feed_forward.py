@@ -1,17 +1,31 @@
-"""Faults of feed-forward layers, including experts: the activation, the gate and their bounds."""
+"""Faults of feed-forward layers and of experts: the activation, the gate, and the router's choice and weights."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
-from transparity_conformance.catalogue.fault import Fault, FaultRow, Number, Settings, WalkState, fault, made, row
+from transparity.taps import ROUTER_CHOSEN
+from transparity_conformance.catalogue.fault import (
+    OTHER_FACTORS,
+    Fault,
+    FaultRow,
+    Number,
+    Settings,
+    WalkState,
+    fault,
+    made,
+    row,
+)
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
-from transparity_numpy.arithmetic.functional import sigmoid
+from transparity_numpy.arithmetic.functional import sigmoid, softmax
+from transparity_numpy.experts import SCORES, choose, highest, router_weights
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
 Bound = Callable[[float, Value, Value], tuple[Value, Value]]
@@ -152,3 +166,149 @@ GATES = (
 
 INSTEAD = "the gate and the up projection are bounded by {v:g}{instead} (swiglu_limit)"
 LIMIT = Number("gate-limit", "gate_limit", INSTEAD, activated, "{v:g}")
+
+
+def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
+    scope, sublayer, tap = split(site)
+    own = own_config(config, site)
+    if sublayer != "feed_forward" or not own.num_experts:
+        return
+    if tap == ROUTER_CHOSEN:
+        yield from _choices(own)
+    if tap == "router_weights":
+        yield from _weights(own)
+    if site == f"{scope}.feed_forward.output":
+        yield from _of_experts(own)
+
+
+def _choices(config: TransformerConfig) -> Iterator[Fault]:
+    chosen = partial(fault, formula=_chosen)
+    count, experts = config.experts_per_token, config.num_experts
+    available = experts // config.router_groups * config.topk_groups
+    counts = {"one": 1, "one fewer": count - 1, "one more": count + 1, "all": available}
+    for number in dict.fromkeys(counts.values()):
+        if 0 < number <= available and number != count:
+            name = next(name for name, each in counts.items() if each == number)
+            says = f"{number} of {experts} experts are chosen for a token, not {count}"
+            yield chosen("router-count", name, says=says, experts_per_token=number)
+    if count < experts:
+        yield chosen("router-choice", "lowest", sign=-1)
+        yield chosen("router-choice", "first", sign=0)
+    if config.router_score_bias:
+        yield chosen("router-correction", "missing", correction=0)
+        yield chosen("router-correction", "subtracted", correction=-1)
+    if config.router_groups > config.topk_groups:
+        yield chosen("router-groups", "ignored", topk_groups=config.router_groups)
+        yield chosen("router-groups", "by the highest score", ranked=1)
+
+
+def _weights(config: TransformerConfig) -> Iterator[Fault]:
+    weighted, right = partial(fault, formula=_weighted), config.router_scale
+    if not (config.normalize_topk and config.experts_per_token == config.num_experts):
+        name = "missing" if config.normalize_topk else "too much"
+        yield weighted("router-normalization", name, normalize_topk=not config.normalize_topk)
+    yield weighted("router-weights", "missing", weights="one")
+    yield weighted("router-weights", "equal", weights="equal")
+    if config.router_scores == "softmax":
+        yield weighted("router-weights", "softmax twice", weights="softmax twice")
+    yield weighted("router-weights", "logits", weights="logits")
+    other = next(name for name in SCORES if name != config.router_scores)
+    says = f"scores are the {other} of the router's logits, not the {config.router_scores}"
+    yield weighted("router-scores", other, says=says, router_scores=other, also_patched=(ROUTER_CHOSEN,))
+    if config.router_score_bias:
+        yield weighted("router-correction", "in the weights", weights="corrected")
+    for name, factor in OTHER_FACTORS.items() if right != 1 else ():
+        yield weighted("router-scale", name, words={"right": right}, router_scale=factor(right))
+
+
+def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Value, Value, Any]:
+    """Return the router's logits, their scores, and the score bias, if any."""
+    scope = site.rpartition(".")[0]
+    logits = state.taps[f"{scope}.router_logits"]
+    return logits, SCORES[config.router_scores](logits), state.parameters.get(f"{scope}.router_score_bias")
+
+
+def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
+    """Return the layer's configuration with the fields that `settings` changes."""
+    own = own_config(state.config, site)
+    fields = {name: value for name, value in settings.items() if name in vars(own)}
+    return dataclasses.replace(own, **fields)
+
+
+def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    config = _changed(settings, state, site)
+    _, scores, correction = _scores(state, site, config)
+    if "correction" in settings:
+        correction = settings["correction"] * correction
+    if "sign" in settings:
+        return highest(settings["sign"] * scores, config.experts_per_token).astype(value.dtype)
+    if "ranked" in settings:
+        return _by_groups(settings, config, scores if correction is None else scores + correction).astype(value.dtype)
+    return choose(config, scores, correction).astype(value.dtype)
+
+
+def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
+    """Choose experts from the best groups, ranked by the sum of their highest scores.
+
+    `settings["ranked"]` is the number of scores in each sum.
+    """
+    groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
+    ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
+    best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
+    return highest(np.where(best == 1, scores, -np.inf), config.experts_per_token)
+
+
+def _weighted(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
+    if site.endswith(ROUTER_CHOSEN):
+        return _chosen(settings, state, site, value)
+    config = _changed(settings, state, site)
+    logits, scores, correction = _scores(state, site, config)
+    chosen = state.taps[f"{site.rpartition('.')[0]}.{ROUTER_CHOSEN}"]
+    kind = settings.get("weights")
+    if kind in ("one", "equal"):
+        return (chosen / (config.experts_per_token if kind == "equal" else 1)).astype(value.dtype)
+    if kind == "logits":
+        return np.where(chosen != 0, logits, 0).astype(value.dtype)
+    if kind == "corrected" and correction is not None:
+        scores = scores + correction
+    scores = softmax(scores) if kind == "softmax twice" else scores
+    return router_weights(config, scores, chosen).astype(value.dtype)
+
+
+PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
+    "high first": (2, lambda blocks: blocks[..., ::-1]),  # the two weights in each byte are swapped
+    "split": (32, lambda blocks: blocks.reshape(*blocks.shape[:-1], 2, 16).swapaxes(-1, -2)),  # low half-bytes first
+    "scale twice": (1, lambda blocks: blocks * 2),
+    "scale half": (1, lambda blocks: blocks / 2),
+}
+"""Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply.
+
+Each row has the size of a block, and the change of features in blocks of this size, (…, blocks, size).
+"""
+
+
+def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
+    """Change the features in blocks of `size`; raise `ValueError` if `size` does not divide their number."""
+    return change(x.reshape(*x.shape[:-1], -1, size)).reshape(x.shape)
+
+
+def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
+    """Yield faults that show in the weighted sum of the experts' outputs."""
+    orders: dict[str, Callable[[int, int], int]] = {
+        "reversed": lambda expert, count: count - 1 - expert,
+        "next": lambda expert, count: (expert + 1) % count,
+        "first": lambda expert, count: 0,
+    }
+    for name, source in orders.items() if config.num_experts > 1 else ():
+        if not (name == "next" and config.num_experts == 2):
+            yield fault("expert-order", name, formula=activated, order=source)
+    for name, (size, change) in PACKINGS.items():
+        if config.embed_dim % size == 0:
+            yield fault("expert-packing", name, formula=activated, unpacked=partial(_unpacked, size, change))
+    if config.shared_expert_dim:
+        yield fault("shared-expert", "missing", formula=activated, shared=0)
+        if config.router_scale != 1:
+            yield fault("shared-expert", "scaled", formula=activated, shared=config.router_scale)
+    if config.shared_expert_dim and config.shared_expert_gate:
+        yield fault("shared-expert-gate", "missing", formula=activated, through=np.ones_like)
+        yield fault("shared-expert-gate", "no sigmoid", formula=activated, through=lambda x: x)

@@ -12,12 +12,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.embedding import right_ids, right_positions
-from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, variants
+from transparity_conformance.catalogue.fault import Alter, Fault, Settings, WalkState, fault, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.masks import weighed
 from transparity_conformance.catalogue.sites import Value
-from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.oracle.undetermined import Call, Mask, MaskParts, given_mask, padding_at
+from transparity_conformance.oracle.undetermined import Call, Mask, given_mask, padding_at
 from transparity_numpy.inputs.patches import patches
 
 ORDERS = {"column by column": (0, 2, 1, 3), "from below": None}
@@ -36,18 +35,15 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         if name != "channels last" or config.image_channels > 1:
             yield fault("patch-layout", name, patch=partial(_of_patches, partial(_laid_out, inner)))
     if config.image_channels > 1:
-        yield fault("patch-layout", "channels turned", patch=partial(_of_patches, _channels_turned))
+        yield fault("patch-layout", "channels turned", patch=partial(_of_patches, partial(_laid_out, None)))
     if config.patch_bias:
-        yield fault("bias-dropped", "patches", alter=_unbiased)
+        bias = "encoder.patch_projection.bias"
+        without: Alter = lambda config, parameters, site: {bias: np.zeros_like(parameters[bias])}  # noqa: E731
+        yield fault("bias-dropped", "patches", alter=without)
     if config.class_token:
         yield fault("class-token", "behind", patch=_behind)
         if config.positions == "learned":
             yield fault("class-token", "without position", patch=_without_position)
-
-
-def _unbiased(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    name = "encoder.patch_projection.bias"
-    return {name: np.zeros_like(parameters[name])}
 
 
 Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
@@ -69,14 +65,12 @@ def _ordered(axes: tuple[int, ...] | None, config: TransformerConfig, right: np.
     return (grid[:, ::-1] if axes is None else grid.transpose(axes)).reshape(right.shape)
 
 
-def _laid_out(axes: tuple[int, ...], config: TransformerConfig, right: np.ndarray) -> np.ndarray:
+def _laid_out(axes: tuple[int, ...] | None, config: TransformerConfig, right: np.ndarray) -> np.ndarray:
+    """Reorder the numbers in each patch by a permutation, or reverse the channels."""
     size = config.patch_size or 1
     cut = right.reshape(*right.shape[:2], config.image_channels, size, size)
-    return cut.transpose(0, 1, *(2 + axis for axis in axes)).reshape(right.shape)
-
-
-def _channels_turned(config: TransformerConfig, right: np.ndarray) -> np.ndarray:
-    return right.reshape(*right.shape[:2], config.image_channels, -1)[:, :, ::-1].reshape(right.shape)
+    other = cut[:, :, ::-1] if axes is None else cut.transpose(0, 1, *(2 + axis for axis in axes))
+    return other.reshape(right.shape)
 
 
 def _behind(state: WalkState, site: str, value: Value) -> Value:
@@ -213,12 +207,9 @@ def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[F
         # `masks` lists the faults in which only attention ignores or inverts the mask.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
-            patch, padding = partial(_embedded_otherwise, name), partial(_other_mask, name)
+            padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)  # noqa: E731
+            patch = partial(_embedded_otherwise, name)
             yield fault("attention-mask", name, patch=patch, formula=weighed, padding=padding)
-
-
-def _other_mask(name: str, parts: MaskParts) -> Mask:
-    return MASKS[name](parts.state, parts.site)
 
 
 def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) -> Value:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.catalogue import sites
 from transparity_conformance.catalogue.fault import (
     Fault,
     Number,
@@ -24,21 +25,7 @@ from transparity_conformance.catalogue.fault import (
     row,
     usual,
 )
-from transparity_conformance.catalogue.sites import (
-    Value,
-    apply_linear,
-    is_gated_norm,
-    is_head_norm,
-    is_latent,
-    is_norm,
-    is_normed,
-    layer_input,
-    norm_input,
-    norm_scope,
-    parameters_of,
-    recurrence_input,
-    sublayers,
-)
+from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import silu
@@ -74,19 +61,19 @@ class NormForm:
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if site.endswith(".self_attention.query") and not is_normed(config, site):
+    if site.endswith(".self_attention.query") and not sites.is_normed(config, site):
         for name, source in UNWANTED.items():
             if source is None or config.embedding_norm:
                 patch = partial(_normed_first, source)
                 yield fault("norm-unwanted", name, patch=patch, also_patched=("key", "value"))
     if has_eps(config, site):
         yield from (other_eps(config, eps) for eps in usual("norm_eps") if eps != config.norm_eps)
-    if not is_norm(config, site):
+    if not sites.is_norm(config, site):
         return
     right = form_at(config, site)
     if not right.centered:
         yield from made(OF_RMS, config, norm_with)
-        if is_head_norm(site):
+        if sites.is_head_norm(site):
             yield from made(HEADS[right.statistics], config, norm_with)
     elif config.norm == "batch":
         yield from made(OF_BATCH, config, norm_with)
@@ -105,7 +92,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     for other in _neighbours(config, site):
         yield from _taken(site.rpartition(".")[2], other)
     # Scaling the input of a norm equals changing eps, except with running statistics.
-    ties = ("norm-eps",) if config.norm != "batch" or is_head_norm(site) else ()
+    ties = ("norm-eps",) if config.norm != "batch" or sites.is_head_norm(site) else ()
     for factor in (2.0, 0.5):
         says = f"the input of this norm is {factor:g} × ours"
         yield _formed("norm-input-scale", f"{factor:g}", says=says, factor=factor, equivalents=ties)
@@ -167,15 +154,19 @@ HEADS = {
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
     """Return the norms whose parameters a port may use by mistake."""
-    if is_head_norm(site) and config.query_key_norm_over == "projection" and config.key_value_heads < config.num_heads:
+    if (
+        sites.is_head_norm(site)
+        and config.query_key_norm_over == "projection"
+        and config.key_value_heads < config.num_heads
+    ):
         return []  # The two norms have different sizes.
-    if is_head_norm(site):
+    if sites.is_head_norm(site):
         return ["key_norm" if site.endswith("query_norm") else "query_norm"]
     if site.count(".") != 3:
         return []
     scope, name = site.rpartition(".")[::2]
     kinds = ["norm"] + ["post_norm"] * (config.norm_position == "sandwich")
-    normed = [sublayer for sublayer in sublayers(config, scope) if is_normed(config, f"{scope}.{sublayer}")]
+    normed = [sublayer for sublayer in sites.sublayers(config, scope) if sites.is_normed(config, f"{scope}.{sublayer}")]
     names = [f"{sublayer}_{kind}" for sublayer in normed for kind in kinds]
     names = names[:1] if config.branches == "parallel-one-norm" else names
     names += ["memory_norm"] * (config.memory_norm and "cross_attention_norm" in names)
@@ -185,8 +176,8 @@ def _neighbours(config: TransformerConfig, site: str) -> list[str]:
 def form_at(config: TransformerConfig, site: str) -> NormForm:
     """Return the right form of the norm at a tap."""
     more = 1.0 if config.norm_gain == "one-plus-weight" else 0.0
-    if config.norm == "rms" or is_head_norm(site) or is_latent(site):
-        together = is_head_norm(site) and config.query_key_norm_over == "projection"
+    if config.norm == "rms" or sites.is_head_norm(site) or sites.is_latent(site):
+        together = sites.is_head_norm(site) and config.query_key_norm_over == "projection"
         statistics = "heads" if together else "features"
         return NormForm(centered=False, biased=False, more=more, eps=config.norm_eps, statistics=statistics)
     unbiased, statistics = config.norm == "layer-unbiased", "running" if config.norm == "batch" else "features"
@@ -202,22 +193,22 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
     """Return whether a tap shows the result of a norm, including norms of latents and in a recurrence."""
-    return is_norm(config, site) or is_latent(site) or is_gated_norm(site)
+    return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
 def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the norm at a tap, computed with changed settings; in a recurrence, the gate is included."""
-    if is_gated_norm(site):
+    if sites.is_gated_norm(site):
         return gated_norm(settings, state, site, value)
     form = dataclasses.replace(form_at(state.config, site), **settings)
-    return _formed_by(form, state, site, norm_input(state, site))
+    return _formed_by(form, state, site, sites.norm_input(state, site))
 
 
 EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 
 
 def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
-    parameters = parameters_of(state, norm_scope(site))
+    parameters = sites.parameters_of(state, sites.norm_scope(site))
     number = x.dtype.type
     x, eps = x * number(form.factor), number(form.eps)
     weight = parameters["weight"] + number(form.more) if form.gained else number(1)
@@ -237,7 +228,7 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
 
 def normed(state: WalkState, site: str) -> Value:
     """Apply the right norm of the tap `site` to its right input."""
-    return normed_input(state, site, norm_input(state, site))
+    return normed_input(state, site, sites.norm_input(state, site))
 
 
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
@@ -255,21 +246,21 @@ def _normed_first(source: str | None, state: WalkState, site: str, value: Value)
     The norm uses the parameters of the norm `source`; without a `source`, its gain is 1.
     """
     scope, _, role = split(site)
-    stack, x = scope.partition(".")[0], layer_input(state, scope)
+    stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:
         one = np.ones(x.shape[-1], x.dtype)
         gain = one * 0 if state.config.norm_gain == "one-plus-weight" else one
         parameters = {"weight": gain, "bias": one * 0, "running_mean": one * 0, "running_var": one}
     else:
-        parameters = parameters_of(state, f"{stack}.{source}")
+        parameters = sites.parameters_of(state, f"{stack}.{source}")
     config = state.config
     heads = config.num_heads if role == "query" else config.key_value_heads
-    projected = project_heads(parameters_of(state, site), norm(config, parameters, x), heads, config.projection)
+    projected = project_heads(sites.parameters_of(state, site), norm(config, parameters, x), heads, config.projection)
     return projected.astype(value.dtype)
 
 
 def _missing(state: WalkState, site: str, value: Value) -> Value:
-    return norm_input(state, site)
+    return sites.norm_input(state, site)
 
 
 def _exchanged(pair: tuple[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
@@ -289,7 +280,7 @@ def gated_norm(settings: Settings, state: WalkState, site: str, value: Value) ->
     own, scope = own_config(state.config, site), site.rpartition(".")[0]
     is_delta = own.mixer == "gated-delta"
     order = settings.get("order", "gate behind" if is_delta else "gate first")
-    z = apply_linear(state, f"{scope}.gate", recurrence_input(state, site))
+    z = sites.apply_linear(state, f"{scope}.gate", sites.recurrence_input(state, site))
     gate, x = settings.get("gate", silu)(z), state.taps[f"{scope}.context"]
     in_front = order == "gate first" or (order != "gate behind" and not is_delta)
     y = x * gate if in_front else x
@@ -315,7 +306,7 @@ LATENT_ROLES = {"query_latent": "the queries", "key_value_latent": "keys and val
 
 
 def latent_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if not is_latent(site):
+    if not sites.is_latent(site):
         return
     role = LATENT_ROLES[split(site)[2]]
     yield fault("latent-norm", "missing", words={"role": role}, patch=_missing)

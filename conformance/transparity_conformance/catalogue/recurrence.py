@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.catalogue import sites
 from transparity_conformance.catalogue.attention import tiled_heads
 from transparity_conformance.catalogue.fault import Fault, Settings, WalkState, fault, made, row, variants
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS
 from transparity_conformance.catalogue.normalization import norm_with
-from transparity_conformance.catalogue.sites import (
-    Value,
-    apply_linear,
-    parameters_of,
-    recurrence_input,
-    sublayer_input,
-    unpadded,
-)
+from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, silu, softplus
 from transparity_numpy.mixers.attention import merge_heads, repeat_heads, split_heads
@@ -203,17 +197,19 @@ def _scope(site: str) -> str:
 def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return a convolution and its activation, computed with changed settings."""
     part, own = site.removesuffix("_convolved"), own_config(state.config, site)
-    kernel = parameters_of(state, f"{part}_convolution")
-    y = settings.get("kernel", _causal)(kernel["weight"], apply_linear(state, part, recurrence_input(state, site)))
+    kernel = sites.parameters_of(state, f"{part}_convolution")
+    y = settings.get("kernel", _causal)(
+        kernel["weight"], sites.apply_linear(state, part, sites.recurrence_input(state, site))
+    )
     y = settings.get("function", ACTIVATIONS["silu"][0])(y + kernel.get("bias", 0))
     masked = own.mixer == "state-space" and settings.get("unpadded", True)
-    return (unpadded(state, site, y) if masked else y).astype(value.dtype)
+    return (sites.unpadded(state, site, y) if masked else y).astype(value.dtype)
 
 
 def _changed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the update strength, or queries or keys of unit length, computed by another function."""
     if site.endswith(".beta"):
-        x = apply_linear(state, site, recurrence_input(state, site))
+        x = sites.apply_linear(state, site, sites.recurrence_input(state, site))
     else:
         x = split_heads(state.taps[site.replace("_normalized", "_convolved")], value.shape[1])
     return settings["change"](x).astype(value.dtype)
@@ -222,7 +218,7 @@ def _changed(settings: Settings, state: WalkState, site: str, value: Value) -> V
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the time step or the decay, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
-    x = apply_linear(state, f"{scope}.decay", recurrence_input(state, site))
+    x = sites.apply_linear(state, f"{scope}.decay", sites.recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
     bounded = partial(np.clip, a_min=own.time_step_min, a_max=own.time_step_max)
     step = settings.get("step", lambda x, bias, bounded: bounded(softplus(x + bias)))(x, bias, bounded)
@@ -286,5 +282,5 @@ def _by_rule(
 
 def _attention_gate(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     scope, sublayer, _ = split(site)
-    z = apply_linear(state, f"{_scope(site)}.gate", sublayer_input(state, scope, sublayer))
+    z = sites.apply_linear(state, f"{_scope(site)}.gate", sites.sublayer_input(state, scope, sublayer))
     return (state.taps[f"{_scope(site)}.context"] * settings["gate"](z)).astype(value.dtype)

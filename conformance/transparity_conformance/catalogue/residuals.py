@@ -9,21 +9,11 @@ from functools import partial
 import numpy as np
 
 from transparity.config import TransformerConfig
+from transparity_conformance.catalogue import sites
 from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Patch, WalkState, fault, made, row
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, activated, gate_faults, is_activated
 from transparity_conformance.catalogue.normalization import normed, normed_input
-from transparity_conformance.catalogue.sites import (
-    Value,
-    added,
-    branch_end,
-    is_normed,
-    layer_input,
-    output_of,
-    stream,
-    sublayer_input,
-    sublayer_of,
-    sublayers,
-)
+from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.undetermined import split
@@ -64,12 +54,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
                 instead = f"{description} instead of {ACTIVATIONS[config.activation][1]}"
                 yield fault("activation", name, says=instead, formula=activated, function=function)
         if config.norm_position in ("post", "post-branch"):
-            yield fault("residual-source", "parallel", formula=activated, source=layer_input)
+            yield fault("residual-source", "parallel", formula=activated, source=sites.layer_input)
         if config.branches == "parallel-one-norm":
             behind = partial(_behind_attention, "self_attention_norm")
             yield fault("residual-source", "sequential", formula=activated, source=behind)
         yield from gate_faults(config) if config.gated else ()
-    if sublayer and site == branch_end(config, ".".join(sublayer_of(site))):
+    if sublayer and site == sites.branch_end(config, ".".join(sites.sublayer_of(site))):
         right = config.residual_multiplier
         for name, factor in OTHER_FACTORS.items() if right != 1 else ():
             downstream = partial(_multiplied, factor)
@@ -84,7 +74,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "sandwich"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
-        skipped: Patch = lambda state, site, value: layer_input(state, site.removesuffix(".output"))  # noqa: E731
+        skipped: Patch = lambda state, site, value: sites.layer_input(state, site.removesuffix(".output"))  # noqa: E731
         yield fault("layer-missing", "skipped", patch=skipped)
     if site == "logits" and config.head in ("logits", "classes"):
         yield from made(LOGIT_CHANGES, config, lambda settings, state, site, value: settings["change"](value))
@@ -99,17 +89,19 @@ LOGIT_CHANGES = (
 
 
 def _residual_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    sublayer = sublayer_of(site)[1]
+    sublayer = sites.sublayer_of(site)[1]
     if config.branches != "sequential" and sublayer == "self_attention":
         return  # With parallel branches, both sublayers share one residual.
-    if config.norm_position in ("pre", "sandwich") and is_normed(config, site):
+    if config.norm_position in ("pre", "sandwich") and sites.is_normed(config, site):
         description = "the residual adds the normalized tensor instead of the tensor before the norm"
-        yield _residual("normalised", description, sublayer_input)
+        yield _residual("normalised", description, sites.sublayer_input)
     yield _residual("missing", "the residual is missing", lambda state, scope, name: 0)
-    yield _residual("twice", "", lambda state, scope, name: 2 * stream(state, scope, name))
+    yield _residual("twice", "", lambda state, scope, name: 2 * sites.stream(state, scope, name))
     if sublayer in ("feed_forward", "cross_attention") and config.branches == "sequential":
         description = "the residual adds the layer's input instead of the residual stream before this sublayer"
-        yield _residual("layer input", description, lambda state, scope, name: stream(state, scope, "self_attention"))
+        yield _residual(
+            "layer input", description, lambda state, scope, name: sites.stream(state, scope, "self_attention")
+        )
 
 
 def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, flow: Value) -> Value:
@@ -121,8 +113,8 @@ def _residual(variant: str, description: str, source: Callable[[WalkState, str, 
     """Return the fault in which a sublayer adds the value that `source` returns as its residual."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
-        scope, sublayer = sublayer_of(site)
-        change = source(state, scope, sublayer) - stream(state, scope, sublayer)
+        scope, sublayer = sites.sublayer_of(site)
+        change = source(state, scope, sublayer) - sites.stream(state, scope, sublayer)
         return flow + change / flow.dtype.type(state.config.residual_multiplier)
 
     return fault("residual-source", variant, says=description, downstream=downstream)
@@ -138,21 +130,21 @@ def _rounded(kind: str, config: TransformerConfig, parameters: Arrays, site: str
 def _normed_output(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     sublayer = name.removesuffix("_norm")
-    out = state.taps[output_of(state.config, f"{scope}.{sublayer}")]
-    return stream(state, scope, sublayer) + normed_input(state, site, state.config.residual_multiplier * out)
+    out = state.taps[sites.output_of(state.config, f"{scope}.{sublayer}")]
+    return sites.stream(state, scope, sublayer) + normed_input(state, site, state.config.residual_multiplier * out)
 
 
 def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
     """Return the norm of the stream after attention, in a layer whose branches should be parallel."""
-    x = added(state, layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
+    x = sites.added(state, sites.layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
     return normed_input(state, f"{scope}.{norm}", x)
 
 
 def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
-    before = [each for each in sublayers(state.config, scope) if f"{each}_norm" != name]
-    ends = {end: state.taps[end] for end in (branch_end(state.config, f"{scope}.{each}") for each in before)}
-    state.taps.update({end: np.zeros_like(added) for end, added in ends.items()})
+    before = [each for each in sites.sublayers(state.config, scope) if f"{each}_norm" != name]
+    ends = {end: state.taps[end] for end in (sites.branch_end(state.config, f"{scope}.{each}") for each in before)}
+    state.taps.update({end: np.zeros_like(sites.added) for end, sites.added in ends.items()})
     behind = normed(state, site)
     state.taps.update(ends)
     return behind

@@ -319,13 +319,12 @@ def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
-    tokens = {ours: _first(fields.get(theirs)) for ours, theirs in named.items()}
-    inside = min(sizes, default=0)
-    return {name: token if is_whole(token, 0) and token < inside else None for name, token in tokens.items()}
-
-
-def _first(token: Any) -> Any:
-    return token[0] if isinstance(token, list) and token else token
+    inside, found = min(sizes, default=0), dict[str, int | None]()
+    for ours, theirs in named.items():
+        token: Any = fields.get(theirs)
+        token = token[0] if isinstance(token, list) and token else token
+        found[ours] = token if is_whole(token, 0) and token < inside else None
+    return found
 
 
 def parameters_from(

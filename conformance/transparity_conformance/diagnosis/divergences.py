@@ -82,10 +82,13 @@ def _consistent(
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     follows = answer.follows(results, told, unexplained)
+
+    def contradicts(tap: str) -> bool:
+        beside = (_feeds(results, tap, other) or _feeds(results, other, tap) for other in unexplained)
+        return tap in answer.found and (not follows or any(beside))
+
     return [
-        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None)
-        if each.where in answer.found and not (follows and not _is_beside(results, each.where, unexplained))
-        else each
+        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None) if contradicts(each.where) else each
         for each in without_moved(divergences, told)
     ]
 
@@ -100,12 +103,8 @@ def without_moved(divergences: Sequence[Divergence], told: Combination) -> list[
     ]
 
 
-def _is_beside(results: Results, tap: str, others: Sequence[str]) -> bool:
-    """Return whether a tap directly feeds one of the other taps, or is directly fed by one."""
-    return any(_feeds(results, tap, other) or _feeds(results, other, tap) for other in others)
-
-
 def _feeds(results: Results, tap: str, other: str) -> bool:
+    """Return whether a tap directly feeds another."""
     result = next(each for each in results.values() if tap in each.recorded)
     changed = {**result.recorded, tap: 2 * result.recorded[tap] + 1}
     ours, theirs = (walk(result.probe, given, until=other)[other] for given in (result.recorded, changed))

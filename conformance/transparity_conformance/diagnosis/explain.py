@@ -63,7 +63,9 @@ def explain(
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same
     likely = [combination for combination, _ in _made_before(segment, search.screen, earlier)]
-    deepest = 1 if _in_vain(segment, earlier) else PAIR if segment.is_whole_model else deepest
+    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
+    in_vain = sum(not each.causes for each in alike) > 1  # two segments of this kind were searched without success
+    deepest = 1 if in_vain else PAIR if segment.is_whole_model else deepest
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
         found, remains = search.run(likely, deepest)
@@ -104,12 +106,6 @@ def _uncontradicted_first(
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
     return found
-
-
-def _in_vain(segment: Segment, earlier: Mapping[str, Explanation]) -> bool:
-    """Return whether two segments of the same kind were searched for several faults without success."""
-    alike = [each for tap, each in earlier.items() if tap_kind(tap) == tap_kind(segment.tap)]
-    return sum(not each.causes for each in alike) > 1
 
 
 def _same_as_earlier(

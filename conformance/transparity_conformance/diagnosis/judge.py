@@ -162,16 +162,14 @@ def _verdict(
         where = first or "logits"
         found = _undeclared(results, measured, rounding, where, dtype, notes)
         return report("diverges", where, with_impact(results, found, dtype), notes=tuple(notes))
-    if wrong:
-        faulty = wrong
-        if any(item.tap == "logits" for item in measured):
-            notes.append("the logits agree: these faults do not change them")
-    places = faulty or ["logits"]
+    if wrong and any(item.tap == "logits" for item in measured):
+        notes.append("the logits agree: these faults do not change them")
+    places = wrong or faulty or ["logits"]
     unexplained = tuple(divergence_of(results, tap, Explanation()) for tap in places)
     search.located(report("diverges", first, unexplained, notes=tuple(notes)))
     divergences, remarks, others = _explained(results, places, dtype, search)
-    remarks = (*notes, *remarks)
-    explained = report("diverges", first, with_impact(results, divergences, dtype), notes=remarks, other_fields=others)
+    said = {"notes": (*notes, *remarks), "other_fields": others}
+    explained = report("diverges", first, with_impact(results, divergences, dtype), **said)
     if search.clock.is_interrupted:
         raise Interrupted(explained)
     return explained

@@ -8,6 +8,7 @@ map, which is the same for all rows and positions, turns the reference's values 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
     inside = {tap for tap in suspects if tap.rpartition(".")[2] in INSIDE}
     if inside and any(tap not in inside and (key, tap) not in healed for key, tap in _wrong(results)):
         healed |= _healed(results, inside, dtype, INSIDE)
-    if norms := _wrong_norms(results):
+    norms = {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
+    if norms:
         healed |= _healed(results, suspects | norms, dtype)
     for key, tap in _wrong(results):
         (equivalent if (key, tap) in healed else faulty)[tap] = None
@@ -64,10 +66,6 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 def _wrong(results: Results) -> list[tuple[str, str]]:
     """Return the pairs of a probe and a tap that is wrong on it."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
-
-
-def _wrong_norms(results: Results) -> set[str]:
-    return {tap for result in results.values() for tap in result.wrong if is_norm(result.probe.config, tap)}
 
 
 def _healed(
@@ -251,27 +249,23 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
     """Return whether every head of the port is one of ours; scores may be scaled, and a constant added to each row."""
-    heads = [
-        _joined(pairs, lambda x, head=head: _centered(x, shifted)[:, head].ravel())  # type: ignore[misc]
-        for head in range(pairs[0][0].shape[1])
-    ]
+
+    def head_of(x: np.ndarray, head: int) -> np.ndarray:
+        return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()
+
+    def scaled(ours: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        power = float(ours @ ours)
+        return ours * (float(ours @ actual) / power) if shifted and power else ours
+
+    heads = [_joined(pairs, partial(head_of, head=head)) for head in range(pairs[0][0].shape[1])]
     taken: set[int] = set()
     for actual, _ in heads:
-        fits = (i for i, (_, ours) in enumerate(heads) if _is_near(actual, _scaled(ours, actual, shifted), tolerance))
+        fits = (i for i, (_, ours) in enumerate(heads) if _is_near(actual, scaled(ours, actual), tolerance))
         free = next((head for head in fits if head not in taken), None)
         if free is None:
             return False
         taken.add(free)
     return True
-
-
-def _centered(x: np.ndarray, shifted: bool) -> np.ndarray:
-    return x - x.mean(-1, keepdims=True) if shifted else x
-
-
-def _scaled(ours: np.ndarray, actual: np.ndarray, scaled: bool) -> np.ndarray:
-    power = float(ours @ ours)
-    return ours * (float(ours @ actual) / power) if scaled and power else ours
 
 
 def _is_near(actual: np.ndarray, fitted: np.ndarray, tolerance: float) -> bool:

@@ -79,13 +79,11 @@ def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
         if kind == dtype:
             continue
         recorded = (value for result in results.values() for value in result.recorded.values())
-        if all(np.array_equal(rounded_to(value, kind), value, equal_nan=True) for value in recorded) and all(
-            _is_within(result, kind) for result in results.values()
-        ):
+        is_exact = all(np.array_equal(rounded_to(value, kind), value, equal_nan=True) for value in recorded)
+        if is_exact and all(_is_within(result, kind) for result in results.values()):
             pairs = [(each.recorded[each.last], each.probe.oracle.expected[each.last]) for each in results.values()]
-            return Cause(
-                "low-precision", f"rounding of {kind} arithmetic", None, max(gap(*pair) for pair in pairs), 1.0
-            )
+            largest = max(gap(*pair) for pair in pairs)
+            return Cause("low-precision", f"rounding of {kind} arithmetic", None, largest, 1.0)
     return None
 
 

@@ -32,13 +32,9 @@ def check_memory(config: TransformerConfig, batch: int, **lengths: int) -> None:
     parameters = sum(map(math.prod, parameter_shapes(config).values()))
     taps = tap_shapes(config, batch, **{name: lengths[name] for name in config.input_names})
     activations = sum(map(math.prod, taps.values()))
-    needed = parameters * BYTES_OF_A_PARAMETER + activations * BYTES_OF_AN_ACTIVATION + _cache(config, batch)
+    # The caches for decoding; an encoder has none.
+    of_a_head = (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
+    cached = batch * config.max_length * config.key_value_heads * of_a_head
+    needed = parameters * BYTES_OF_A_PARAMETER + activations * BYTES_OF_AN_ACTIVATION
+    needed += cached * BYTES_OF_A_CACHED_FEATURE
     check_fits(f"A check of this configuration with {parameters:,} parameters", needed, ConfigError)
-
-
-def _cache(config: TransformerConfig, rows: int) -> int:
-    """Return the bytes of the caches for decoding; an encoder has no cache."""
-    features = (
-        config.key_value_heads * (config.head_dim + config.value_dim) * config.num_decoder_layers * config.has_decoder
-    )
-    return rows * config.max_length * features * BYTES_OF_A_CACHED_FEATURE

@@ -439,13 +439,11 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
     """Return the probes of a model with given parameters, such as a checkpoint's, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
     made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
-    if is_huge(parameters):
-        return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
-    if can_read_text(config):
+    if can_read_text(config) and not is_huge(parameters):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)
         made.append(("text", "real text", text))
-    if not config.reads_pixels:
+    if not (config.reads_pixels or is_huge(parameters)):
         made.append(("one", "length 1", mixed_inputs(config, 1, 1, 1)))
     return {name: Probe(case, name, purpose, config, parameters, inputs) for name, purpose, inputs in made}
 

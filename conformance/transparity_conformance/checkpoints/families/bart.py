@@ -6,7 +6,7 @@ Marian is a translation model. OPT is BART's decoder without an encoder, with pr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation,
-    as_flag,
-    as_whole,
-    by_tensors,
-    derived,
-    flag,
-    rename,
-    same,
-    sizes,
-    switch,
-    tokens,
-    unwritten,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 from transparity_numpy.positions.sinusoidal import sinusoidal_positions
 
 
@@ -65,13 +51,13 @@ EXAMPLE |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3, "max_pos
 EXAMPLE |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
 
 STACKS = (
-    rename("d_model", "embed_dim"),
-    rename("encoder_layers", "num_encoder_layers"),
-    rename("decoder_layers", "num_decoder_layers"),
-    rename("tie_word_embeddings", "tied_head", True),
-    same("encoder_attention_heads", "decoder_attention_heads", "num_heads"),
-    same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
-    activation("activation_function", "gelu"),
+    row.rename("d_model", "embed_dim"),
+    row.rename("encoder_layers", "num_encoder_layers"),
+    row.rename("decoder_layers", "num_decoder_layers"),
+    row.rename("tie_word_embeddings", "tied_head", True),
+    row.same("encoder_attention_heads", "decoder_attention_heads", "num_heads"),
+    row.same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
+    row.activation("activation_function", "gelu"),
 )
 """The rows for sizes and activations that all encoder-decoders like BART share."""
 
@@ -88,10 +74,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
 """Fields of older files; transformers ignores them and builds these variants only."""
 
 
-def _bias(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return {"head_bias": "final_logits_bias" in names}
-
-
 def _copies(config: TransformerConfig) -> Mapping[str, str]:
     """Return the tensors that repeat `shared.weight`; transformers stores them if `tie_word_embeddings` is false."""
     is_untied = config.shared_embedding and not config.tied_head
@@ -104,12 +86,12 @@ BART = Family(
     always={"architecture": "encoder-decoder", "norm": "layer", "norm_position": "post", "positions": "learned"}
     | {"position_offset": 2, "embedding_norm": True, "shared_embedding": True},
     rows=(
-        rename("vocab_size", ("source_vocab_size", "target_vocab_size")),
-        rename("max_position_embeddings", "max_length", 1024),
+        row.rename("vocab_size", ("source_vocab_size", "target_vocab_size")),
+        row.rename("max_position_embeddings", "max_length", 1024),
         *STACKS,
-        switch("scale_embedding", "embedding_scale", "embed_dim", "none", False),
-        by_tensors(_bias, unwritten),
-        tokens(pad=1, bos=0, eos=2, decoder_start=2),
+        row.switch("scale_embedding", "embedding_scale", "embed_dim", "none", False),
+        row.by_tensors(lambda fields, names: {"head_bias": "final_logits_bias" in names}, row.unwritten),
+        row.tokens(pad=1, bos=0, eos=2, decoder_start=2),
     ),
     copies=_copies,
     only=ONLY | {"normalize_embedding": (True,), "static_position_embeddings": (False,)},
@@ -134,10 +116,6 @@ def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _absent(config: TransformerConfig) -> Collection[str]:
-    return () if config.shared_embedding else ("shared.weight",)
-
-
 MARIAN = Family(
     model="MarianMTModel",
     example=EXAMPLE
@@ -147,14 +125,14 @@ MARIAN = Family(
     | {"positions": "sinusoidal", "rope_layout": "halves"},
     rows=BART.variant(
         rows=(
-            rename("vocab_size", "source_vocab_size"),
-            derived(
+            row.rename("vocab_size", "source_vocab_size"),
+            row.derived(
                 *(_vocabularies, _write_vocabularies), share_encoder_decoder_embeddings=True, decoder_vocab_size=None
             ),
-            tokens(pad=58_100, eos=0, decoder_start=58_100),
+            row.tokens(pad=58_100, eos=0, decoder_start=58_100),
         )
     ).rows,
-    absent=_absent,
+    absent=lambda config: () if config.shared_embedding else ("shared.weight",),
     copies=_copies,
     only=ONLY | {"normalize_embedding": (False,), "static_position_embeddings": (True,)},
     unneeded=UNNEEDED,
@@ -165,8 +143,8 @@ MARIAN = Family(
 
 
 def _norms(fields: Fields) -> dict[str, Any]:
-    before = as_flag(fields, "do_layer_norm_before")
-    last = before and not as_flag(fields, "_remove_final_layer_norm")
+    before = row.as_flag(fields, "do_layer_norm_before")
+    last = before and not row.as_flag(fields, "_remove_final_layer_norm")
     return {"norm_position": "pre" if before else "post", "final_norm": last}
 
 
@@ -179,7 +157,7 @@ def _width(fields: Fields) -> dict[str, Any]:
     """Reject token embeddings with another width than the layers (OPT-350m), because they need a linear map."""
     width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
     if own not in (None, width):
-        raise wrong("word_embed_proj_dim", own, f"{as_json(width)}, the value of hidden_size")
+        raise row.wrong("word_embed_proj_dim", own, f"{as_json(width)}, the value of hidden_size")
     return {}
 
 
@@ -190,13 +168,13 @@ OPT = Family(
     always={"architecture": "decoder", "target_mask": "causal-and-padding", "norm": "layer", "head_bias": False}
     | {"positions": "learned", "position_offset": 2, "position_count": "visible"},
     rows=(
-        *sizes("decoder", 2048, "ffn_dim"),
-        rename("tie_word_embeddings", "tied_head", True),
-        activation("activation_function", "relu"),
-        derived(_norms, _write_norms, do_layer_norm_before=True, _remove_final_layer_norm=False),
-        flag("enable_bias", ("qkv_bias", "output_bias", "feed_forward_bias"), True),
-        derived(_width, lambda config: {"word_embed_proj_dim": config.embed_dim}, word_embed_proj_dim=None),
-        tokens(pad=1, bos=2, eos=2),
+        *row.sizes("decoder", 2048, "ffn_dim"),
+        row.rename("tie_word_embeddings", "tied_head", True),
+        row.activation("activation_function", "relu"),
+        row.derived(_norms, _write_norms, do_layer_norm_before=True, _remove_final_layer_norm=False),
+        row.flag("enable_bias", ("qkv_bias", "output_bias", "feed_forward_bias"), True),
+        row.derived(_width, lambda config: {"word_embed_proj_dim": config.embed_dim}, word_embed_proj_dim=None),
+        row.tokens(pad=1, bos=2, eos=2),
     ),
     only={"layer_norm_elementwise_affine": (True,)},
     unneeded=("activation_dropout", "attention_dropout", "dropout", "layerdrop"),
@@ -210,19 +188,8 @@ POSITIONS = "encoder.embed_positions.weight"
 
 def _kernel(name: str) -> StoredTensor:
     """Return a convolution kernel, stored as (features_out, features_in, 3); the parameter is a matrix."""
-    return StoredTensor(((name, _as_matrix),), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
-
-
-def _as_matrix(kernel: np.ndarray) -> np.ndarray:
-    return kernel.reshape(len(kernel), -1)
-
-
-def _frames(fields: Fields) -> dict[str, Any]:
-    return {"num_frames": 2 * as_whole(fields, "max_source_positions")}
-
-
-def _whisper_positions(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    return {"encoder_positions": "learned" if POSITIONS in names else "sinusoidal"}
+    matrix = (name, lambda kernel: kernel.reshape(len(kernel), -1))
+    return StoredTensor((matrix,), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 
 
 def _sinusoids(config: TransformerConfig) -> np.ndarray:
@@ -239,13 +206,20 @@ WHISPER = Family(
     | {"key_bias": False, "positions": "learned", "rope_layout": "halves", "sinusoidal_timescales": "inclusive"}
     | {"head_bias": False},
     rows=(
-        rename("vocab_size", "target_vocab_size"),
-        rename("num_mel_bins", "mel_bins", 80),
-        derived(_frames, lambda config: {"max_source_positions": config.frame_positions}, max_source_positions=1500),
-        rename("max_target_positions", "max_length", 448),
+        row.rename("vocab_size", "target_vocab_size"),
+        row.rename("num_mel_bins", "mel_bins", 80),
+        row.derived(
+            lambda fields: {"num_frames": 2 * row.as_whole(fields, "max_source_positions")},
+            lambda config: {"max_source_positions": config.frame_positions},
+            max_source_positions=1500,
+        ),
+        row.rename("max_target_positions", "max_length", 448),
         *STACKS,
-        by_tensors(_whisper_positions, unwritten),
-        tokens(pad=50_256, bos=50_256, eos=50_256, decoder_start=50_257),
+        row.by_tensors(
+            lambda fields, names: {"encoder_positions": "learned" if POSITIONS in names else "sinusoidal"},
+            row.unwritten,
+        ),
+        row.tokens(pad=50_256, bos=50_256, eos=50_256, decoder_start=50_257),
     ),
     unneeded=(
         *UNNEEDED,

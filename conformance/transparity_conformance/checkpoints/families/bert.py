@@ -12,21 +12,9 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import linears, projections, without
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Classifier, Family
-from transparity_conformance.checkpoints.tables.rows import (
-    FieldRow,
-    Fields,
-    activation,
-    as_activation,
-    as_flag,
-    as_whole,
-    by_tensors,
-    derived,
-    rename,
-    sizes,
-    tokens,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 
 LAYER = "encoder.layers.{i}"
 BLOCK = "encoder.layer.{i}"
@@ -50,15 +38,15 @@ def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow
     """
 
     def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-        is_masked = tensor in names and not (with_gelu and as_activation(fields, "hidden_act") != "gelu")
-        is_masked = is_masked and as_flag(fields, "tie_word_embeddings")
+        is_masked = tensor in names and not (with_gelu and row.as_activation(fields, "hidden_act") != "gelu")
+        is_masked = is_masked and row.as_flag(fields, "tie_word_embeddings")
         head = "pooled" if "pooler.dense.weight" in names else "logits" if is_masked else "hidden"
         return {"head": head} | ({"head_transform": True, "tied_head": True} if is_masked else {})
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         return {"architectures": [model]} if config.head == "logits" else {}
 
-    return by_tensors(read, write, tie_word_embeddings=True)
+    return row.by_tensors(read, write, tie_word_embeddings=True)
 
 
 BERT = Family(
@@ -67,12 +55,12 @@ BERT = Family(
     always={"architecture": "encoder", "norm": "layer", "norm_position": "post", "positions": "learned"}
     | {"embedding_norm": True},
     rows=(
-        *sizes("encoder", 512),
-        rename("layer_norm_eps", "norm_eps", 1e-12),
-        rename("type_vocab_size", "num_token_types", 2),
-        activation("hidden_act", "gelu"),
+        *row.sizes("encoder", 512),
+        row.rename("layer_norm_eps", "norm_eps", 1e-12),
+        row.rename("type_vocab_size", "num_token_types", 2),
+        row.activation("hidden_act", "gelu"),
         masked_head("BertForMaskedLM", "cls.predictions.transform.dense.weight"),
-        tokens(pad=0),
+        row.tokens(pad=0),
     ),
     only={"position_embedding_type": ("absolute",)},
     unneeded=(
@@ -106,20 +94,22 @@ def _counted(fields: Fields) -> dict[str, Any]:
     """Return the fields of positions that start at pad_token_id + 1 and skip padding."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
-        raise wrong("pad_token_id", pad, "a token id, because positions start after it")
-    length = as_whole(fields, "max_position_embeddings") - pad - 1
+        raise row.wrong("pad_token_id", pad, "a token id, because positions start after it")
+    length = row.as_whole(fields, "max_position_embeddings") - pad - 1
     return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
+
+
+def _write_counted(config: TransformerConfig) -> dict[str, Any]:
+    return {"max_position_embeddings": config.num_positions}
 
 
 ROBERTA = BERT.variant(
     model="RobertaModel",
     example=EXAMPLE | {"max_position_embeddings": 31, "type_vocab_size": 1},
     rows=(
-        derived(
-            _counted, lambda config: {"max_position_embeddings": config.num_positions}, max_position_embeddings=512
-        ),
+        row.derived(_counted, _write_counted, max_position_embeddings=512),
         masked_head("RobertaForMaskedLM", "lm_head.dense.weight", with_gelu=True),
-        tokens(pad=1, bos=0, eos=2),
+        row.tokens(pad=1, bos=0, eos=2),
     ),
     names={
         **without(BERT.names, "cls.predictions"),
@@ -145,11 +135,11 @@ DISTILBERT = BERT.variant(
     | {"max_position_embeddings": 29},
     always={"norm_eps": 1e-12},
     rows=(
-        rename("dim", "embed_dim"),
-        rename("n_layers", "num_encoder_layers"),
-        rename("n_heads", "num_heads"),
-        rename("hidden_dim", "feed_forward_dim"),
-        activation("activation", "gelu"),
+        row.rename("dim", "embed_dim"),
+        row.rename("n_layers", "num_encoder_layers"),
+        row.rename("n_heads", "num_heads"),
+        row.rename("hidden_dim", "feed_forward_dim"),
+        row.activation("activation", "gelu"),
         masked_head("DistilBertForMaskedLM", "vocab_transform.weight"),
     ),
     without=(
@@ -185,12 +175,8 @@ PAD, BUCKETS, DISTANCE = 1, 32, 128
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:
     if fields["pad_token_id"] is None:
-        raise wrong("pad_token_id", None, f"{PAD}, which transformers always uses for MPNet")
+        raise row.wrong("pad_token_id", None, f"{PAD}, which transformers always uses for MPNet")
     return _counted({**fields, "pad_token_id": PAD})
-
-
-def _write_distances(config: TransformerConfig) -> dict[str, Any]:
-    return {"max_position_embeddings": config.num_positions, "relative_attention_num_buckets": BUCKETS}
 
 
 MPNET: Family = ROBERTA.variant(
@@ -198,7 +184,11 @@ MPNET: Family = ROBERTA.variant(
     example=EXAMPLE | {"max_position_embeddings": 31},
     always={"relative_bias": True, "relative_buckets": BUCKETS, "relative_max_distance": DISTANCE},
     rows=(
-        derived(_counted_from_pad, _write_distances, max_position_embeddings=512),
+        row.derived(
+            _counted_from_pad,
+            lambda config: _write_counted(config) | {"relative_attention_num_buckets": BUCKETS},
+            max_position_embeddings=512,
+        ),
         masked_head("MPNetForMaskedLM", "lm_head.dense.weight", with_gelu=True),
     ),
     without=("type_vocab_size",),

@@ -10,38 +10,26 @@ from transparity_conformance.checkpoints.families.llama import LAYER, NO_BIAS, P
 from transparity_conformance.checkpoints.families.mixtral import DENSE, EXPERTS, FEED, NAMES_WITH_EXPERTS
 from transparity_conformance.checkpoints.naming import GATED, Table, by_group, linears, stacked, weights, without
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES
 from transparity_conformance.checkpoints.tables.kinds import by_kind, own_layers
 from transparity_conformance.checkpoints.tables.rotary import mscale_of, rope, rotary, rotary_fields, yarn_scale
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    as_flag,
-    as_layers,
-    as_number,
-    as_whole,
-    derived,
-    flag,
-    nearest,
-    number,
-    tokens,
-    whole,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 ATTENTION = f"{LAYER}.self_attention"
 
 
 def _attention(fields: Fields) -> dict[str, Any]:
-    heads, given = as_whole(fields, "num_attention_heads"), fields["num_key_value_heads"]
+    heads, given = row.as_whole(fields, "num_attention_heads"), fields["num_key_value_heads"]
     if given not in (None, heads):
-        raise wrong("num_key_value_heads", given, f"{heads}, the number of query heads")
-    turned = as_whole(fields, "qk_rope_head_dim")
+        raise row.wrong("num_key_value_heads", given, f"{heads}, the number of query heads")
+    turned = row.as_whole(fields, "qk_rope_head_dim")
     return rotary(fields) | {
-        "rope_layout": "interleaved" if as_flag(fields, "rope_interleave") else "halves",
+        "rope_layout": "interleaved" if row.as_flag(fields, "rope_interleave") else "halves",
         "rotary_dim": turned,
-        "attention_head_dim": turned + as_whole(fields, "qk_nope_head_dim"),
+        "attention_head_dim": turned + row.as_whole(fields, "qk_nope_head_dim"),
         "attention_multiplier": _multiplier(fields),
-        "q_lora_rank": None if fields["q_lora_rank"] is None else as_whole(fields, "q_lora_rank"),
+        "q_lora_rank": None if fields["q_lora_rank"] is None else row.as_whole(fields, "q_lora_rank"),
     }
 
 
@@ -49,7 +37,7 @@ def _multiplier(fields: Fields) -> float:
     """Return the attention multiplier: the square of YaRN's scale for `mscale_all_dim`."""
     given = fields["rope_parameters"] or fields["rope_scaling"] or {}
     share = given.get("mscale_all_dim")
-    return _squared(as_number(given, "mscale_all_dim"), as_number(given, "factor")) if share else 1.0
+    return _squared(row.as_number(given, "mscale_all_dim"), row.as_number(given, "factor")) if share else 1.0
 
 
 def _squared(share: float, factor: float) -> float:
@@ -84,17 +72,17 @@ def _share(config: TransformerConfig) -> float:
             "if rotary_scaling is 'yarn'."
         )
     found = (math.sqrt(right) - 1) / (0.1 * math.log(factor))
-    return nearest(round(found, 6), found, right=lambda each: _squared(each, factor) == right)
+    return row.nearest(round(found, 6), found, right=lambda each: _squared(each, factor) == right)
 
 
 def _experts(fields: Fields) -> dict[str, Any]:
-    count, width = as_layers(fields), as_whole(fields, "moe_intermediate_size")
-    dense = as_whole(fields, "first_k_dense_replace", 0, "the number of layers without experts, at least 0")
+    count, width = row.as_layers(fields), row.as_whole(fields, "moe_intermediate_size")
+    dense = row.as_whole(fields, "first_k_dense_replace", 0, "the number of layers without experts, at least 0")
     facts = {
-        EXPERTS: {"num_experts": as_whole(fields, "n_routed_experts"), "feed_forward_dim": width},
-        DENSE: {"num_experts": 0, "feed_forward_dim": as_whole(fields, "intermediate_size")},
+        EXPERTS: {"num_experts": row.as_whole(fields, "n_routed_experts"), "feed_forward_dim": width},
+        DENSE: {"num_experts": 0, "feed_forward_dim": row.as_whole(fields, "intermediate_size")},
     }
-    shared = {"shared_expert_dim": as_whole(fields, "n_shared_experts") * width}
+    shared = {"shared_expert_dim": row.as_whole(fields, "n_shared_experts") * width}
     return shared | by_kind([DENSE if i < dense else EXPERTS for i in range(count)], facts)
 
 
@@ -152,9 +140,9 @@ DEEPSEEK_V3 = PLAIN.variant(
             qk_rope_head_dim=64,
             qk_nope_head_dim=128,
         ),
-        whole("kv_lora_rank", "kv_lora_rank", 512),
-        whole("v_head_dim", "value_head_dim", 128, written="value_dim"),
-        derived(
+        row.whole("kv_lora_rank", "kv_lora_rank", 512),
+        row.whole("v_head_dim", "value_head_dim", 128, written="value_dim"),
+        row.derived(
             *(_experts, _write_experts),
             n_routed_experts=256,
             n_shared_experts=1,
@@ -162,12 +150,12 @@ DEEPSEEK_V3 = PLAIN.variant(
             intermediate_size=18_432,
             first_k_dense_replace=3,
         ),
-        whole("num_experts_per_tok", "experts_per_token", 8),
-        whole("n_group", "router_groups", 8),
-        whole("topk_group", "topk_groups", 4),
-        flag("norm_topk_prob", "normalize_topk", True),
-        number("routed_scaling_factor", "router_scale", 2.5),
-        tokens(bos=0, eos=1),
+        row.whole("num_experts_per_tok", "experts_per_token", 8),
+        row.whole("n_group", "router_groups", 8),
+        row.whole("topk_group", "topk_groups", 4),
+        row.flag("norm_topk_prob", "normalize_topk", True),
+        row.number("routed_scaling_factor", "router_scale", 2.5),
+        row.tokens(bos=0, eos=1),
     ),
     without=("intermediate_size", "num_key_value_heads", "head_dim", "attention_bias"),
     defaults={"max_position_embeddings": 4096},

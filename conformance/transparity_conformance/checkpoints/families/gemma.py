@@ -11,6 +11,7 @@ from typing import Any
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, NAMES, PLAIN, WIDE
 from transparity_conformance.checkpoints.naming import weights, without
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.kinds import (
     by_kind,
     kinds_every,
@@ -19,33 +20,18 @@ from transparity_conformance.checkpoints.tables.kinds import (
     windows_in_turn,
 )
 from transparity_conformance.checkpoints.tables.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation_name,
-    as_activation,
-    as_head_width,
-    derived,
-    nearest,
-    number,
-    rename,
-    tokens,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 
 def _activation(fields: Fields) -> dict[str, Any]:
     """Return the activation; transformers reads `gelu` in older Gemma files as GELU's tanh approximation."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
-    found = as_activation(fields, name)
+    found = row.as_activation(fields, name)
     return {"activation": "gelu-tanh" if found == "gelu" else found}
 
 
-def _activation2(fields: Fields) -> dict[str, Any]:
-    return {"activation": as_activation(fields, "hidden_activation")}
-
-
 def _write_activation(config: TransformerConfig) -> dict[str, Any]:
-    name = "gelu_pytorch_tanh" if config.activation == "gelu-tanh" else activation_name(config)
+    name = "gelu_pytorch_tanh" if config.activation == "gelu-tanh" else row.activation_name(config)
     return {"hidden_act": name, "hidden_activation": name}
 
 
@@ -54,8 +40,8 @@ GEMMA = PLAIN.variant(
     example=WIDE | {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
     always={"norm_gain": "one-plus-weight", "embedding_scale": "embed_dim"},
     rows=(
-        derived(_activation, _write_activation, hidden_activation=None, hidden_act="gelu_pytorch_tanh"),
-        tokens(pad=0, bos=2, eos=1),
+        row.derived(_activation, _write_activation, hidden_activation=None, hidden_act="gelu_pytorch_tanh"),
+        row.tokens(pad=0, bos=2, eos=1),
     ),
     without=("hidden_act",),
     defaults={"max_position_embeddings": 8192, "num_key_value_heads": 16, "tie_word_embeddings": True, "head_dim": 256},
@@ -63,14 +49,10 @@ GEMMA = PLAIN.variant(
 )
 
 
-def _power(scalar: float) -> float:
-    return float(scalar**-0.5)
-
-
 def _scalar(multiplier: float) -> float:
     """Return the number s with s^(−1/2) equal to the multiplier; s is an integer if possible."""
     found = multiplier**-2
-    return nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
+    return row.nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 
 
 GEMMA2 = GEMMA.variant(
@@ -78,10 +60,14 @@ GEMMA2 = GEMMA.variant(
     example=WIDE | {"sliding_window": 5, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 3.0},
     always={"norm_position": "sandwich", "attention_scale": "none"},
     rows=(
-        rename("attn_logit_softcapping", "attention_softcap", 50.0),
-        rename("final_logit_softcapping", "final_softcap", 30.0),
-        derived(_activation2, _write_activation, hidden_activation="gelu_pytorch_tanh"),
-        number("query_pre_attn_scalar", "attention_multiplier", 256, _power, _scalar),
+        row.rename("attn_logit_softcapping", "attention_softcap", 50.0),
+        row.rename("final_logit_softcapping", "final_softcap", 30.0),
+        row.derived(
+            lambda fields: {"activation": row.as_activation(fields, "hidden_activation")},
+            _write_activation,
+            hidden_activation="gelu_pytorch_tanh",
+        ),
+        row.number("query_pre_attn_scalar", "attention_multiplier", 256, lambda scalar: float(scalar**-0.5), _scalar),
         windows_in_turn(4096),
     ),
     defaults={"num_key_value_heads": 4},
@@ -125,7 +111,7 @@ GEMMA3 = GEMMA2.variant(
     | {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     always={"query_key_norm": True},
     rows=(
-        derived(
+        row.derived(
             *(_layers3, _write_layers3, *ROTARY),
             rope_theta=1_000_000.0,
             rope_local_base_freq=10_000.0,
@@ -141,19 +127,15 @@ GEMMA3 = GEMMA2.variant(
 )
 
 
-def _rotary_cohere(fields: Fields) -> dict[str, Any]:
-    return rotary(fields) | {"rope_layout": "interleaved"}
-
-
 COHERE = PLAIN.variant(
     model="CohereForCausalLM",
     example=EXAMPLE | {"logit_scale": 0.3},
     always={"norm": "layer", "norm_bias": False, "branches": "parallel-one-norm"},
     rows=(
-        rename("layer_norm_eps", "norm_eps", 1e-5),
-        rope(_rotary_cohere),
-        number("logit_scale", "head_multiplier", 0.0625),
-        tokens(pad=0, bos=5, eos=255_001),
+        row.rename("layer_norm_eps", "norm_eps", 1e-5),
+        rope(lambda fields: rotary(fields) | {"rope_layout": "interleaved"}),
+        row.number("logit_scale", "head_multiplier", 0.0625),
+        row.tokens(pad=0, bos=5, eos=255_001),
     ),
     without=("rms_norm_eps",),
     defaults={"max_position_embeddings": 8192, "tie_word_embeddings": True, "rope_theta": 500_000.0},
@@ -170,8 +152,8 @@ def _windows_cohere2(fields: Fields) -> dict[str, Any]:
 
 
 def _narrow(fields: Fields) -> dict[str, Any]:
-    if as_head_width(fields):
-        raise wrong("head_dim", fields["head_dim"], "hidden_size / num_attention_heads, or null")
+    if row.as_head_width(fields):
+        raise row.wrong("head_dim", fields["head_dim"], "hidden_size / num_attention_heads, or null")
     return {}
 
 
@@ -179,8 +161,8 @@ COHERE2 = COHERE.variant(
     model="Cohere2ForCausalLM",
     example=EXAMPLE | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
     rows=(
-        derived(_windows_cohere2, window_fields, sliding_window=4096, layer_types=None, sliding_window_pattern=4),
-        derived(_narrow, lambda config: {"head_dim": config.head_dim}, head_dim=None),
+        row.derived(_windows_cohere2, window_fields, sliding_window=4096, layer_types=None, sliding_window_pattern=4),
+        row.derived(_narrow, lambda config: {"head_dim": config.head_dim}, head_dim=None),
     ),
     defaults={"rope_theta": 10_000.0},
 )

@@ -8,7 +8,6 @@ group.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,42 +24,27 @@ from transparity_conformance.checkpoints.naming import (
     weights,
 )
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import OF_THE_LAST_TOKEN, SIZES, Family
 from transparity_conformance.checkpoints.tables.rotary import ROTARY, rope, rotary, rotary_fields
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation,
-    as_flag,
-    as_whole,
-    derived,
-    flag,
-    rename,
-    sizes,
-    switch,
-    tokens,
-    whole,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 LAYER = "decoder.layers.{i}"
 ROLES = [f"{LAYER}.self_attention.{role}" for role in ("query", "key", "value")]
 
 
-def _third(packed: np.ndarray, index: int) -> np.ndarray:
-    """Split the last axis in three, and return part `index`, transposed from (in, out) to (out, in)."""
-    return np.split(packed, 3, axis=-1)[index].T
-
-
 def _packed(leaf: str) -> StoredTensor:
-    """Return the fused tensor that contains query, key and value side by side."""
-    parts = tuple((f"{role}.{leaf}", partial(_third, index=i)) for i, role in enumerate(ROLES))
+    """Return the fused tensor that contains query, key and value side by side, each as (in, out)."""
+    parts = tuple(
+        (f"{role}.{leaf}", lambda packed, i=i: np.split(packed, 3, axis=-1)[i].T) for i, role in enumerate(ROLES)
+    )
     return StoredTensor(parts, lambda thirds: np.concatenate([third.T for third in thirds], axis=-1))
 
 
 def _inner(fields: Fields) -> dict[str, Any]:
     """Return the feed-forward width, which is 4 · n_embd by default."""
     inner = fields["n_inner"]
-    return {"feed_forward_dim": 4 * as_whole(fields, "n_embd") if inner is None else inner}
+    return {"feed_forward_dim": 4 * row.as_whole(fields, "n_embd") if inner is None else inner}
 
 
 def _write_inner(config: TransformerConfig) -> dict[str, Any]:
@@ -76,16 +60,16 @@ GPT2 = Family(
     always={"architecture": "decoder", "norm": "layer", "norm_position": "pre", "final_norm": True}
     | {"positions": "learned", "head_bias": False},
     rows=(
-        rename("vocab_size", "target_vocab_size"),
-        rename("n_positions", "max_length", 1024),
-        rename("n_embd", "embed_dim"),
-        rename("n_layer", "num_decoder_layers"),
-        rename("n_head", "num_heads"),
-        derived(_inner, _write_inner, n_inner=None),
-        activation("activation_function", "gelu_new"),
-        rename("layer_norm_epsilon", "norm_eps", 1e-5),
-        switch("scale_attn_weights", "attention_scale", "head_dim", "none", True),
-        rename("tie_word_embeddings", "tied_head", True),
+        row.rename("vocab_size", "target_vocab_size"),
+        row.rename("n_positions", "max_length", 1024),
+        row.rename("n_embd", "embed_dim"),
+        row.rename("n_layer", "num_decoder_layers"),
+        row.rename("n_head", "num_heads"),
+        row.derived(_inner, _write_inner, n_inner=None),
+        row.activation("activation_function", "gelu_new"),
+        row.rename("layer_norm_epsilon", "norm_eps", 1e-5),
+        row.switch("scale_attn_weights", "attention_scale", "head_dim", "none", True),
+        row.rename("tie_word_embeddings", "tied_head", True),
     ),
     only={"scale_attn_by_inverse_layer_idx": (False,)},
     unneeded=(
@@ -117,7 +101,7 @@ GPTJ = GPT2.variant(
     example=EXAMPLE | {"rotary_dim": 4},
     always={"branches": "parallel-one-norm", "qkv_bias": False, "output_bias": False, "positions": "rotary"}
     | {"head_bias": True},
-    rows=(whole("rotary_dim", "rotary_dim", 64, written="rotated_dim"),),
+    rows=(row.whole("rotary_dim", "rotary_dim", 64, written="rotated_dim"),),
     without=("scale_attn_weights",),
     defaults={"n_positions": 2048, "tie_word_embeddings": False},
     only={},
@@ -145,7 +129,7 @@ def _rotary_neox(fields: Fields) -> dict[str, Any]:
     """Return the rotary fields; older files name them as GPT-NeoX does."""
     given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
     given |= {name: value for name, value in fields.items() if name in ("rope_theta", *ROTARY) and value is not None}
-    head_dim = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
+    head_dim = row.as_whole(fields, "hidden_size") // row.as_whole(fields, "num_attention_heads")
     return rotary({**fields, **given}, head_dim)
 
 
@@ -167,13 +151,15 @@ GPT_NEOX = Family(
     example=BERT_EXAMPLE | {"rotary_pct": 0.5, "bos_token_id": 0, "eos_token_id": 2},
     always={"architecture": "decoder", "norm_position": "pre", "final_norm": True, "head_bias": False},
     rows=(
-        *sizes("decoder", 2048),
-        rename("layer_norm_eps", "norm_eps", 1e-5),
-        rename("tie_word_embeddings", "tied_head", False),
-        derived(*(_rotary_neox, _write_rotary_neox, "rope_theta", *ROTARY), rotary_emb_base=10_000.0, rotary_pct=0.25),
-        activation("hidden_act", "gelu"),
-        switch("use_parallel_residual", "branches", "parallel", "sequential", True),
-        flag("attention_bias", ("qkv_bias", "output_bias"), True),
+        *row.sizes("decoder", 2048),
+        row.rename("layer_norm_eps", "norm_eps", 1e-5),
+        row.rename("tie_word_embeddings", "tied_head", False),
+        row.derived(
+            *(_rotary_neox, _write_rotary_neox, "rope_theta", *ROTARY), rotary_emb_base=10_000.0, rotary_pct=0.25
+        ),
+        row.activation("hidden_act", "gelu"),
+        row.switch("use_parallel_residual", "branches", "parallel", "sequential", True),
+        row.flag("attention_bias", ("qkv_bias", "output_bias"), True),
     ),
     unneeded=("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     names={
@@ -214,17 +200,17 @@ def _packed_falcon(config: TransformerConfig) -> Table:
 
 def _heads(fields: Fields) -> dict[str, Any]:
     """Return the number of key and value heads, and how the branches of a layer are connected."""
-    heads, grouped = as_whole(fields, "num_attention_heads"), as_flag(fields, "new_decoder_architecture")
-    if grouped and not as_flag(fields, "parallel_attn"):
-        raise wrong("parallel_attn", fields["parallel_attn"], "true, because new_decoder_architecture is true")
-    given = heads if fields["num_kv_heads"] is None else as_whole(fields, "num_kv_heads")
+    heads, grouped = row.as_whole(fields, "num_attention_heads"), row.as_flag(fields, "new_decoder_architecture")
+    if grouped and not row.as_flag(fields, "parallel_attn"):
+        raise row.wrong("parallel_attn", fields["parallel_attn"], "true, because new_decoder_architecture is true")
+    given = heads if fields["num_kv_heads"] is None else row.as_whole(fields, "num_kv_heads")
     norms = fields["num_ln_in_parallel_attn"]
     if norms not in (None, 1, 2):
-        raise wrong("num_ln_in_parallel_attn", norms, "1, 2 or null")
+        raise row.wrong("num_ln_in_parallel_attn", norms, "1, 2 or null")
     branches = "parallel" if grouped and norms != 1 else "parallel-one-norm"
     return {
-        "num_key_value_heads": given if grouped else 1 if as_flag(fields, "multi_query") else heads,
-        "branches": branches if as_flag(fields, "parallel_attn") else "sequential",
+        "num_key_value_heads": given if grouped else 1 if row.as_flag(fields, "multi_query") else heads,
+        "branches": branches if row.as_flag(fields, "parallel_attn") else "sequential",
     }
 
 
@@ -247,7 +233,7 @@ def _write_heads(config: TransformerConfig) -> dict[str, Any]:
 
 def _inner_falcon(fields: Fields) -> dict[str, Any]:
     name, times = ("hidden_size", 4) if fields["ffn_hidden_size"] is None else ("ffn_hidden_size", 1)
-    return {"feed_forward_dim": times * as_whole(fields, name)}
+    return {"feed_forward_dim": times * row.as_whole(fields, name)}
 
 
 FALCON = Family(
@@ -255,11 +241,11 @@ FALCON = Family(
     example=SIZES | {"num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2},
     always={"architecture": "decoder", "norm_position": "pre", "final_norm": True, "head_bias": False},
     rows=(
-        *sizes("decoder", 2048)[:-1],
-        rename("layer_norm_epsilon", "norm_eps", 1e-5),
-        rename("tie_word_embeddings", "tied_head", True),
+        *row.sizes("decoder", 2048)[:-1],
+        row.rename("layer_norm_epsilon", "norm_eps", 1e-5),
+        row.rename("tie_word_embeddings", "tied_head", True),
         rope(),
-        derived(
+        row.derived(
             *(_heads, _write_heads),
             num_kv_heads=None,
             new_decoder_architecture=False,
@@ -267,10 +253,10 @@ FALCON = Family(
             multi_query=True,
             parallel_attn=True,
         ),
-        activation("activation", "gelu"),
-        derived(_inner_falcon, lambda config: {"ffn_hidden_size": config.feed_forward_dim}, ffn_hidden_size=None),
-        flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
-        tokens(bos=11, eos=11),
+        row.activation("activation", "gelu"),
+        row.derived(_inner_falcon, lambda config: {"ffn_hidden_size": config.feed_forward_dim}, ffn_hidden_size=None),
+        row.flag("bias", ("qkv_bias", "output_bias", "feed_forward_bias"), False),
+        row.tokens(bos=11, eos=11),
     ),
     # Falcon adds ALiBi biases before the scale and rounds them to bfloat16, which is not supported.
     only={"alibi": (False,), "apply_residual_connection_post_layernorm": (False,)},

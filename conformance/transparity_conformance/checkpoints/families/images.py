@@ -9,7 +9,6 @@ image (CLIP's norm and temperature) are not included either.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,49 +16,30 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, linears, projections
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation,
-    as_whole,
-    by_tensors,
-    derived,
-    flag,
-    rename,
-    sizes,
-    tokens,
-    unwritten,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 BLOCK, LAYER = "encoder.layer.{i}", "encoder.layers.{i}"
 
 
-def _with_axes(name: str, *axes: int) -> StoredTensor:
-    """Return a matrix that the file stores with `axes` instead of its last axis."""
-    return StoredTensor(((name, _of_two_axes),), partial(_of_more_axes, axes))
-
-
-def _of_two_axes(tensor: np.ndarray) -> np.ndarray:
-    """Reshape a kernel (features, channels, height, width) to a matrix, or drop a table's leading axes of size 1."""
-    is_kernel = tensor.ndim == 4
-    return tensor.reshape(len(tensor), -1) if is_kernel else tensor.reshape(-1, tensor.shape[-1])
-
-
-def _of_more_axes(axes: tuple[int, ...], parts: Any) -> np.ndarray:
-    shape = (len(parts[0]), *axes) if len(axes) == 3 else (1, *parts[0].shape)
-    return np.asarray(parts[0].reshape(shape))
+def _in_batch(name: str) -> StoredTensor:
+    """Return a table that the file stores with a leading axis of size 1."""
+    matrix = (name, lambda table: table.reshape(-1, table.shape[-1]))
+    return StoredTensor((matrix,), lambda parts: parts[0][np.newaxis])
 
 
 def _kernel(config: TransformerConfig) -> StoredTensor:
-    patch = config.patch_size or 1
-    return _with_axes("encoder.patch_projection.weight", config.image_channels, patch, patch)
+    """Return a kernel (features, channels, height, width); the parameter is a matrix."""
+    axes = (config.image_channels, *[config.patch_size or 1] * 2)
+    matrix = ("encoder.patch_projection.weight", lambda kernel: kernel.reshape(len(kernel), -1))
+    return StoredTensor((matrix,), lambda parts: parts[0].reshape(-1, *axes))
 
 
 def _packed(config: TransformerConfig) -> Table:
     return {
-        "embeddings.cls_token": _with_axes("encoder.class_embedding.weight"),
-        "embeddings.position_embeddings": _with_axes("encoder.position_embedding.weight"),
+        "embeddings.cls_token": _in_batch("encoder.class_embedding.weight"),
+        "embeddings.position_embeddings": _in_batch("encoder.position_embedding.weight"),
         "embeddings.patch_embeddings.projection.weight": _kernel(config),
         "embeddings.patch_embeddings.projection.bias": "encoder.patch_projection.bias",
     }
@@ -67,23 +47,25 @@ def _packed(config: TransformerConfig) -> Table:
 
 def _positions(fields: Fields) -> dict[str, Any]:
     """Return the number of positions: one per patch, and one for the class token."""
-    side, patch = as_whole(fields, "image_size"), as_whole(fields, "patch_size")
+    side, patch = row.as_whole(fields, "image_size"), row.as_whole(fields, "patch_size")
     if side % patch:
-        raise wrong("image_size", side, f"a multiple of patch_size, {patch}")
+        raise row.wrong("image_size", side, f"a multiple of patch_size, {patch}")
     return {"max_length": (side // patch) ** 2 + 1}
 
 
 def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    width = as_whole(fields, "hidden_size")
+    width = row.as_whole(fields, "hidden_size")
     if fields["pooler_output_size"] not in (None, width):
-        raise wrong("pooler_output_size", fields["pooler_output_size"], f"{width}, the value of hidden_size, or null")
+        raise row.wrong(
+            "pooler_output_size", fields["pooler_output_size"], f"{width}, the value of hidden_size, or null"
+        )
     return {"head": "pooled" if "pooler.dense.weight" in names else "hidden"}
 
 
-LAYERS = sizes("encoder")[2:]
+LAYERS = row.sizes("encoder")[2:]
 """The rows for the sizes of a model without a vocabulary."""
 
-IMAGE_SIZE = derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
+IMAGE_SIZE = row.derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
 
 IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 IMAGES |= {"image_size": 6, "patch_size": 2}
@@ -96,13 +78,13 @@ VIT = Family(
     always=ALWAYS | {"architecture": "encoder", "class_token": True},
     rows=(
         IMAGE_SIZE,
-        rename("patch_size", "patch_size", 16),
-        rename("num_channels", "image_channels", 3),
+        row.rename("patch_size", "patch_size", 16),
+        row.rename("num_channels", "image_channels", 3),
         *LAYERS,
-        rename("layer_norm_eps", "norm_eps", 1e-12),
-        activation("hidden_act", "gelu"),
-        flag("qkv_bias", "qkv_bias", True),
-        by_tensors(_pooler, lambda config: {"pooler_output_size": config.embed_dim}, pooler_output_size=None),
+        row.rename("layer_norm_eps", "norm_eps", 1e-12),
+        row.activation("hidden_act", "gelu"),
+        row.flag("qkv_bias", "qkv_bias", True),
+        row.by_tensors(_pooler, lambda config: {"pooler_output_size": config.embed_dim}, pooler_output_size=None),
     ),
     only={"pooler_act": ("tanh",)},
     unneeded=("attention_probs_dropout_prob", "hidden_dropout_prob", "encoder_stride"),
@@ -150,14 +132,14 @@ def _packed_clip(config: TransformerConfig) -> Table:
 def _pooling(fields: Fields) -> dict[str, Any]:
     end = fields["eos_token_id"]
     if end is None or isinstance(end, list):
-        raise wrong("eos_token_id", end, "one token id, because its position is pooled")
+        raise row.wrong("eos_token_id", end, "one token id, because its position is pooled")
     return {"pooling": "largest" if end == LEGACY_EOS else "eos"}
 
 
 OF_CLIP = (
-    rename("layer_norm_eps", "norm_eps", 1e-5),
-    activation("hidden_act", "quick_gelu"),
-    derived(lambda fields: {}, unwritten, projection_dim=512),
+    row.rename("layer_norm_eps", "norm_eps", 1e-5),
+    row.activation("hidden_act", "quick_gelu"),
+    row.derived(lambda fields: {}, row.unwritten, projection_dim=512),
 )
 
 VISION = Family(
@@ -169,8 +151,8 @@ VISION = Family(
     rows=(
         *LAYERS,
         *OF_CLIP,
-        rename("patch_size", "patch_size", 32),
-        rename("num_channels", "image_channels", 3),
+        row.rename("patch_size", "patch_size", 32),
+        row.rename("num_channels", "image_channels", 3),
         IMAGE_SIZE,
     ),
     unneeded=("attention_dropout", "dropout"),
@@ -188,10 +170,10 @@ TEXT = Family(
     example=EXAMPLE | {"eos_token_id": 36, "projection_dim": 7},
     always=ALWAYS | {"architecture": "decoder", "pooler": "none", "head": "pooled", "head_bias": False},
     rows=(
-        *sizes("decoder", 77),
+        *row.sizes("decoder", 77),
         *OF_CLIP,
-        derived(_pooling, unwritten, "eos_token_id"),
-        tokens(pad=1, bos=49_406, eos=49_407),
+        row.derived(_pooling, row.unwritten, "eos_token_id"),
+        row.tokens(pad=1, bos=49_406, eos=49_407),
     ),
     unneeded=("attention_dropout", "dropout"),
     names={

@@ -23,6 +23,7 @@ from transparity_conformance.checkpoints.naming import (
     without,
 )
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import OF_THE_LAST_TOKEN, SIZES, Family
 from transparity_conformance.checkpoints.tables.kinds import (
     by_kind,
@@ -35,20 +36,7 @@ from transparity_conformance.checkpoints.tables.kinds import (
     windows,
 )
 from transparity_conformance.checkpoints.tables.rotary import ORIGINAL, rope, rotary, rotary_fields
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation,
-    as_layers,
-    as_whole,
-    derived,
-    head_width,
-    nearest,
-    number,
-    rename,
-    sizes,
-    tokens,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 LAYER = "decoder.layers.{i}"
 
@@ -68,7 +56,7 @@ EXAMPLE |= {"bos_token_id": 1, "eos_token_id": 2}
 WIDE = EXAMPLE | {"head_dim": 10}
 
 
-ATTENTION_BIAS = rename("attention_bias", ("qkv_bias", "output_bias"), False)
+ATTENTION_BIAS = row.rename("attention_bias", ("qkv_bias", "output_bias"), False)
 
 LLAMA = Family(
     model="LlamaForCausalLM",
@@ -76,15 +64,15 @@ LLAMA = Family(
     always={"architecture": "decoder", "norm": "rms", "norm_position": "pre", "final_norm": True}
     | {"gated": True, "head_bias": False},
     rows=(
-        *sizes("decoder", 2048),
-        rename("num_key_value_heads", "num_key_value_heads", None, written="key_value_heads"),
-        rename("rms_norm_eps", "norm_eps", 1e-6),
-        rename("tie_word_embeddings", "tied_head", False),
+        *row.sizes("decoder", 2048),
+        row.rename("num_key_value_heads", "num_key_value_heads", None, written="key_value_heads"),
+        row.rename("rms_norm_eps", "norm_eps", 1e-6),
+        row.rename("tie_word_embeddings", "tied_head", False),
         rope(),
-        head_width(),
-        activation("hidden_act", "silu"),
+        row.head_width(),
+        row.activation("hidden_act", "silu"),
         ATTENTION_BIAS,
-        rename("mlp_bias", "feed_forward_bias", False),
+        row.rename("mlp_bias", "feed_forward_bias", False),
     ),
     unneeded=("attention_dropout",),
     names=NAMES,
@@ -97,7 +85,7 @@ PLAIN = LLAMA.variant(without=("mlp_bias",), always={"feed_forward_bias": False}
 
 NO_BIAS = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 
-WINDOW = rename("sliding_window", "sliding_window", 4096)
+WINDOW = row.rename("sliding_window", "sliding_window", 4096)
 
 MISTRAL = PLAIN.variant(
     model="MistralForCausalLM",
@@ -112,7 +100,7 @@ MISTRAL = PLAIN.variant(
 def _windows(fields: Fields) -> dict[str, Any]:
     """Return Qwen's windows; by default, only the layers from number `max_window_layers` have a window."""
     window = used_window(fields)
-    first, count = as_whole(fields, "max_window_layers", 0, "a whole number"), as_layers(fields)
+    first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else fields["layer_types"]
     check_window(fields, kinds)
@@ -131,7 +119,7 @@ QWEN2 = PLAIN.variant(
     model="Qwen2ForCausalLM",
     example=EXAMPLE | {"tie_word_embeddings": True},
     always=NO_BIAS | {"qkv_bias": True},
-    rows=(derived(_windows, _write_windows, **WINDOWS, layer_types=None),),
+    rows=(row.derived(_windows, _write_windows, **WINDOWS, layer_types=None),),
     without=("attention_bias",),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 32},
 )
@@ -140,17 +128,13 @@ QWEN3 = PLAIN.variant(
     model="Qwen3ForCausalLM",
     example=WIDE,
     always={"query_key_norm": True},
-    rows=(derived(_windows, _write_windows, **WINDOWS, layer_types=None),),
+    rows=(row.derived(_windows, _write_windows, **WINDOWS, layer_types=None),),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
 )
 
 
-def _reciprocal(factor: float) -> float:
-    return 1 / factor
-
-
 def _written_reciprocal(factor: float) -> float:
-    return nearest(1 / factor, right=lambda found: 1 / found == factor)
+    return row.nearest(1 / factor, right=lambda found: 1 / found == factor)
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
@@ -162,8 +146,8 @@ GRANITE = LLAMA.variant(
     | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 5.0},
     always={"attention_scale": "none"},
     rows=(
-        *(number(name, name, 1.0) for name in MULTIPLIERS),
-        number("logits_scaling", "head_multiplier", 1.0, _reciprocal, _written_reciprocal),
+        *(row.number(name, name, 1.0) for name in MULTIPLIERS),
+        row.number("logits_scaling", "head_multiplier", 1.0, lambda factor: 1 / factor, _written_reciprocal),
     ),
 )
 
@@ -173,7 +157,7 @@ OLMO2 = PLAIN.variant(
     model="Olmo2ForCausalLM",
     example=EXAMPLE,
     always=OVER_PROJECTION | {"norm_position": "post-branch"},
-    rows=(tokens(pad=1, bos=None, eos=50_279),),
+    rows=(row.tokens(pad=1, bos=None, eos=50_279),),
     defaults={"rms_norm_eps": 1e-5},
     names={
         **without(NAMES, "layernorm"),
@@ -192,14 +176,14 @@ def _packed_phi3(config: TransformerConfig) -> Table:
 
 def _rotary_phi3(fields: Fields) -> dict[str, Any]:
     """Return the rotary fields; older Phi-3 files call LongRoPE `su` or `yarn`."""
-    own = as_whole(fields, "hidden_size") // as_whole(fields, "num_attention_heads")
+    own = row.as_whole(fields, "hidden_size") // row.as_whole(fields, "num_attention_heads")
     for name in ("rope_scaling", "rope_parameters"):
         given = fields[name]
         if isinstance(given, dict) and given.get("rope_type", given.get("type")) in ("su", "yarn"):
             fields = {**fields, name: {**given, "rope_type": "longrope"}}
-    found = rotary(fields, own if fields["head_dim"] is None else as_whole(fields, "head_dim"))
+    found = rotary(fields, own if fields["head_dim"] is None else row.as_whole(fields, "head_dim"))
     if (scaling := found.get("rotary_scaling", "longrope")) != "longrope":
-        raise wrong("rope_parameters.rope_type", scaling, "longrope or default, as transformers does for Phi-3")
+        raise row.wrong("rope_parameters.rope_type", scaling, "longrope or default, as transformers does for Phi-3")
     return found
 
 
@@ -212,7 +196,7 @@ def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
 PHI3 = MISTRAL.variant(
     model="Phi3ForCausalLM",
     example=EXAMPLE | {"sliding_window": 5, "partial_rotary_factor": 0.7},
-    rows=(rope(_rotary_phi3, _write_rotary_phi3, **{ORIGINAL: 4096}), tokens(pad=32_000, bos=1, eos=32_000)),
+    rows=(rope(_rotary_phi3, _write_rotary_phi3, **{ORIGINAL: 4096}), row.tokens(pad=32_000, bos=1, eos=32_000)),
     defaults={"max_position_embeddings": 4096, "num_key_value_heads": None, "rms_norm_eps": 1e-5}
     | {"sliding_window": None},
     unneeded=("attention_dropout", "embd_pdrop", "resid_pdrop"),
@@ -243,12 +227,14 @@ def _layers_smollm3(fields: Fields) -> dict[str, Any]:
 
 def _rotated(fields: Fields) -> list[bool]:
     """Return whether each layer has rotary positions."""
-    given, count = fields["no_rope_layers"], as_layers(fields)
+    given, count = fields["no_rope_layers"], row.as_layers(fields)
     if given is None:
-        every = as_whole(fields, "no_rope_layer_interval")
+        every = row.as_whole(fields, "no_rope_layer_interval")
         return [(i + 1) % every != 0 for i in range(count)]
     if not isinstance(given, list) or len(given) < count or not all(is_whole(each, 0) for each in given):
-        raise wrong("no_rope_layers", given, f"1 (with positions) or 0 (without positions) for each of {count} layers")
+        raise row.wrong(
+            "no_rope_layers", given, f"1 (with positions) or 0 (without positions) for each of {count} layers"
+        )
     return [bool(each) for each in given[:count]]
 
 
@@ -267,7 +253,7 @@ SMOLLM3 = LLAMA.variant(
     model="SmolLM3ForCausalLM",
     example=EXAMPLE | {"num_hidden_layers": 3, "no_rope_layer_interval": 3},
     rows=(
-        derived(
+        row.derived(
             *(_layers_smollm3, _write_layers_smollm3),
             no_rope_layers=None,
             layer_types=None,
@@ -275,7 +261,7 @@ SMOLLM3 = LLAMA.variant(
             no_rope_layer_interval=4,
             use_sliding_window=False,
         ),
-        tokens(pad=128_004, bos=128_000, eos=128_001),
+        row.tokens(pad=128_004, bos=128_000, eos=128_001),
     ),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": True}
     | {"rope_theta": 2_000_000.0},
@@ -292,16 +278,16 @@ OF_ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscal
 def _rotary_ministral3(fields: Fields) -> dict[str, Any]:
     given = OF_ROTARY if fields["rope_parameters"] is None else fields["rope_parameters"]
     if not isinstance(given, dict):
-        raise wrong("rope_parameters", given, "an object")
+        raise row.wrong("rope_parameters", given, "an object")
     if missing := [name for name in (BETA, ORIGINAL) if name not in given]:
         raise CheckpointError(
             f"rope_parameters has no {missing[0]}; expected it, because the query temperature depends on it."
         )
     if not is_number(given[BETA]) or not given[BETA] >= 0:
-        raise wrong(f"rope_parameters.{BETA}", given[BETA], "a number, at least 0")
+        raise row.wrong(f"rope_parameters.{BETA}", given[BETA], "a number, at least 0")
     plain = {name: value for name, value in given.items() if name not in (BETA, "max_position_embeddings")}
     found = rotary({**fields, "rope_parameters": plain})
-    return found | {"query_temperature": given[BETA], "query_temperature_length": as_whole(given, ORIGINAL)}
+    return found | {"query_temperature": given[BETA], "query_temperature_length": row.as_whole(given, ORIGINAL)}
 
 
 def _write_rotary_ministral3(config: TransformerConfig) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from transparity_conformance.checkpoints.families.llama import (
     WIDE,
 )
 from transparity_conformance.checkpoints.naming import GATED, StoredTensor, Table, linears, weights, without
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.kinds import (
     by_both,
     by_kind,
@@ -33,20 +34,7 @@ from transparity_conformance.checkpoints.tables.kinds import (
     windows_in_turn,
 )
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    as_flag,
-    as_head_width,
-    as_layers,
-    as_whole,
-    derived,
-    flag,
-    rename,
-    tokens,
-    unwritten,
-    whole,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 FEED = f"{LAYER}.feed_forward"
 EXPERT = f"{FEED}.experts.{{e}}"
@@ -58,9 +46,9 @@ MIXTRAL = MISTRAL.variant(
     example=EXAMPLE | {"sliding_window": 5, "num_local_experts": 5},
     always={"normalize_topk": True},
     rows=(
-        rename("num_local_experts", "num_experts", 8),
-        rename("num_experts_per_tok", "experts_per_token", 2),
-        tokens(pad=None, bos=1, eos=2),
+        row.rename("num_local_experts", "num_experts", 8),
+        row.rename("num_experts_per_tok", "experts_per_token", 2),
+        row.tokens(pad=None, bos=1, eos=2),
     ),
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "sliding_window": None},
     unneeded=UNNEEDED,
@@ -81,13 +69,13 @@ NAMES_WITH_EXPERTS: Table = {
 EXPERTS, DENSE = "experts", "dense"
 """The kinds of layers: with experts, and with one feed-forward for all tokens."""
 
-ROUTER = (whole("num_experts_per_tok", "experts_per_token", 8), flag("norm_topk_prob", "normalize_topk", False))
+ROUTER = (row.whole("num_experts_per_tok", "experts_per_token", 8), row.flag("norm_topk_prob", "normalize_topk", False))
 
 
 def _count(fields: Fields) -> int:
     """Return the number of experts, which has two names in config.json."""
     name = "num_experts" if fields["num_local_experts"] is None else "num_local_experts"
-    return as_whole(fields, name, 0, "a whole number")
+    return row.as_whole(fields, name, 0, "a whole number")
 
 
 def _written_count(config: TransformerConfig) -> dict[str, Any]:
@@ -100,9 +88,11 @@ OLMOE = PLAIN.variant(
     always=OVER_PROJECTION,
     rows=(
         *ROUTER,
-        derived(lambda fields: {"num_experts": _count(fields)}, _written_count, num_experts=64, num_local_experts=None),
-        derived(as_head_width, unwritten, head_dim=None),
-        tokens(pad=1, bos=None, eos=50_279),
+        row.derived(
+            lambda fields: {"num_experts": _count(fields)}, _written_count, num_experts=64, num_local_experts=None
+        ),
+        row.derived(row.as_head_width, row.unwritten, head_dim=None),
+        row.tokens(pad=1, bos=None, eos=50_279),
     ),
     defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "intermediate_size": 2048},
     only={"clip_qkv": ()},
@@ -116,14 +106,18 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
     Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`.
     """
-    dense, every, count = fields["mlp_only_layers"] or [], as_whole(fields, "decoder_sparse_step"), as_layers(fields)
+    dense, every, count = (
+        fields["mlp_only_layers"] or [],
+        row.as_whole(fields, "decoder_sparse_step"),
+        row.as_layers(fields),
+    )
     if not isinstance(dense, list) or not all(is_whole(each, 0) for each in dense):
-        raise wrong("mlp_only_layers", dense, "the numbers of layers, from 0")
+        raise row.wrong("mlp_only_layers", dense, "the numbers of layers, from 0")
     experts = _count(fields)
     sparse = [experts > 0 and i not in dense and (i + 1) % every == 0 for i in range(count)]
     facts = {
-        EXPERTS: {"num_experts": experts, "feed_forward_dim": as_whole(fields, "moe_intermediate_size")},
-        DENSE: {"num_experts": 0, "feed_forward_dim": as_whole(fields, "intermediate_size")},
+        EXPERTS: {"num_experts": experts, "feed_forward_dim": row.as_whole(fields, "moe_intermediate_size")},
+        DENSE: {"num_experts": 0, "feed_forward_dim": row.as_whole(fields, "intermediate_size")},
     }
     return by_kind([EXPERTS if each else DENSE for each in sparse], facts)
 
@@ -144,10 +138,6 @@ SPARSE: dict[str, Any] = {"num_experts": 128, "num_local_experts": None, "moe_in
 SPARSE |= {"intermediate_size": 6144, "mlp_only_layers": None, "decoder_sparse_step": 1}
 
 
-def _window(fields: Fields) -> dict[str, Any]:
-    return {"sliding_window": used_window(fields)}
-
-
 def _write_window(config: TransformerConfig) -> dict[str, Any]:
     return {"use_sliding_window": config.sliding_window is not None, "sliding_window": config.sliding_window}
 
@@ -160,8 +150,13 @@ QWEN3_MOE = PLAIN.variant(
     always={"query_key_norm": True},
     rows=(
         *ROUTER,
-        derived(sparse, write_sparse, **SPARSE),
-        derived(_window, _write_window, use_sliding_window=False, sliding_window=4096),
+        row.derived(sparse, write_sparse, **SPARSE),
+        row.derived(
+            lambda fields: {"sliding_window": used_window(fields)},
+            _write_window,
+            use_sliding_window=False,
+            sliding_window=4096,
+        ),
     ),
     without=("intermediate_size",),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 4},
@@ -175,10 +170,13 @@ def _sparse_windows(fields: Fields) -> dict[str, Any]:
 
     By default, every other layer before `max_window_layers` has a window, starting with layer 0.
     """
-    found, count = sparse(fields), as_layers(fields)
-    if not as_flag(fields, "use_sliding_window"):
+    found, count = sparse(fields), row.as_layers(fields)
+    if not row.as_flag(fields, "use_sliding_window"):
         return found
-    first, window = as_whole(fields, "max_window_layers", 0, "a whole number"), as_whole(fields, "sliding_window")
+    first, window = (
+        row.as_whole(fields, "max_window_layers", 0, "a whole number"),
+        row.as_whole(fields, "sliding_window"),
+    )
     kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else kinds_given(fields["layer_types"], count)
     return by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)
@@ -201,7 +199,7 @@ QWEN2_MOE = PLAIN.variant(
     always={"shared_expert_gate": True, "output_bias": False},
     rows=(
         *ROUTER,
-        derived(
+        row.derived(
             *(_sparse_windows, _write_sparse_windows),
             **{**SPARSE, "num_experts": 60, "moe_intermediate_size": 1408, "intermediate_size": 5632},
             use_sliding_window=False,
@@ -209,8 +207,8 @@ QWEN2_MOE = PLAIN.variant(
             max_window_layers=28,
             layer_types=None,
         ),
-        flag("qkv_bias", "qkv_bias", True),
-        whole("shared_expert_intermediate_size", "shared_expert_dim", 5632),
+        row.flag("qkv_bias", "qkv_bias", True),
+        row.whole("shared_expert_intermediate_size", "shared_expert_dim", 5632),
     ),
     without=("intermediate_size", "attention_bias"),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 16, "num_experts_per_tok": 4},
@@ -235,10 +233,6 @@ def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])
 
 
-def _downs(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([part.T for part in parts])
-
-
 def _packed(config: TransformerConfig) -> Table:
     """Return the tensors that contain all experts: (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
@@ -248,7 +242,8 @@ def _packed(config: TransformerConfig) -> Table:
         pairs = tuple((name, partial(_part, expert, place % 2, 2)) for place, (name, expert) in enumerate(roles))
         found[f"layers.{{i}}.mlp.experts.gate_up_proj{ending}"] = StoredTensor(pairs, _gates_and_ups)
         downs = tuple((f"{scope}.down.{leaf}", partial(_part, expert, 0, 1)) for scope, expert in experts)
-        found[f"layers.{{i}}.mlp.experts.down_proj{ending}"] = StoredTensor(downs, _downs)
+        joined = lambda parts: np.stack([part.T for part in parts])  # noqa: E731
+        found[f"layers.{{i}}.mlp.experts.down_proj{ending}"] = StoredTensor(downs, joined)
     return found
 
 
@@ -265,12 +260,12 @@ GPT_OSS = PLAIN.variant(
     always={"activation": "gelu-quick", "up_offset": 1.0, "feed_forward_bias": True, "attention_sinks": True}
     | {"router_bias": True, "normalize_topk": True},
     rows=(
-        rename("num_local_experts", "num_experts", 128),
-        rename("num_experts_per_tok", "experts_per_token", 4),
-        rename("swiglu_limit", "gate_limit", 7.0),
+        row.rename("num_local_experts", "num_experts", 128),
+        row.rename("num_experts_per_tok", "experts_per_token", 4),
+        row.rename("swiglu_limit", "gate_limit", 7.0),
         rope(_rotary, rope_theta=150_000.0),
         windows_in_turn(128),
-        flag("attention_bias", ("qkv_bias", "output_bias"), True),
+        row.flag("attention_bias", ("qkv_bias", "output_bias"), True),
     ),
     without=("hidden_act",),
     defaults={"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},

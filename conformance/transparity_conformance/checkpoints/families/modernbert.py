@@ -8,25 +8,11 @@ from typing import Any
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families.bert import EXAMPLE
 from transparity_conformance.checkpoints.naming import Table, fused, linears
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import Classifier, Family
 from transparity_conformance.checkpoints.tables.kinds import by_kind, kinds_every, layer_kinds, own_layers
 from transparity_conformance.checkpoints.tables.rotary import rotary_by_kind, written_scaling
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation,
-    activation_name,
-    as_activation,
-    as_flag,
-    as_number,
-    as_whole,
-    by_tensors,
-    derived,
-    enum,
-    flag,
-    rename,
-    sizes,
-    tokens,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 LAYER = "encoder.layers.{i}"
 
@@ -43,16 +29,18 @@ def _packed(config: TransformerConfig) -> Table:
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     """Return the masked-language head if the file has one that uses the layers' activation, else the hidden states."""
-    asked = {"head.dense.weight", "decoder.bias" if as_flag(fields, "decoder_bias") else "head.norm.weight"}
-    is_like_layers = as_activation(fields, "hidden_activation") == as_activation(fields, "classifier_activation")
+    asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
+    is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
+        fields, "classifier_activation"
+    )
     if not asked <= {*names} or not is_like_layers or "classifier.weight" in names:
         return {"head": "hidden"}
-    return {"head": "logits", "head_transform": True, "tied_head": as_flag(fields, "tie_word_embeddings")}
+    return {"head": "logits", "head_transform": True, "tied_head": row.as_flag(fields, "tie_word_embeddings")}
 
 
 def _write_head(config: TransformerConfig) -> dict[str, Any]:
     return {
-        "classifier_activation": activation_name(config),
+        "classifier_activation": row.activation_name(config),
         "tie_word_embeddings": config.tied_head or config.head in ("hidden", "pooled"),
         "architectures": ["ModernBertForMaskedLM" if config.head == "logits" else "ModernBertModel"],
     }
@@ -60,9 +48,9 @@ def _write_head(config: TransformerConfig) -> dict[str, Any]:
 
 def _layers(fields: Fields) -> dict[str, Any]:
     """Return the windows and rotary positions of each kind of layer; layer 0 has no attention norm."""
-    window = as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
+    window = row.as_whole(fields, "local_attention", 0, "a whole number") // 2 + 1
     thetas = {SLIDING: "local_rope_theta", FULL: "global_rope_theta"}
-    own = {kind: {"rope_theta": as_number(fields, theta)} for kind, theta in thetas.items()}
+    own = {kind: {"rope_theta": row.as_number(fields, theta)} for kind, theta in thetas.items()}
     facts = {kind: found | {"attention_norm": True} for kind, found in rotary_by_kind(fields, own).items()}
     facts[SLIDING] |= {"sliding_window": window}
     facts[FULL] |= {"sliding_window": None}
@@ -95,17 +83,17 @@ MODERNBERT = Family(
     always={"architecture": "encoder", "norm": "layer", "norm_position": "pre", "final_norm": True}
     | {"gated": True, "embedding_norm": True},
     rows=(
-        *sizes("encoder", 8192),
-        rename("norm_eps", "norm_eps", 1e-5),
-        activation("hidden_activation", "gelu"),
-        by_tensors(_head, _write_head, classifier_activation="gelu", tie_word_embeddings=True),
-        flag("attention_bias", ("qkv_bias", "output_bias"), False),
-        flag("mlp_bias", "feed_forward_bias", False),
-        flag("norm_bias", "norm_bias", False),
-        flag("classifier_bias", "head_transform_bias", False),
-        enum("classifier_pooling", "pooling", {"cls": "first", "mean": "mean"}, "cls"),
-        flag("decoder_bias", "head_bias", True),
-        derived(
+        *row.sizes("encoder", 8192),
+        row.rename("norm_eps", "norm_eps", 1e-5),
+        row.activation("hidden_activation", "gelu"),
+        row.by_tensors(_head, _write_head, classifier_activation="gelu", tie_word_embeddings=True),
+        row.flag("attention_bias", ("qkv_bias", "output_bias"), False),
+        row.flag("mlp_bias", "feed_forward_bias", False),
+        row.flag("norm_bias", "norm_bias", False),
+        row.flag("classifier_bias", "head_transform_bias", False),
+        row.enum("classifier_pooling", "pooling", {"cls": "first", "mean": "mean"}, "cls"),
+        row.flag("decoder_bias", "head_bias", True),
+        row.derived(
             *(_layers, _write_layers, "rope_parameters"),
             local_attention=128,
             layer_types=None,
@@ -113,7 +101,7 @@ MODERNBERT = Family(
             global_rope_theta=160_000.0,
             local_rope_theta=10_000.0,
         ),
-        tokens(pad=50_283, bos=50_281, eos=50_282),
+        row.tokens(pad=50_283, bos=50_281, eos=50_282),
     ),
     only={"rope_scaling": (), "partial_rotary_factor": (1,)},
     unneeded=(

@@ -6,9 +6,7 @@ and Gu 2024) is a state-space model without attention or feed-forwards.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,10 +25,11 @@ from transparity_conformance.checkpoints.families.mixtral import (
 )
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, by_group, fused, linears, stacked, without
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import SIZES, Family
 from transparity_conformance.checkpoints.tables.kinds import by_both, kinds_every, own_layers
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rotary_fields
-from transparity_conformance.checkpoints.tables.rows import Fields, as_whole, derived, flag, rename, whole, wrong
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 LINEAR = "linear_attention"
 """The value of `layer_types` for a layer with a recurrence."""
@@ -39,20 +38,11 @@ RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
 
 
-def _kernel(first: int, count: int, tensor: np.ndarray) -> np.ndarray:
-    return tensor[first : first + count, 0]
-
-
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
     """Return the fused convolution (features, 1, width); each role has this number of features, in this order."""
-    begins = itertools.accumulate(widths.values(), initial=0)
-    return StoredTensor(
-        tuple(
-            (f"{RECURRENCE}.{role}_convolution.weight", partial(_kernel, begin, widths[role]))
-            for role, begin in zip(widths, begins, strict=False)
-        ),
-        lambda parts: np.concatenate(parts)[:, np.newaxis],
-    )
+    flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
+    parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
+    return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])
 
 
 def _packed(config: TransformerConfig) -> Table:
@@ -96,19 +86,19 @@ QWEN3_NEXT = PLAIN.variant(
     always={"norm_gain": "one-plus-weight", "query_key_norm": True, "attention_gate": True, "activation": "silu"}
     | {"shared_expert_gate": True},
     rows=(
-        rename("linear_num_value_heads", "recurrent_heads", 32),
-        rename("linear_num_key_heads", "recurrent_key_heads", 16),
-        rename("linear_key_head_dim", "recurrent_key_dim", 128),
-        rename("linear_value_head_dim", "recurrent_value_dim", 128),
-        rename("linear_conv_kernel_dim", "convolution_width", 4),
+        row.rename("linear_num_value_heads", "recurrent_heads", 32),
+        row.rename("linear_num_key_heads", "recurrent_key_heads", 16),
+        row.rename("linear_key_head_dim", "recurrent_key_dim", 128),
+        row.rename("linear_value_head_dim", "recurrent_value_dim", 128),
+        row.rename("linear_conv_kernel_dim", "convolution_width", 4),
         rope(
-            lambda fields: rotary(fields, as_whole(fields, "head_dim")),
+            lambda fields: rotary(fields, row.as_whole(fields, "head_dim")),
             lambda config: {"partial_rotary_factor": 1.0} | rotary_fields(config),
             partial_rotary_factor=0.25,
         ),
-        derived(lambda fields: {}, lambda config: {"hidden_act": "silu"}, hidden_act="silu"),
+        row.derived(lambda fields: {}, lambda config: {"hidden_act": "silu"}, hidden_act="silu"),
         *ROUTER,
-        derived(
+        row.derived(
             *(_layers, _write_layers),
             intermediate_size=5632,
             moe_intermediate_size=512,
@@ -119,7 +109,7 @@ QWEN3_NEXT = PLAIN.variant(
             layer_types=None,
             full_attention_interval=4,
         ),
-        whole("shared_expert_intermediate_size", "shared_expert_dim", 512),
+        row.whole("shared_expert_intermediate_size", "shared_expert_dim", 512),
     ),
     without=("intermediate_size",),
     defaults={"max_position_embeddings": 32_768, "num_key_value_heads": 2, "head_dim": 256}
@@ -160,7 +150,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
     if not is_number(least) or not is_number(most) or not 0 <= least <= most:
-        raise wrong("time_step_limit", given, "two numbers of at least 0, the second not less than the first")
+        raise row.wrong("time_step_limit", given, "two numbers of at least 0, the second not less than the first")
     return {"time_step_min": float(least), "time_step_max": None if most >= LARGEST else float(most)}
 
 
@@ -173,9 +163,12 @@ def _write_limits(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _widths(fields: Fields) -> dict[str, Any]:
-    wide, heads = as_whole(fields, "hidden_size") * as_whole(fields, "expand"), as_whole(fields, "num_heads")
-    if heads * as_whole(fields, "head_dim") != wide:
-        raise wrong("head_dim", fields["head_dim"], f"expand × hidden_size / num_heads = {wide} / {heads}")
+    wide, heads = (
+        row.as_whole(fields, "hidden_size") * row.as_whole(fields, "expand"),
+        row.as_whole(fields, "num_heads"),
+    )
+    if heads * row.as_whole(fields, "head_dim") != wide:
+        raise row.wrong("head_dim", fields["head_dim"], f"expand × hidden_size / num_heads = {wide} / {heads}")
     return {}
 
 
@@ -197,21 +190,21 @@ MAMBA2 = Family(
     always={"architecture": "decoder", "norm": "rms", "norm_position": "pre", "final_norm": True, "head_bias": False}
     | {"mixer": "state-space", "feed_forward_dim": 0, "positions": "none", "num_heads": 1},
     rows=(
-        rename("vocab_size", "target_vocab_size", 32_768),
-        rename("max_position_embeddings", "max_length", 2048),
-        rename("hidden_size", "embed_dim", 4096),
-        rename("num_hidden_layers", "num_decoder_layers", 64),
-        rename("layer_norm_epsilon", "norm_eps", 1e-5),
-        rename("tie_word_embeddings", "tied_head", False),
-        rename("num_heads", "recurrent_heads", 128),
-        rename("n_groups", "recurrent_key_heads", 8),
-        rename("state_size", "recurrent_key_dim", 128),
-        rename("head_dim", "recurrent_value_dim", 64),
-        rename("conv_kernel", "convolution_width", 4),
-        derived(_widths, _write_widths, expand=2),
-        flag("use_conv_bias", "convolution_bias", True),
-        flag("use_bias", "recurrent_bias", False),
-        derived(_limits, _write_limits, time_step_limit=(0.0, LARGEST)),
+        row.rename("vocab_size", "target_vocab_size", 32_768),
+        row.rename("max_position_embeddings", "max_length", 2048),
+        row.rename("hidden_size", "embed_dim", 4096),
+        row.rename("num_hidden_layers", "num_decoder_layers", 64),
+        row.rename("layer_norm_epsilon", "norm_eps", 1e-5),
+        row.rename("tie_word_embeddings", "tied_head", False),
+        row.rename("num_heads", "recurrent_heads", 128),
+        row.rename("n_groups", "recurrent_key_heads", 8),
+        row.rename("state_size", "recurrent_key_dim", 128),
+        row.rename("head_dim", "recurrent_value_dim", 64),
+        row.rename("conv_kernel", "convolution_width", 4),
+        row.derived(_widths, _write_widths, expand=2),
+        row.flag("use_conv_bias", "convolution_bias", True),
+        row.flag("use_bias", "recurrent_bias", False),
+        row.derived(_limits, _write_limits, time_step_limit=(0.0, LARGEST)),
     ),
     only={"hidden_act": ("silu", "swish"), "norm_before_gate": (False,), "rms_norm": (True,)},
     unneeded=(

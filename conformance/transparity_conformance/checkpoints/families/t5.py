@@ -7,19 +7,9 @@ from typing import Any
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, projections, weights
+from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import Family
-from transparity_conformance.checkpoints.tables.rows import (
-    Fields,
-    activation_name,
-    as_activation,
-    as_flag,
-    by_tensors,
-    derived,
-    head_width,
-    rename,
-    tokens,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables.rows import Fields
 
 GATED = "gated-"
 
@@ -48,15 +38,15 @@ def _feed_forward(fields: Fields) -> dict[str, Any]:
     """Return the feed-forward that a name such as `relu` means; `gated-gelu` means the tanh approximation."""
     given = fields["feed_forward_proj"]
     if not isinstance(given, str):
-        raise wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
+        raise row.wrong("feed_forward_proj", given, "an activation, such as relu or gated-gelu")
     if given == "gated-gelu":
         return {"gated": True, "activation": "gelu-tanh"}
     ungated = {"feed_forward_proj": given.removeprefix(GATED)}
-    return {"gated": given.startswith(GATED), "activation": as_activation(ungated, "feed_forward_proj")}
+    return {"gated": given.startswith(GATED), "activation": row.as_activation(ungated, "feed_forward_proj")}
 
 
 def _write_feed_forward(config: TransformerConfig) -> dict[str, Any]:
-    name = "gelu" if config.gated and config.activation == "gelu-tanh" else activation_name(config)
+    name = "gelu" if config.gated and config.activation == "gelu-tanh" else row.activation_name(config)
     return {"feed_forward_proj": GATED * config.gated + name}
 
 
@@ -75,10 +65,10 @@ def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
     decides about the scale, and `tie_word_embeddings` is always true. Then the head is tied if the file has no head.
     """
     field = "tie_word_embeddings" if fields["scale_decoder_outputs"] is None else "scale_decoder_outputs"
-    is_tied = field == "tie_word_embeddings" and as_flag(fields, field)
+    is_tied = field == "tie_word_embeddings" and row.as_flag(fields, field)
     return {
         "tied_head": is_tied or "lm_head.weight" not in names,
-        "head_scale": "embed_dim" if as_flag(fields, field) else "none",
+        "head_scale": "embed_dim" if row.as_flag(fields, field) else "none",
     }
 
 
@@ -108,21 +98,21 @@ T5 = Family(
     | {"attention_scale": "none", "qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
     | {"head_bias": False},
     rows=(
-        rename("vocab_size", "source_vocab_size"),
-        rename("n_positions", "max_length", 512),  # the length in training; T5 accepts any length
-        rename("d_model", "embed_dim"),
-        rename("num_heads", "num_heads"),
-        rename("num_layers", "num_encoder_layers"),
-        rename("d_ff", "feed_forward_dim"),
-        rename("layer_norm_epsilon", "norm_eps", 1e-6),
-        rename("relative_attention_num_buckets", "relative_buckets", 32),
-        rename("relative_attention_max_distance", "relative_max_distance", 128),
-        head_width("d_kv", 64, heads="num_heads", embed_dim="d_model"),
-        derived(_feed_forward, _write_feed_forward, feed_forward_proj="relu"),
-        by_tensors(
+        row.rename("vocab_size", "source_vocab_size"),
+        row.rename("n_positions", "max_length", 512),  # the length in training; T5 accepts any length
+        row.rename("d_model", "embed_dim"),
+        row.rename("num_heads", "num_heads"),
+        row.rename("num_layers", "num_encoder_layers"),
+        row.rename("d_ff", "feed_forward_dim"),
+        row.rename("layer_norm_epsilon", "norm_eps", 1e-6),
+        row.rename("relative_attention_num_buckets", "relative_buckets", 32),
+        row.rename("relative_attention_max_distance", "relative_max_distance", 128),
+        row.head_width("d_kv", 64, heads="num_heads", embed_dim="d_model"),
+        row.derived(_feed_forward, _write_feed_forward, feed_forward_proj="relu"),
+        row.by_tensors(
             *(_decoder, _write_decoder), num_decoder_layers=None, tie_word_embeddings=True, scale_decoder_outputs=None
         ),
-        tokens(pad=0, eos=1),
+        row.tokens(pad=0, eos=1),
     ),
     absent=_absent,
     unneeded=("dense_act_fn", "is_gated_act", "dropout_rate"),

@@ -225,7 +225,9 @@ def loss_and_gradients(
         some = every[begin : begin + at_once]
         changed: dict[str, Any] = dict(parameters)
         for name in dict(some):
-            changed[name] = _leaning(parameters[name], name, some, len(targets))
+            mine = {row: number for row, (other, number) in enumerate(some) if other == name}
+            units = _unit_vectors(parameters[name].shape)
+            changed[name] = Leaning(parameters[name], of_rows(units, mine, len(some), len(targets)))
         given: dict[str, Any] = {name: repeated(value, len(some)) for name, value in tokens.items()}
         logits = transformer(config, changed, **given, training=training)
         of_each = logits.reshape(len(some), *targets.shape, -1)
@@ -234,12 +236,6 @@ def loss_and_gradients(
             found[name][number] = loss.imag / loss.real.dtype.type(STEP)
     gradients = {name: value.reshape(parameters[name].shape) for name, value in found.items()}
     return loss_of(config, parameters, targets, training=training, **tokens), gradients
-
-
-def _leaning(value: np.ndarray, name: str, some: list[tuple[str, int]], batch: int) -> Leaning:
-    """Return the parameter `name`, perturbed in another entry in each of the stacked batches that belong to it."""
-    mine = {row: number for row, (other, number) in enumerate(some) if other == name}
-    return Leaning(value, of_rows(_unit_vectors(value.shape), mine, len(some), batch))
 
 
 def _unit_vectors(shape: tuple[int, ...]) -> Directions:

@@ -18,22 +18,10 @@ from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
 from transparity.text import listed, shown
+from transparity_conformance.checkpoints import reading
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.naming import Convert, Part, called, is_any_of, parts_of, without_prefix
-from transparity_conformance.checkpoints.reading import (
-    CONFIG,
-    EXPONENTS,
-    NUMBERS,
-    TOWERS,
-    CheckpointError,
-    as_json,
-    load_experts,
-    load_tensors,
-    read_tower,
-    scale_of,
-    tensor_files,
-    unpacked_files,
-)
+from transparity_conformance.checkpoints.reading import CONFIG, CheckpointError, as_json
 from transparity_conformance.checkpoints.tables.codecs import TOKENS, UNNEEDED, Classifier, Family
 from transparity_conformance.checkpoints.tables.rows import Fields
 
@@ -166,14 +154,16 @@ class Opened:
                         f"ties both to {ours}: correct the field that ties them, or the weights."
                     )
                 parameters.setdefault(ours, value)
-        held = {scale for name in parts if (scale := scale_of(name, where)) is not None}
-        held |= {name + ending for name in parts if name not in self.where for ending in (NUMBERS, EXPONENTS)}
+        held = {scale for name in parts if (scale := reading.scale_of(name, where)) is not None}
+        held |= {
+            name + ending for name in parts if name not in self.where for ending in (reading.NUMBERS, reading.EXPONENTS)
+        }
         return {name: parameters[name] for name in shapes}, {*parts, *held}
 
     @functools.cached_property
     def files(self) -> Mapping[str, Path]:
         """Return the file of each tensor; MXFP4 experts count as one tensor, although the file has two."""
-        return unpacked_files(self.where) if self.stored_as == "MXFP4" else self.where
+        return reading.unpacked_files(self.where) if self.stored_as == "MXFP4" else self.where
 
     def tensors(
         self, names: Collection[str], in_place: Collection[str] = (), *, experts_in_place: bool = False
@@ -181,8 +171,8 @@ class Opened:
         """Load the tensors `names`, as `reading.load_tensors` does; MXFP4 experts are converted."""
         packed = [name for name in names if name not in self.where]
         plain = [name for name in names if name in self.where]
-        experts = load_experts(self.where, packed, in_place=experts_in_place)
-        return load_tensors(self.where, plain, in_place, self.block) | experts
+        experts = reading.load_experts(self.where, packed, in_place=experts_in_place)
+        return reading.load_tensors(self.where, plain, in_place, self.block) | experts
 
     @property
     def stored_as(self) -> str:
@@ -200,10 +190,10 @@ class Opened:
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
     """Read the configuration of a checkpoint and locate its tensors; see `import_checkpoint` for the arguments."""
     path = Path(folder)
-    folder, fields = read_tower(path)
+    folder, fields = reading.read_tower(path)
     given, quantised = _without_scales(fields)
     family = family_of(folder, given)
-    where = tensor_files(folder)
+    where = reading.tensor_files(folder)
     if folder != path:
         own = (*family.prefixes, *(family.classifier.names if family.classifier else ()))
         where = {name: file for name, file in where.items() if name.startswith(own)}
@@ -220,7 +210,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
     """Return the names of stored tensors whose numbers the reference computes itself."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
-    tensors = load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
+    tensors = reading.load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
     return {name for name, (ours, theirs) in exact.items() if have_equal_numbers(ours.astype(np.float32), theirs)}
 
@@ -258,8 +248,8 @@ def family_of(folder: Path, given: Fields) -> Family:
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration that was already imported; pass it as --config.")
-    if str(kind) in TOWERS:
-        towers = " or ".join(str(folder / section) for section in TOWERS[str(kind)])
+    if str(kind) in reading.TOWERS:
+        towers = " or ".join(str(folder / section) for section in reading.TOWERS[str(kind)])
         raise CheckpointError(f"{folder / CONFIG} has two towers; expected one of them: {towers}.")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise _unknown(f"{folder / CONFIG} has the model_type {as_json(kind)}", kind)
@@ -268,8 +258,8 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 def family_called(model_type: str) -> Family:
     """Return the family with a `model_type`; raise `CheckpointError` if no family has it."""
-    if model_type in TOWERS:
-        towers = " or ".join(str(tower["model_type"]) for tower in TOWERS[model_type].values())
+    if model_type in reading.TOWERS:
+        towers = " or ".join(str(tower["model_type"]) for tower in reading.TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers; expected one of them: {towers}.")
     if model_type not in FAMILIES:
         raise _unknown(f"There is no family {shown(model_type)}", model_type)

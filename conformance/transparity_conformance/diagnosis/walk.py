@@ -108,7 +108,7 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Return the parameters in `dtype`; those in `known` are already, and those of skipped layers are not needed."""
+    """Return the parameters in `dtype`; the `known` ones have it already, and skipped layers do not need it."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 

@@ -1,7 +1,7 @@
 """Long prompts: calls with thousands of positions, whose logits are compared in blocks.
 
 The oracle keeps the input of the head, and computes the logits of some positions at a time. Attention is computed in
-blocks of queries, so masks, biases and scores fit into memory; each query has its own softmax, so the results are
+blocks of queries, so masks, biases and scores fit into memory. Each query has its own softmax, so the results are
 unchanged. The memory therefore grows with the length, but not with its square or with the vocabulary.
 """
 

@@ -19,18 +19,8 @@ from transparity.limits.files import file_size
 from transparity.parameters import parameter_shapes
 from transparity.text import listed, reason, safe
 from transparity_conformance.checkpoints.files import LARGEST_JSON
-from transparity_conformance.running.adapters.notation import (
-    ABSENT,
-    COUNTED,
-    LAYER,
-    AdapterError,
-    Lines,
-    Selection,
-    line_of,
-    parted,
-    select,
-    sizes_of,
-)
+from transparity_conformance.running.adapters import notation
+from transparity_conformance.running.adapters.notation import AdapterError, Lines, Selection
 
 ASKED = "?"
 """The line of a parameter whose tensor is not known."""
@@ -59,7 +49,7 @@ class Adapter:
         Raises `AdapterError` if a parameter has no tensor, or if a tensor has no line.
         """
         filling, shapes = _Filling(tensors, config), parameter_shapes(config)
-        known = {*shapes, *(LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
+        known = {*shapes, *(notation.LAYER.sub(r"\g<stack>.layers.{i}.", name) for name in shapes)}
         if unknown := [name for name in self.lines if name not in known]:
             raise AdapterError(
                 f"The adapter has a line for {shown(unknown[0])}, which is not a parameter of this model."
@@ -74,12 +64,12 @@ class Adapter:
 
     def names(self, tensor: str) -> bool:
         """Return whether a line names the tensor, or names it with `{i}` for the number of a layer."""
-        numbers = COUNTED.finditer(tensor)
+        numbers = notation.COUNTED.finditer(tensor)
         general = {tensor, *(f"{tensor[: each.start()]}{{i}}{tensor[each.end() :]}" for each in numbers)}
-        return any(parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)
+        return any(notation.parted(line, {tensor: ()})[0] in general for line in self.lines.values() if line)
 
     def _line(self, name: str) -> str:
-        line = line_of(name, self.lines)
+        line = notation.line_of(name, self.lines)
         if line is None:
             raise AdapterError(f"The adapter has no line for {name}; add one under [parameters].")
         if line == ASKED:
@@ -97,31 +87,33 @@ class _Filling:
         self.values = {name: np.array(value) for name, value in tensors.items()}
         self.shapes = {name: value.shape for name, value in tensors.items()}
         self.written = {name: np.zeros(value.size, bool) for name, value in tensors.items()}
-        self.sizes = sizes_of(config)
+        self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
         """Return the line once for each layer of the port, with the layer's number, if the port has such a tensor."""
-        numbers = range(1 + max((int(each) for name in self.shapes for each in COUNTED.findall(name)), default=0))
+        numbers = range(
+            1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
+        )
         texts = dict.fromkeys(line.replace("{i}", str(number)) for number in numbers)
         if line in texts:
             return [line]
         found = []
         for text in texts:
             with contextlib.suppress(AdapterError):
-                select(text, self.shapes, self.sizes)
+                notation.select(text, self.shapes, self.sizes)
                 found.append(text)
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
         """Write a parameter to the numbers that the line selects; for a `value` of None, write 0."""
-        if text == ABSENT:
+        if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
                     f"The adapter says that the port has no {ours}, which is not 0 in this model; name its tensor, or "
                     "use a configuration without it."
                 )
             return
-        chosen = select(text, self.shapes, self.sizes)
+        chosen = notation.select(text, self.shapes, self.sizes)
         size = sum(self.values[name].size for name in chosen.names) if chosen.index is None else chosen.index.size
         if shape is not None and size != math.prod(shape):
             raise AdapterError(
@@ -185,7 +177,7 @@ def written(adapter: Adapter, remarks: Sequence[str]) -> str:
         fits = adapter.asked.get(ours, ())
         if line == ASKED:
             text += f"# tensor not known; candidates by shape: {safe(listed(fits)) if fits else 'none'}\n"
-        if line == ABSENT:
+        if line == notation.ABSENT:
             text += "# the port has no such tensor\n"
         text += f"{json.dumps(ours)} = {json.dumps(line)}\n"
     return text

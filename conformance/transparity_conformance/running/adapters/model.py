@@ -18,19 +18,8 @@ from transparity_conformance.capabilities.port_calls import PortCallError, PortE
 from transparity_conformance.report.formatting import count as counted
 from transparity_conformance.running.adapters.adapter import Adapter
 from transparity_conformance.running.forward import called, called_by_name, required_arguments
-from transparity_conformance.running.frameworks.modules import (
-    ModuleTensor,
-    buffers_of,
-    initialised,
-    is_module,
-    kind_of,
-    module_in,
-    of_build,
-    package_of,
-    tensors_inside,
-    tensors_of,
-    widened,
-)
+from transparity_conformance.running.frameworks import modules
+from transparity_conformance.running.frameworks.modules import ModuleTensor
 from transparity_conformance.running.inputs import FRAMEWORKS, is_instance
 
 Make = Callable[..., Any]
@@ -96,15 +85,15 @@ class Model:
     def widen(self) -> bool:
         """Convert the model to float64, which works only for PyTorch modules; return whether it worked."""
         if self.module is not None:
-            self._narrow = widened(self.module)
-            self._tensors = tensors_of(self.module)
+            self._narrow = modules.widened(self.module)
+            self._tensors = modules.tensors_of(self.module)
         return self.module is not None
 
     def narrow(self) -> None:
         """Convert the model back to its original precision."""
         if self._narrow is not None:
             self._narrow()
-            self._tensors = tensors_of(self.module)
+            self._tensors = modules.tensors_of(self.module)
 
 
 _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
@@ -119,7 +108,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
         config: The configuration, for a port that takes one. None if it is not known, for a port without arguments.
         parameters: The parameters, for a `build(config, parameters)`. None for any other port.
     """
-    if is_module(make):
+    if modules.is_module(make):
         return _opened(make, config)
     count = required_arguments(signature_of(make))
     name = getattr(make, "__name__", "Model")
@@ -132,7 +121,7 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
     try:
         made = call_port(make, *given)
         if is_build and config is not None:
-            return _checked(Model(of_build(made, config), tensors_inside(made)), name, made)
+            return _checked(Model(modules.of_build(made, config), modules.tensors_inside(made)), name, made)
         return _checked(call_port(_opened, made, config), name, made)
     except PortCallError as error:
         what = "transparity's configuration" if given else "nothing"
@@ -153,26 +142,26 @@ def _checked(model: Model, name: str, made: Any) -> Model:
 def _opened(made: Any, config: TransformerConfig | None) -> Model:
     """Return the `Model` of a module, of a function that calls a module, or of a pair (function, parameters)."""
     if is_instance(made, "flax.linen", "Module"):
-        made = initialised(made)
+        made = modules.initialised(made)
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
         function, parts = made
-        framework = FRAMEWORKS.get(package_of(parts), "numpy")
-        model = _called(functools.partial(function, parts), config, framework, tensors_of(parts))
+        framework = FRAMEWORKS.get(modules.package_of(parts), "numpy")
+        model = _called(functools.partial(function, parts), config, framework, modules.tensors_of(parts))
         return dataclasses.replace(model, memory=parts)
-    if config is not None and kind_of(made) is not None:
+    if config is not None and modules.kind_of(made) is not None:
         forward = called(made, config)
         # a Keras layer creates its variables at the first call
         forward(**_blank(config))
-        return Model(forward, tensors_of(made))
+        return Model(forward, modules.tensors_of(made))
     if not callable(made):
         return Model(made, {})
-    module = module_in(made)
+    module = modules.module_in(made)
     if module is not None:
         module.eval()
-    tensors = tensors_inside(made) if module is None else tensors_of(module)
+    tensors = modules.tensors_inside(made) if module is None else modules.tensors_of(module)
     model = _called(made, config, None if module is None else "torch", tensors)
     return dataclasses.replace(
-        model, _buffers=buffers_of(module), module=module, memory=made if module is None else module
+        model, _buffers=modules.buffers_of(module), module=module, memory=made if module is None else module
     )
 
 

@@ -37,17 +37,8 @@ from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.hub import HubBuild
 from transparity_conformance.running.inputs import taps_in
 from transparity_conformance.running.loading import Listened, LoadError, load_artefact, load_port
+from transparity_conformance.running.process import wire
 from transparity_conformance.running.process.running import listen_once
-from transparity_conformance.running.process.wire import (
-    Closed,
-    Handle,
-    Kept,
-    described,
-    encoded,
-    largest_answer,
-    receive_request,
-    send_answer,
-)
 
 
 class Worker:
@@ -94,7 +85,7 @@ class Worker:
             return taps_in(result, config)
         if stays is None or not isinstance(result, tuple | list):
             return result
-        return [Kept(item) if index == stays else item for index, item in enumerate(result)]
+        return [wire.Kept(item) if index == stays else item for index, item in enumerate(result)]
 
     def placements(self, number: int) -> Any:
         """Return the placements that a built port declares, as JSON values."""
@@ -119,9 +110,9 @@ class Worker:
         elif whole_numbers:
             result = self.call(number, attribute, args, named, stays)
         else:
-            result, operations = function.listened(largest_answer() // 2, **named)
+            result, operations = function.listened(wire.largest_answer() // 2, **named)
             result = taps_in(result, self.configs[number])
-        return [result, described(operations)]
+        return [result, wire.described(operations)]
 
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
@@ -169,7 +160,7 @@ class Worker:
             self.configs.pop(number, None)
 
     def _given(self, value: Any) -> Any:
-        if isinstance(value, Handle):
+        if isinstance(value, wire.Handle):
             return self.objects[value.number]
         if isinstance(value, dict):
             return {name: self._given(item) for name, item in value.items()}
@@ -213,17 +204,17 @@ def serve(connection: socket.socket) -> None:
     worker = Worker()
     while True:
         try:
-            name, arguments, largest = receive_request(connection)
-        except Closed:
+            name, arguments, largest = wire.receive_request(connection)
+        except wire.Closed:
             return
         try:
             answer = ("returned", getattr(worker, name)(*arguments))
-            parts = encoded(answer, worker.keep, largest)
+            parts = wire.encoded(answer, worker.keep, largest)
         except LoadError as error:
-            parts = encoded(("refused", str(error)), worker.keep, largest)
+            parts = wire.encoded(("refused", str(error)), worker.keep, largest)
         except BaseException as error:  # noqa: BLE001 - any exception of a port, including exits, is an answer
-            parts = encoded(("raised", describe_raised(error)), worker.keep, largest)
-        send_answer(connection, *parts)
+            parts = wire.encoded(("raised", describe_raised(error)), worker.keep, largest)
+        wire.send_answer(connection, *parts)
 
 
 def _end_with(checker: int) -> None:

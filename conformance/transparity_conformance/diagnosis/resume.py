@@ -89,7 +89,8 @@ class Start:
         """Return the parameters of the remaining layers, renamed for the shorter configuration."""
         if not self.skipped:
             return parameters
-        return {self._renamed(name, -1): value for name, value in parameters.items() if not self._is_of_skipped(name)}
+        kept = [name for name in parameters if not (_of_layer(name) and self.skips(name))]
+        return {self._renamed(name, -1): parameters[name] for name in kept}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         """Return a tap that uses the names of the whole model, and returns the given values for skipped layers."""
@@ -114,9 +115,6 @@ class Start:
             return name
         stack, layer, rest = found
         return f"{stack}.layers.{layer + sign * (self.encoder if stack == 'encoder' else self.decoder)}.{rest}"
-
-    def _is_of_skipped(self, name: str) -> bool:
-        return _of_layer(name) is not None and self.skips(name)
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,15 +35,13 @@ class Segment:
     """The budgets of the right segments, by probe and tap."""
     ranks: int = 1
     """The number of ranks of the port; 1 if the sharding does not cause the difference."""
+    _bases: dict[str, Base] = field(default_factory=dict, init=False)
+    _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
     @property
     def is_whole_model(self) -> bool:
         """Whether the port shows no other activation, so that the segment is the whole model."""
         return all(len(recorded) == 1 for recorded in self.recorded.values())
-
-    @functools.cached_property
-    def _bases(self) -> dict[str, Base]:
-        return {}
 
     def _base(self, probe: Probe) -> Base | None:
         """Return a walk that all walks of `probe` can reuse, if the port shows no other activation; otherwise None."""
@@ -110,10 +107,6 @@ class Segment:
     def largest(self, probe: Probe, chosen: Combination) -> float:
         """Return the largest remaining difference."""
         return self._size(probe, chosen)[1]
-
-    @functools.cached_property
-    def _sizes(self) -> dict[tuple[Any, ...], tuple[Combination, float, float]]:
-        return {}
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
         """Return the root mean square and the maximum of the remaining difference, which are cached."""

@@ -105,10 +105,8 @@ class Oracle:
             truth = self._evaluate(arrays, "float64") if index else self.expected
 
             def compare(name: str, value: np.ndarray, truth: Mapping[str, np.ndarray] = truth) -> None:
-                if name in worst:
-                    worst[name] = max(
-                        worst[name], gap(value, truth[name])
-                    )  # the error is infinite if only one value is NaN
+                if name in worst:  # the error is infinite if only one value is NaN
+                    worst[name] = max(worst[name], gap(value, truth[name]))
 
             self._compute(arrays, dtype, index, compare, truth)
         return worst
@@ -200,9 +198,8 @@ def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
     The perturbation depends on the bits of each number, so that repeated reading gives the same result.
     """
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
-    moved = bits.view(np.int32).astype(
-        np.float32
-    )  # then in place, because this step takes most of the time of reading a matrix
+    moved = bits.view(np.int32).astype(np.float32)
+    # in place, because this step takes most of the time of reading a matrix
     moved *= np.float32(2.0**-41)
     moved += 1
     moved *= block

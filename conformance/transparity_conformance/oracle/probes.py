@@ -46,6 +46,8 @@ class Probe:
     inputs: Arrays
     kept: frozenset[str] | None = field(default=None, kw_only=True)
     """The activations whose values the oracle keeps; None for all."""
+    visible_changes: dict[tuple[str, str], bool] = field(default_factory=dict, init=False)
+    """Caches whether changes of the configuration show in the reference's results (`features`)."""
 
     @functools.cached_property
     def oracle(self) -> Oracle:
@@ -56,11 +58,6 @@ class Probe:
     def exact(self) -> Arrays:
         """Return the parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
-
-    @functools.cached_property
-    def visible_changes(self) -> dict[tuple[str, str], bool]:
-        """Cache whether changes of the configuration show in the reference's results (`features`)."""
-        return {}
 
     def budget(self, dtype: str) -> float:
         """Return the largest difference of the logits that rounding explains."""
@@ -253,10 +250,8 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
             tokens[5] = pad
         if length == 1 and config.is_recurrent:  # transformers treats a single token as generated
             tokens[tokens == pad] = tokens[0, 0]
-        if config.is_pooled and config.pooling in (
-            "eos",
-            "largest",
-        ):  # the pooled token occurs twice in some rows, once in others
+        if config.is_pooled and config.pooling in ("eos", "largest"):
+            # the pooled token occurs twice in some rows, once in others
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
             tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked
         inputs[name] = tokens[:, :length]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.running.frameworks.modules import kind_of, tensors_inside
 from transparity_conformance.running.inputs import (
     Array,
+    Context,
     add_mask,
     answer_in,
     arguments,
@@ -41,9 +41,6 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
             return answer_in(whole(**{names[ours]: array(value) for ours, value in inputs.items()}))
 
     return forward, names
-
-
-Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def _prepared(

@@ -65,9 +65,8 @@ class HubBuild:
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)
-        weakref.finalize(
-            forward, shutil.rmtree, folder, ignore_errors=True
-        )  # the model may still map its weights from there
+        # until then, the model may map its weights from there
+        weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)
         return forward
 
     def _loaded(self, folder: Path, config: TransformerConfig, options: Mapping[str, Any]) -> Callable[..., Any]:

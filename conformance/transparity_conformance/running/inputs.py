@@ -20,6 +20,10 @@ from transparity.taps import lengths_of, tap_shapes
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port, signature_of
 
 Array = Callable[[np.ndarray], Any]
+"""Converts token ids or pixels to an array of a model's framework."""
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Returns the context of a call without gradients."""
 
 NAMES = {
     "tokens": ("input_ids", "tokens"),
@@ -110,7 +114,7 @@ def _packages_of(model: Any) -> Iterator[str]:
         yield name.partition(".")[0] if isinstance(name, str) else ""
 
 
-def arrays(model: Any, framework: str) -> tuple[Array, Callable[[], contextlib.AbstractContextManager[Any]]]:
+def arrays(model: Any, framework: str) -> tuple[Array, Context]:
     """Return a function that converts token ids or pixels to a framework's arrays, and a context without gradients."""
     if framework == "torch":
         import torch
@@ -154,20 +158,12 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 
 
 def completed(
-    model: Callable[..., Any],
-    takes: inspect.Signature | None,
-    array: Callable[[np.ndarray], Any],
-    without_gradients: Callable[[], contextlib.AbstractContextManager[Any]],
+    model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
     """Return the forward pass with the values of further required arguments.
 
-    Targets are passed too, if the model returns the logits of all positions only with targets.
-
-    Args:
-        model: The forward pass, whose first argument is token ids.
-        takes: The signature of the forward pass.
-        array: Converts token ids to an array of the model's framework.
-        without_gradients: Returns the context of a call without gradients.
+    Targets are passed too, if the model returns the logits of all positions only with targets. The first argument of
+    the model is token ids, and `takes` is its signature.
     """
     settings = settings_of(takes)
 

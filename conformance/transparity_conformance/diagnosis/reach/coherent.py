@@ -129,9 +129,8 @@ def _effects(probe: Probe) -> Effects:
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
-        for hypothesis in widest(
-            each for each in every if each.fault.id != "low-precision"
-        ):  # low precision is not a fault if it is declared
+        # low precision is not a fault if it is declared
+        for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]
             except Impossible:

@@ -72,8 +72,8 @@ class Clock:
         return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
-        """Raise `OutOfTime` if no time is left."""
-        if self.is_interrupted or time.thread_time() > self.end:
+        """Raise `OutOfTime` if no time is left, or if there were too many walks."""
+        if self.is_interrupted or time.thread_time() > self.end or self.walks > WALKS:
             self.ran_out = True
             raise OutOfTime
         spent = self.seconds - self.left
@@ -83,11 +83,8 @@ class Clock:
 
     def walk(self) -> None:
         """Count a walk; raise `OutOfTime` if it exceeds the limit, or if no time is left."""
-        self.check()
         self.walks += 1
-        if self.walks > WALKS:
-            self.ran_out = True
-            raise OutOfTime
+        self.check()
 
     def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
         """Yield every candidate, and count it."""

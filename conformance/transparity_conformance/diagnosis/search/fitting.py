@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import numeric_faults
-from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, Patch, WalkState, groups
+from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, WalkState, groups
 
 PROMISING = 12
 """After this many steps, the golden section knows the number to within 1/300 of the grid's spacing."""
+
+STEPS = 40
+"""The number of steps of the golden section."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
 """A fault with a number, and the taps at which it is made."""
@@ -34,19 +36,15 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
     config, hypothesis = first
     says = hypothesis.fault.description
     for other, fitted_there in others:
-        changed = [
-            name for name in ("head_dim", "embed_dim", "num_heads") if getattr(other, name) != getattr(config, name)
-        ]
-        where = ", ".join(f"{name} {getattr(other, name)}" for name in changed)
-        says += f"; with {where} it is {fitted_there.fault.value:.4g}"
-    patch = partial(_patch_by_size, {config: hypothesis.fault.patched for config, hypothesis in sizes.items()})
+        names = ("head_dim", "embed_dim", "num_heads")
+        changed = [f"{name} {getattr(other, name)}" for name in names if getattr(other, name) != getattr(config, name)]
+        says += f"; with {', '.join(changed)} it is {fitted_there.fault.value:.4g}"
+
+    def patch(state: WalkState, site: str, value: Any) -> Any:
+        return sizes[state.config].fault.patched(state, site, value) if state.config in sizes else value
+
     fault = dataclasses.replace(hypothesis.fault, patch=patch, formula=None, description=says)
     return dataclasses.replace(hypothesis, fault=fault)
-
-
-def _patch_by_size(patches: Mapping[TransformerConfig, Patch], state: WalkState, site: str, value: Any) -> Any:
-    patch = patches.get(state.config)
-    return patch(state, site, value) if patch else value
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
@@ -63,7 +61,7 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
             yield numeric, chosen
 
 
-def _minimize(function: Callable[[float], float], grid: Sequence[float], steps: int = 40) -> float | None:
+def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
     """Find the positive number that minimizes `function`: the best of a grid, refined by a golden section.
 
     The golden section works on the logarithm. Returns None if all values on the grid are equal, or if the golden
@@ -77,7 +75,7 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float], steps: 
     ratio = (math.sqrt(5) - 1) / 2
     inner, outer = high - ratio * (high - low), low + ratio * (high - low)
     at_inner, at_outer = function(math.exp(inner)), function(math.exp(outer))
-    for step in range(steps):
+    for step in range(STEPS):
         if step == PROMISING and min(at_inner, at_outer) > max(min(values) / 2, float(np.nanmedian(values)) / 100):
             return None
         if at_inner < at_outer:

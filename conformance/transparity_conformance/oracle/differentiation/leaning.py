@@ -47,9 +47,7 @@ class Leaning(NDArrayOperatorsMixin):
         if len(vectors) not in (1, 2):
             raise TypeError(f"a parameter has {len(vectors)} axes; expected one or two")
         self.value, self.is_transposed, self.used = value, is_transposed, used
-        self.vectors = tuple(
-            vector.astype(value.dtype, copy=False) for vector in vectors
-        )  # in the precision of the parameter
+        self.vectors = tuple(vector.astype(value.dtype, copy=False) for vector in vectors)
 
     @property
     def ndim(self) -> int:
@@ -121,11 +119,9 @@ class Leaning(NDArrayOperatorsMixin):
     def _product(self, x: np.ndarray) -> np.ndarray:
         """Return x · valueᵀ, plus (x · right) leftᵀ for the perturbation."""
         left, right = self.vectors
+        # two real products instead of a complex one halve the work
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
-        found = (
-            parts.reshape(-1, parts.shape[-1]) @ self.value.T
-        )  # two real products instead of a complex one halve the work
-        found = found.reshape(*parts.shape[:-1], -1)
+        found = (parts.reshape(-1, parts.shape[-1]) @ self.value.T).reshape(*parts.shape[:-1], -1)
         product = found[0] if len(found) == 1 else found[0] + 1j * found[1]
         along = (x * _over(right, x.ndim)).sum(-1, keepdims=True)
         return self._leant(product, along * _over(left, x.ndim))

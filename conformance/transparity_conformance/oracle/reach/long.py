@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -159,6 +159,7 @@ class LongOracle:
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
+    _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def states(self) -> np.ndarray:
@@ -193,10 +194,6 @@ class LongOracle:
         """Return the shape of all logits."""
         batch, length, _ = self.states.shape
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
-
-    @functools.cached_property
-    def _noise(self) -> dict[str, float]:
-        return {}
 
     def noise(self, dtype: str) -> float:
         """Return the reference's own error in `dtype`.

@@ -144,6 +144,7 @@ class ReachModel:
     """The batch, and the length of each input, for every call."""
     is_asked: bool = False
     """Whether it is the model that the user checks, as opposed to a model derived from it."""
+    _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def probes(self) -> list[ReachProbe]:
@@ -165,10 +166,6 @@ class ReachModel:
             short = [probe for probe in self.probes if max(probe.lengths) <= SHORT][:6]
             self._noise[dtype] = max((probe.oracle.noise(dtype)["logits"] for probe in short), default=0.0)
         return self._noise[dtype]
-
-    @functools.cached_property
-    def _noise(self) -> dict[str, float]:
-        return {}
 
 
 def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]) -> Arrays:

@@ -49,7 +49,11 @@ def export_checkpoint(
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be written: {reason(error)}.") from None
     save_parameters(folder / WEIGHTS, tensors)
-    again = _imported(model_type, folder)
+    try:
+        again = import_checkpoint(folder)
+    except TransparityError as error:
+        cause = str(error).rstrip(".")
+        raise CheckpointError(f"The family {model_type} cannot express this configuration: {cause}.") from None
     _check_same(model_type, config, parameters, again)
     return again
 
@@ -125,15 +129,6 @@ def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
 
 
 OF_HEADS = ("head.", "head_transform.", "head_norm.")
-
-
-def _imported(model_type: str, folder: Path) -> Checkpoint:
-    try:
-        return import_checkpoint(folder)
-    except TransparityError as error:
-        raise CheckpointError(
-            f"The family {model_type} cannot express this configuration: {str(error).rstrip('.')}."
-        ) from None
 
 
 def _check_same(

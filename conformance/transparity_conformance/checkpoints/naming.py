@@ -55,8 +55,15 @@ def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
     """Return a table entry for parameters that are interleaved by head groups, with these numbers of rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
-    parts = tuple((name, functools.partial(_of_groups, groups, slice(*cut))) for name, cut in cuts)
-    return StoredTensor(parts, functools.partial(_joined, groups))
+
+    def part(tensor: np.ndarray, cut: slice) -> np.ndarray:
+        return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
+
+    def join(parts: Sequence[np.ndarray]) -> np.ndarray:
+        cut = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+        return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
+
+    return StoredTensor(tuple((name, functools.partial(part, cut=slice(*cut))) for name, cut in cuts), join)
 
 
 def fused(
@@ -76,15 +83,6 @@ def fused(
         f"{theirs}.{leaf}": by_group({f"{here}{name}.{leaf}": count for name, count in rows.items()}, groups)
         for leaf in leaves
     }
-
-
-def _of_groups(groups: int, cut: slice, tensor: np.ndarray) -> np.ndarray:
-    return tensor.reshape(groups, -1, *tensor.shape[1:])[:, cut].reshape(-1, *tensor.shape[1:])
-
-
-def _joined(groups: int, parts: Sequence[np.ndarray]) -> np.ndarray:
-    cut = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
-    return np.concatenate(cut, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
 def linears(pairs: Mapping[str, str], theirs: str = "", ours: str = "") -> dict[str, str | StoredTensor]:

@@ -25,20 +25,51 @@ ORIGINAL = "original_max_position_embeddings"
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
 """The fields of config.json that describe rotary positions, in addition to `rope_theta`."""
 
-ROTARY_KEYS: dict[str, tuple[str, ...]] = {
+KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
+"""A key of a scaling, the field of `TransformerConfig` with its value, and the function that checks the value."""
+
+
+def _given(given: Fields, key: str) -> Any:
+    return given[key]
+
+
+def _numbers(given: Fields, name: str) -> tuple[float, ...]:
+    listed = given[name] if isinstance(given[name], list) else [None]
+    return tuple(as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
+
+
+FACTOR: KeyRow = ("factor", "rotary_factor", as_number)
+LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", _given)
+
+REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
     "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
-    "yarn": ("factor", ORIGINAL),
-    "longrope": ("short_factor", "long_factor", ORIGINAL),
+    "linear": (FACTOR,),
+    "llama3": (
+        FACTOR,
+        ("low_freq_factor", "rotary_slow_turns", as_number),
+        ("high_freq_factor", "rotary_fast_turns", as_number),
+        LENGTH,
+    ),
+    "yarn": (FACTOR, LENGTH),
+    "longrope": (
+        (ORIGINAL, "rotary_original_length", as_whole),
+        ("short_factor", "rotary_short_factors", _numbers),
+        ("long_factor", "rotary_long_factors", _numbers),
+    ),
 }
 """The keys that each kind of scaling must have."""
 
-OPTIONAL_KEYS: dict[str, tuple[str, ...]] = {
-    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    "longrope": ("attention_factor", "factor"),
+USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
+    "yarn": {
+        ("beta_fast", "rotary_fast_turns", as_number): 32.0,
+        ("beta_slow", "rotary_slow_turns", as_number): 1.0,
+        ("truncate", "rotary_truncate", as_flag): True,
+    }
 }
-"""The keys that a kind of scaling may have."""
+"""The keys with a default, and the default."""
+
+OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
+"""The other keys that a kind of scaling may have; they determine its attention factor."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
 """The keys that every kind of scaling may have."""
@@ -67,17 +98,18 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": as_number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
-    known = (*KEYS_OF_ALL, *ROTARY_KEYS[kind], *OPTIONAL_KEYS.get(kind, ()))
+    needed = [key for key, *_ in REQUIRED_KEYS[kind]]
+    known = (*KEYS_OF_ALL, *needed, *(key for key, *_ in USUAL_KEYS.get(kind, ())), *OTHER_KEYS.get(kind, ()))
     if unknown := [key for key in given if key not in known]:
         raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"no such key, because the rope_type is {kind}")
-    if ORIGINAL in ROTARY_KEYS[kind]:
+    if ORIGINAL in needed:
         outside = fields.get(ORIGINAL)
         given = {ORIGINAL: fields["max_position_embeddings"]} | given | ({} if outside is None else {ORIGINAL: outside})
-    for key in ROTARY_KEYS[kind]:
+    for key in needed:
         if key not in given:
             raise CheckpointError(f"{name} has no {key}; expected the key, because the rope_type is {kind!r}.")
     given |= {"max_position_embeddings": fields["max_position_embeddings"]}
-    return found | (SCALINGS[kind](given) if kind in SCALINGS else {})
+    return found | _read_scaling(kind, given)
 
 
 def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
@@ -102,8 +134,8 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
         raise wrong(name, given, "one JSON object with numbers, for all layers")
     given = {"rope_theta": fields["rope_theta"]} | given
     kind = given.get("rope_type", given.get("type", "default"))
-    if not isinstance(kind, str) or kind not in ROTARY_KEYS:
-        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(ROTARY_KEYS)}")
+    if not isinstance(kind, str) or kind not in REQUIRED_KEYS:
+        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(REQUIRED_KEYS)}")
     return name, kind, given
 
 
@@ -118,38 +150,13 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
     return {"rotary_dim": int(head_dim * share)}
 
 
-def _linear(given: Fields) -> dict[str, Any]:
-    return {"rotary_scaling": "linear", "rotary_factor": as_number(given, "factor")}
-
-
-def _llama3(given: Fields) -> dict[str, Any]:
-    return _linear(given) | {
-        "rotary_scaling": "llama3",
-        "rotary_slow_turns": as_number(given, "low_freq_factor"),
-        "rotary_fast_turns": as_number(given, "high_freq_factor"),
-        "rotary_original_length": given[ORIGINAL],
-    }
-
-
-def _yarn(given: Fields) -> dict[str, Any]:
-    """Convert YaRN scaling; the default attention factor is 0.1 · ln(factor) + 1.
+def _yarn_factor(given: Fields) -> float:
+    """Return YaRN's default attention factor, 0.1 · ln(factor) + 1.
 
     If both `mscale` and `mscale_all_dim` are present, the default is the ratio of their scales instead.
     """
-    usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-    given = {**given, **{key: usual[key] for key in usual if given.get(key) is None}}
-    factor = as_number(given, "factor")
     scales = [as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
-    by_formula = _ratio(factor, *(scales if len(scales) == 2 else (1.0, 0.0)))
-    return {
-        "rotary_scaling": "yarn",
-        "rotary_factor": factor,
-        "rotary_slow_turns": as_number(given, "beta_slow"),
-        "rotary_fast_turns": as_number(given, "beta_fast"),
-        "rotary_original_length": given[ORIGINAL],
-        "rotary_truncate": as_flag(given, "truncate"),
-        "rotary_attention_factor": _attention_factor(given, by_formula),
-    }
+    return _ratio(as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
@@ -169,58 +176,40 @@ def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
     return nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
 
 
-def _longrope(given: Fields) -> dict[str, Any]:
-    """Convert LongRoPE scaling; the default attention factor is √(1 + ln(factor) / ln(original length)).
+def _longrope_factor(given: Fields) -> float:
+    """Return LongRoPE's default attention factor, √(1 + ln(factor) / ln(original length)).
 
     The default factor is the maximal length divided by the original length.
     """
-    original = as_whole(given, ORIGINAL)
-    longer = given.get("factor")
+    original, longer = as_whole(given, ORIGINAL), given.get("factor")
     longer = given["max_position_embeddings"] / original if longer is None else as_number(given, "factor")
-    by_formula = 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
-    return {
-        "rotary_scaling": "longrope",
-        "rotary_original_length": original,
-        "rotary_attention_factor": _attention_factor(given, by_formula),
-        "rotary_short_factors": _numbers(given, "short_factor"),
-        "rotary_long_factors": _numbers(given, "long_factor"),
-    }
+    return 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
 
 
-def _attention_factor(given: Fields, otherwise: float) -> float:
-    return otherwise if given.get("attention_factor") is None else as_number(given, "attention_factor")
+ATTENTION_FACTORS = {"yarn": _yarn_factor, "longrope": _longrope_factor}
+"""The default attention factor of each kind of scaling that has one."""
 
 
-def _numbers(given: Fields, name: str) -> tuple[float, ...]:
-    listed = given[name] if isinstance(given[name], list) else [None]
-    return tuple(as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
-
-
-SCALINGS: Mapping[str, Callable[[Fields], dict[str, Any]]] = {
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-}
-"""The function that converts each kind of scaling; it also reads `max_position_embeddings`."""
+def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
+    """Convert the keys of a scaling; LongRoPE also reads `max_position_embeddings`."""
+    usual = {key: value for (key, *_), value in USUAL_KEYS.get(kind, {}).items() if given.get(key) is None}
+    rows, given = (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ())), {**given, **usual}
+    found = {ours: read(given, key) for key, ours, read in rows}
+    if kind in ATTENTION_FACTORS:
+        is_given = given.get("attention_factor") is not None
+        factor = as_number(given, "attention_factor") if is_given else ATTENTION_FACTORS[kind](given)
+        found["rotary_attention_factor"] = factor
+    return found | ({} if kind == "default" else {"rotary_scaling": kind})
 
 
 def written_scaling(config: TransformerConfig) -> dict[str, Any]:
     """Return the scaling with all keys of its kind, including the attention factor."""
     kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
-    ours: dict[str, Any] = {
-        "factor": config.rotary_factor,
-        "low_freq_factor": config.rotary_slow_turns,
-        "high_freq_factor": config.rotary_fast_turns,
-        ORIGINAL: config.rotary_original_length,
-        "short_factor": list(config.rotary_short_factors),
-        "long_factor": list(config.rotary_long_factors),
-    }
-    optional: dict[str, Any] = {"attention_factor": config.rotary_attention_factor} if kind in OPTIONAL_KEYS else {}
-    if kind == "yarn":
-        optional |= {"beta_fast": config.rotary_fast_turns, "beta_slow": config.rotary_slow_turns}
-        optional |= {"truncate": config.rotary_truncate}
-    return {"rope_type": kind} | {key: ours[key] for key in ROTARY_KEYS[kind]} | optional
+    rows = [(key, ours) for key, ours, _ in (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ()))]
+    rows += [("attention_factor", "rotary_attention_factor")] * (kind in ATTENTION_FACTORS)
+    values = {key: getattr(config, ours) for key, ours in rows}
+    lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {"rope_type": kind} | lists
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:

@@ -6,16 +6,14 @@ converted and stored in files.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, frame_inputs
-from transparity_conformance.oracle.reach.models import AFFORDABLE, ReachModel, ReachProbe
+from transparity_conformance.oracle.reach.models import AFFORDABLE, ITSELF, ReachModel, ReachProbe
 
 PURPOSE = "every token of the vocabulary"
 
@@ -26,42 +24,34 @@ MOST_CALLS = 4
 """The largest number of calls, which take the reference about a second, and several seconds for the tolerance."""
 
 
-@dataclass(eq=False)
-class EveryToken(ReachModel):
-    """The model itself, whose calls contain all tokens in order."""
-
-    @functools.cached_property
-    def probes(self) -> list[ReachProbe]:
-        """Return one probe for each of `calls`; the tokens of the vocabulary are divided between them."""
-        names = self.config.token_inputs if self.calls else ()
-        inputs = {name: _shared(self.config, name, self.calls) for name in names}
-        if names and self.config.reads_frames:
-            batch = len(inputs["target"][0])
-            inputs["source"] = np.stack([frame_inputs(self.config, batch, seed) for seed in range(len(self.calls))])
-        return [self._of({name: parts[number] for name, parts in inputs.items()}) for number in range(len(self.calls))]
-
-    def _of(self, inputs: Arrays) -> ReachProbe:
-        first, config = inputs[self.config.token_inputs[0]], self.config
-        further: Arrays = {}
-        if "attention_mask" in config.further_inputs:
-            further["attention_mask"] = np.ones_like(first)
-        if config.num_token_types:
-            further["token_types"] = np.zeros_like(first)
-        said = f"tokens {first.min()} to {first.max()}, batch {len(first)}"
-        return ReachProbe(self.name, said, PURPOSE, config, self.parameters, inputs | further, model=self)
-
-
-def every_token(config: TransformerConfig, parameters: Arrays) -> EveryToken:
-    """Return the calls with every token, or with as many tokens as the time allows."""
-    if not config.token_inputs:
-        return EveryToken("the model itself", config, parameters, [], is_asked=True)
+def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
+    """Return the model itself, with calls that contain all tokens in order, or as many as the time allows."""
+    model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
-    rows = -(-max(len(_tokens(config, name)) for name in config.token_inputs) // length)
+    rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
     at_once = AFFORDABLE / sum(value.size for value in parameters.values()) / length
     rows = min(rows, int(MOST_CALLS * at_once))
-    calls = max(1, min(MOST_CALLS, rows, -(-rows // max(1, int(at_once)))))
-    shape = -(-rows // calls), (length,) * len(config.input_names)
-    return EveryToken("the model itself", config, parameters, [shape] * calls if rows else [], is_asked=True)
+    if rows:
+        calls = max(1, min(MOST_CALLS, rows, -(-rows // max(1, int(at_once)))))
+        model.calls = [(-(-rows // calls), (length,) * len(config.input_names))] * calls
+    inputs = {name: _shared(config, name, model.calls) for name in config.token_inputs if rows}
+    if inputs and config.reads_frames:
+        batch = len(inputs["target"][0])
+        inputs["source"] = np.stack([frame_inputs(config, batch, seed) for seed in range(len(model.calls))])
+    every = ({name: parts[number] for name, parts in inputs.items()} for number in range(len(model.calls)))
+    model.probes = [_probe(model, given) for given in every]
+    return model
+
+
+def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
+    """Return the probe with these tokens."""
+    first, config, further = inputs[model.config.token_inputs[0]], model.config, Arrays()
+    if "attention_mask" in config.further_inputs:
+        further["attention_mask"] = np.ones_like(first)
+    if config.num_token_types:
+        further["token_types"] = np.zeros_like(first)
+    said = f"tokens {first.min()} to {first.max()}, batch {len(first)}"
+    return ReachProbe(model.name, said, PURPOSE, config, model.parameters, inputs | further, model=model)
 
 
 def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[str]:

@@ -17,13 +17,8 @@ from transparity.config import TransformerConfig
 from transparity.limits.mapped import Mapped
 from transparity_conformance.catalogue import whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
+from transparity_conformance.diagnosis import thresholds
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
-from transparity_conformance.diagnosis.thresholds import (
-    FURTHEST_ROUNDED,
-    LEFT_AT_WORST,
-    REMEASURED_WITHIN,
-    TYPICALLY_LEFT,
-)
 from transparity_conformance.diagnosis.walk import segment_budgets, walk
 from transparity_conformance.oracle.budgets import HALF, rounded_to
 from transparity_conformance.oracle.oracle import Arrays
@@ -49,7 +44,7 @@ def _is_beyond_rounding(results: Results) -> bool:
         return False
     tap = first.wrong[0]
     budgets = segment_budgets(first.probe, first.recorded, "bfloat16", until=tap, neighbours=1)
-    return first.errors[tap] > REMEASURED_WITHIN["bfloat16"] * budgets[tap]
+    return first.errors[tap] > thresholds.REMEASURED_WITHIN["bfloat16"] * budgets[tap]
 
 
 def declared_by(rounding: Cause) -> str | None:
@@ -97,10 +92,10 @@ def _rounded_products(results: Results) -> Cause | None:
         left: list[float] = []
         for result in results.values():
             left.append(_share_left(result, hypothesis))
-            if left[-1] > LEFT_AT_WORST:
+            if left[-1] > thresholds.LEFT_AT_WORST:
                 break
         typical = float(np.median(left))
-        if max(left) <= LEFT_AT_WORST and typical <= TYPICALLY_LEFT:
+        if max(left) <= thresholds.LEFT_AT_WORST and typical <= thresholds.TYPICALLY_LEFT:
             residual = logits_error(results, (hypothesis,))
             return Cause("low-precision", hypothesis.fault.description, None, residual, 1 - typical)
     return None
@@ -124,7 +119,7 @@ def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> floa
     moved = (actual != ours) | (rounded != ours)
     with np.errstate(all="ignore"):
         before, after = np.abs(actual - ours)[moved], np.abs(actual - rounded)[moved]
-        possible = after.max(initial=0.0) <= FURTHEST_ROUNDED * np.abs(rounded - ours).max(initial=0.0)
+        possible = after.max(initial=0.0) <= thresholds.FURTHEST_ROUNDED * np.abs(rounded - ours).max(initial=0.0)
         return float(np.median(after) / np.median(before)) if possible else math.inf
 
 

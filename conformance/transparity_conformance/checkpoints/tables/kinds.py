@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transparity.config import FULL, SLIDING, TransformerConfig, repeating
-from transparity_conformance.checkpoints.tables.rows import (
-    FieldRow,
-    Fields,
-    as_flag,
-    as_layers,
-    as_whole,
-    derived,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables import rows as row
+from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
@@ -66,30 +59,30 @@ def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
 
 def used_window(fields: Fields) -> Any:
     """Return `sliding_window`, or None unless `use_sliding_window` is true."""
-    return fields["sliding_window"] if as_flag(fields, "use_sliding_window") else None
+    return fields["sliding_window"] if row.as_flag(fields, "use_sliding_window") else None
 
 
 def check_window(fields: Fields, kinds: Any) -> None:
     """Raise `CheckpointError` if a layer needs a window, but the file has no `used_window`."""
-    if used_window(fields) is None and kinds != [FULL] * as_layers(fields):
+    if used_window(fields) is None and kinds != [FULL] * row.as_layers(fields):
         expected = "true and a sliding_window, because layer_types needs a window"
-        raise wrong("use_sliding_window", fields["use_sliding_window"], expected)
+        raise row.wrong("use_sliding_window", fields["use_sliding_window"], expected)
 
 
 def windows_in_turn(window: int) -> FieldRow:
     """Return a row for windows; by default, every other layer has one, starting with layer 0."""
 
     def read(fields: Fields) -> dict[str, Any]:
-        return windows(kinds_every(fields, 2), fields["sliding_window"], as_layers(fields))
+        return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))
 
-    return derived(read, window_fields, sliding_window=window, layer_types=None)
+    return row.derived(read, window_fields, sliding_window=window, layer_types=None)
 
 
 def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING, FULL)) -> list[str]:
     """Return `layer_types`; raise `CheckpointError` unless it names a `known` kind for each of `count` layers."""
     is_known = isinstance(layer_types, list) and all(kind in known for kind in layer_types)
     if not is_known or len(layer_types) != count:
-        raise wrong("layer_types", layer_types, f"{' or '.join(known)} for each of {count} layers")
+        raise row.wrong("layer_types", layer_types, f"{' or '.join(known)} for each of {count} layers")
     return list(layer_types)
 
 
@@ -104,10 +97,10 @@ def kinds_every(
         known: The two kinds.
         first: Whether the first layer of each interval has the second kind, instead of the last layer.
     """
-    count = as_layers(fields)
+    count = row.as_layers(fields)
     if fields["layer_types"] is not None:
         return kinds_given(fields["layer_types"], count, known)
-    number = as_whole(fields, every) if isinstance(every, str) else every
+    number = row.as_whole(fields, every) if isinstance(every, str) else every
     return [known[0] if (i + (not first)) % number else known[1] for i in range(count)]
 
 

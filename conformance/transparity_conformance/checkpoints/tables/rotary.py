@@ -9,16 +9,8 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity.errors import is_number
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.checkpoints.tables.rows import (
-    FieldRow,
-    Fields,
-    as_flag,
-    as_number,
-    as_whole,
-    derived,
-    nearest,
-    wrong,
-)
+from transparity_conformance.checkpoints.tables import rows as row
+from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -35,10 +27,10 @@ def _given(given: Fields, key: str) -> Any:
 
 def _numbers(given: Fields, name: str) -> tuple[float, ...]:
     listed = given[name] if isinstance(given[name], list) else [None]
-    return tuple(as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
+    return tuple(row.as_number({f"{name}[{i}]": each}, f"{name}[{i}]") for i, each in enumerate(listed))
 
 
-FACTOR: KeyRow = ("factor", "rotary_factor", as_number)
+FACTOR: KeyRow = ("factor", "rotary_factor", row.as_number)
 LENGTH: KeyRow = (ORIGINAL, "rotary_original_length", _given)
 
 REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
@@ -46,13 +38,13 @@ REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
     "linear": (FACTOR,),
     "llama3": (
         FACTOR,
-        ("low_freq_factor", "rotary_slow_turns", as_number),
-        ("high_freq_factor", "rotary_fast_turns", as_number),
+        ("low_freq_factor", "rotary_slow_turns", row.as_number),
+        ("high_freq_factor", "rotary_fast_turns", row.as_number),
         LENGTH,
     ),
     "yarn": (FACTOR, LENGTH),
     "longrope": (
-        (ORIGINAL, "rotary_original_length", as_whole),
+        (ORIGINAL, "rotary_original_length", row.as_whole),
         ("short_factor", "rotary_short_factors", _numbers),
         ("long_factor", "rotary_long_factors", _numbers),
     ),
@@ -61,9 +53,9 @@ REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
 
 USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
     "yarn": {
-        ("beta_fast", "rotary_fast_turns", as_number): 32.0,
-        ("beta_slow", "rotary_slow_turns", as_number): 1.0,
-        ("truncate", "rotary_truncate", as_flag): True,
+        ("beta_fast", "rotary_fast_turns", row.as_number): 32.0,
+        ("beta_slow", "rotary_slow_turns", row.as_number): 1.0,
+        ("truncate", "rotary_truncate", row.as_flag): True,
     }
 }
 """The keys with a default, and the default."""
@@ -96,12 +88,12 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
         head_dim: The features of a head, if the family may rotate only a part of them; None if it rotates whole heads.
     """
     name, kind, given = _rotary_given(fields)
-    found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": as_number(given, "rope_theta")}
+    found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": row.as_number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
     needed = [key for key, *_ in REQUIRED_KEYS[kind]]
     known = (*KEYS_OF_ALL, *needed, *(key for key, *_ in USUAL_KEYS.get(kind, ())), *OTHER_KEYS.get(kind, ()))
     if unknown := [key for key in given if key not in known]:
-        raise wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"no such key, because the rope_type is {kind}")
+        raise row.wrong(f"{name}.{unknown[0]}", given[unknown[0]], f"no such key, because the rope_type is {kind}")
     if ORIGINAL in needed:
         outside = fields.get(ORIGINAL)
         given = {ORIGINAL: fields["max_position_embeddings"]} | given | ({} if outside is None else {ORIGINAL: outside})
@@ -121,7 +113,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
     """
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
-        raise wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
+        raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
     found = {kind: SCALING | rotary({**fields, **own[kind], "rope_parameters": given.get(kind)}) for kind in own}
     return {kind: {name: each[name] for name in ("rope_theta", *SCALING)} for kind, each in found.items()}
 
@@ -131,11 +123,11 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise wrong(name, given, "one JSON object with numbers, for all layers")
+        raise row.wrong(name, given, "one JSON object with numbers, for all layers")
     given = {"rope_theta": fields["rope_theta"]} | given
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in REQUIRED_KEYS:
-        raise wrong(f"{name}.rope_type", kind, f"one of {', '.join(REQUIRED_KEYS)}")
+        raise row.wrong(f"{name}.rope_type", kind, f"one of {', '.join(REQUIRED_KEYS)}")
     return name, kind, given
 
 
@@ -144,9 +136,9 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:
-        raise wrong("partial_rotary_factor", share, "1, or null")
+        raise row.wrong("partial_rotary_factor", share, "1, or null")
     if not is_number(share) or not 0 < share < 1:
-        raise wrong("partial_rotary_factor", share, "a number greater than 0, at most 1")
+        raise row.wrong("partial_rotary_factor", share, "a number greater than 0, at most 1")
     return {"rotary_dim": int(head_dim * share)}
 
 
@@ -155,8 +147,8 @@ def _yarn_factor(given: Fields) -> float:
 
     If both `mscale` and `mscale_all_dim` are present, the default is the ratio of their scales instead.
     """
-    scales = [as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
-    return _ratio(as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
+    scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
+    return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
@@ -173,7 +165,7 @@ def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
     """Return the `mscale` that, together with `mscale_all_dim`, gives exactly the attention factor."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
-    return nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
+    return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
 
 
 def _longrope_factor(given: Fields) -> float:
@@ -181,8 +173,8 @@ def _longrope_factor(given: Fields) -> float:
 
     The default factor is the maximal length divided by the original length.
     """
-    original, longer = as_whole(given, ORIGINAL), given.get("factor")
-    longer = given["max_position_embeddings"] / original if longer is None else as_number(given, "factor")
+    original, longer = row.as_whole(given, ORIGINAL), given.get("factor")
+    longer = given["max_position_embeddings"] / original if longer is None else row.as_number(given, "factor")
     return 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
 
 
@@ -197,7 +189,7 @@ def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
     found = {ours: read(given, key) for key, ours, read in rows}
     if kind in ATTENTION_FACTORS:
         is_given = given.get("attention_factor") is not None
-        factor = as_number(given, "attention_factor") if is_given else ATTENTION_FACTORS[kind](given)
+        factor = row.as_number(given, "attention_factor") if is_given else ATTENTION_FACTORS[kind](given)
         found["rotary_attention_factor"] = factor
     return found | ({} if kind == "default" else {"rotary_scaling": kind})
 
@@ -236,4 +228,6 @@ def rope(
     **defaults: Any,
 ) -> FieldRow:
     """Return a row for rotary positions; by default, whole heads are rotated."""
-    return derived(read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults)
+    return row.derived(
+        read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults
+    )

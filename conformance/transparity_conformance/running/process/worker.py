@@ -19,15 +19,7 @@ import numpy as np
 
 from transparity.limits.mapped import Mapped
 from transparity.text import safe, shown
-from transparity_conformance.capabilities.port_calls import (
-    PortCallError,
-    PortError,
-    call_port,
-    describe_raised,
-    has_method,
-    signature_of,
-    tokens_kept,
-)
+from transparity_conformance.capabilities import port_calls
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.running.adapters.adapter import read_adapter
 from transparity_conformance.running.adapters.model import adapted, made_by
@@ -78,7 +70,7 @@ class Worker:
         """
         function = self.objects[number]
         args, named = self._given(args), self._given(named)
-        with tokens_kept(args, named):
+        with port_calls.tokens_kept(args, named):
             result = (getattr(function, attribute) if attribute else function)(*args, **named)
         config = self.configs.get(number)
         if not attribute and config is not None:  # the result may contain more than the activations
@@ -93,7 +85,7 @@ class Worker:
         return dict(declared) if isinstance(declared, Mapping) else shown(declared)
 
     def offers(self, number: int, name: str) -> bool:
-        return has_method(self.objects[number], name)
+        return port_calls.has_method(self.objects[number], name)
 
     def listen(self, number: int, attribute: str, args: Any, named: Any, stays: int | None, whole_numbers: bool) -> Any:
         """Call an object or its method, as `call` does; return the result and the recorded operations.
@@ -129,13 +121,15 @@ class Worker:
         if family is None:
             args = [args[0], *map(_in_memory, args[1:])]
         try:
-            with tokens_kept(args, named):
+            with port_calls.tokens_kept(args, named):
                 forward = of_build(build(*self._given(args), **self._given(named)), args[0])
-        except PortError as error:
+        except port_calls.PortError as error:
             return None, safe(error), None
         if not callable(forward):
             return None, shown(forward), {}
-        offered = {name: _described_method(forward, name) for name in attributes if has_method(forward, name)}
+        offered = {
+            name: _described_method(forward, name) for name in attributes if port_calls.has_method(forward, name)
+        }
         kept = self.keep(forward)
         self.configs[kept] = args[0]
         return kept, described_signature(forward), offered
@@ -178,7 +172,7 @@ def _in_memory(parameters: Any) -> Any:
 
 def described_signature(function: Callable[..., Any]) -> Any:
     """Return the parameters of a function as lists of name, kind, annotation and default; None without a signature."""
-    signature = signature_of(function)
+    signature = port_calls.signature_of(function)
     if signature is None:
         return None
     return [
@@ -194,8 +188,8 @@ def described_signature(function: Callable[..., Any]) -> Any:
 
 def _described_method(forward: Any, name: str) -> Any:
     try:
-        return described_signature(call_port(getattr, forward, name))
-    except PortCallError:  # a later call raises the same exception
+        return described_signature(port_calls.call_port(getattr, forward, name))
+    except port_calls.PortCallError:  # a later call raises the same exception
         return None
 
 
@@ -213,7 +207,7 @@ def serve(connection: socket.socket) -> None:
         except LoadError as error:
             parts = wire.encoded(("refused", str(error)), worker.keep, largest)
         except BaseException as error:  # noqa: BLE001 - any exception of a port, including exits, is an answer
-            parts = wire.encoded(("raised", describe_raised(error)), worker.keep, largest)
+            parts = wire.encoded(("raised", port_calls.describe_raised(error)), worker.keep, largest)
         wire.send_answer(connection, *parts)
 
 

@@ -231,12 +231,12 @@ def _rotated(fields: Fields) -> list[bool]:
 
 def _write_layers_smollm3(config: TransformerConfig) -> dict[str, Any]:
     own = layers.own_layers(config)
-    layers.windows = [each.sliding_window for each in own if each.sliding_window is not None]
+    windows = [each.sliding_window for each in own if each.sliding_window is not None]
     return {
         "no_rope_layers": [int(each.positions == "rotary") for each in own],
         "layer_types": layers.layer_kinds(config),
-        "use_sliding_window": bool(layers.windows),
-        "sliding_window": layers.windows[0] if layers.windows else None,
+        "use_sliding_window": bool(windows),
+        "sliding_window": windows[0] if windows else None,
     }
 
 

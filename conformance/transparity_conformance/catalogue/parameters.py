@@ -220,7 +220,11 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("packed-order", "one behind the other", says=description, alter=_packed_in_turn)
     if _is_packed(config, site) and config.key_value_heads == config.num_heads:
         for order in (("key", "value", "query"), ("value", "query", "key")):
-            yield _cut_in_order(order)
+            source = dict(zip(order, PACKED, strict=True))
+            says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
+            taken = lambda site, source=source: site_of(source[site.rpartition(".")[2]], site)  # noqa: E731
+            change = partial(fault, alter=partial(_from_role, source), taken_from=taken, is_mutual=True)
+            yield change("packed-order", ", ".join(order), says=says)
 
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
@@ -257,20 +261,6 @@ def _is_packed(config: TransformerConfig, site: str) -> bool:
 
 
 PACKED = ("query", "key", "value")
-
-
-def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Return the fault of reading rows, packed as query, key and value, in another order."""
-    source = dict(zip(order, PACKED, strict=True))
-    says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
-    return fault(
-        "packed-order",
-        ", ".join(order),
-        says=says,
-        alter=partial(_from_role, source),
-        taken_from=lambda site: site_of(source[site.rpartition(".")[2]], site),
-        is_mutual=True,
-    )
 
 
 def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -57,12 +57,8 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
         yield other("missing", says=f"{offset:g} is not added to the up projection", offset=0.0)
         yield other("subtracted", says=f"{offset:g} is subtracted from the up projection, not added", offset=-offset)
         says = f"{offset:g} is added to the activated gate, not to the up projection"
-        yield other("of the gate", says=says, offset=0.0, gated=partial(_with_offset, offset))
-
-
-def _with_offset(offset: float, function: Callable[[Value], Value], gate: Value, up: Value) -> Value:
-    """Add the offset to the activated gate instead of the up projection."""
-    return (function(gate) + gate.dtype.type(offset)) * up
+        shifted = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up  # noqa: E731
+        yield other("of the gate", says=says, offset=0.0, gated=shifted)
 
 
 def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:

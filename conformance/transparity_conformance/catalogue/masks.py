@@ -173,7 +173,8 @@ WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
 def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
     says, which, other = WINDOWS[kind]
     for more in (1, -1):
-        larger, description = partial(_larger_by, more), says.format(window + more, window)
+        larger = lambda m, more=more: int(m.layer_window or 0) + more  # noqa: E731
+        description = says.format(window + more, window)
         yield _masked("window-size", f"{more:+d}", window + more, window=larger, says=description)
     yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)
     if kind == "sliding" and not causal:
@@ -196,10 +197,6 @@ Window = tuple[int | None, WindowKind]
 
 def _window(own: TransformerConfig) -> Window:
     return own.sliding_window, "sliding" if own.sliding_window is None else own.window_kind
-
-
-def _larger_by(more: int, m: MaskParts) -> int:
-    return int(m.layer_window or 0) + more
 
 
 def _of_kind(kind: str, m: MaskParts) -> Window:

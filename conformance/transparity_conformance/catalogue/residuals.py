@@ -144,7 +144,7 @@ def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
     scope, name = site.rpartition(".")[::2]
     before = [each for each in sites.sublayers(state.config, scope) if f"{each}_norm" != name]
     ends = {end: state.taps[end] for end in (sites.branch_end(state.config, f"{scope}.{each}") for each in before)}
-    state.taps.update({end: np.zeros_like(sites.added) for end, sites.added in ends.items()})
+    state.taps.update({end: np.zeros_like(added) for end, added in ends.items()})
     behind = normed(state, site)
     state.taps.update(ends)
     return behind

@@ -17,6 +17,7 @@ from transparity_conformance.catalogue.fault import (
     FaultRow,
     Number,
     NumericFault,
+    Patch,
     Settings,
     WalkState,
     fault,
@@ -43,7 +44,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     own = own_config(config, site)
     # A port can rotate values too if self-attention rotates whole heads.
     if (sublayer, tap) == ("self_attention", "value") and own.positions == "rotary" and own.kv_lora_rank is None:
-        yield fault("rotary-values", "rotated", patch=_turned_value)
+        turned: Patch = lambda state, site, value: rotated({}, own_config(state.config, site), value)  # noqa: E731
+        yield fault("rotary-values", "rotated", patch=turned)
     if tap not in ROTATED:
         return
     yield from _of_other_layers(config, own)
@@ -61,26 +63,18 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     yield from made(OF_ONE, own, _turn, which=ROTATED[tap])
 
 
-def _turned_value(state: WalkState, site: str, value: Value) -> Value:
-    return rotated({}, own_config(state.config, site), value)
-
-
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
     """Yield faults of large positions: rounded to half precision, or beyond the end of a table."""
     for kind in HALF:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
             says = f"positions are rounded to {kind}, which does not represent every integer beyond {exact:,}"
-            moved = partial(_rounded_positions, kind)
+            moved = lambda positions, kind=kind: rounded_to(positions.astype(np.float64), kind)  # noqa: E731
             yield fault("rotary-precision", f"positions in {kind}", says=says, formula=_turn, positions=moved)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, how) in BEYOND.items():
             says, moved = f"positions from {size:,} on {how}", partial(beyond, size)
             yield fault("rotary-position", f"{name} at {size}", says=says, formula=_turn, positions=moved)
-
-
-def _rounded_positions(kind: str, positions: np.ndarray) -> np.ndarray:
-    return rounded_to(positions.astype(np.float64), kind)
 
 
 SHORTEST_TABLE = 7

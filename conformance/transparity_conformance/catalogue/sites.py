@@ -8,6 +8,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.catalogue.fault import WalkState
+from transparity_conformance.oracle.probes import scoped_parameters
 from transparity_conformance.oracle.undetermined import given_mask, keys_name, length_at, own_config, padding_at, split
 from transparity_numpy.arithmetic.functional import linear
 from transparity_numpy.layers import add_residual
@@ -33,8 +34,7 @@ def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
 
 def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
     """Return the parameters whose names start with `scope`, without that prefix."""
-    scope += "."
-    return {name.removeprefix(scope): value for name, value in state.parameters.items() if name.startswith(scope)}
+    return scoped_parameters(state.parameters, scope)
 
 
 def sublayers(config: TransformerConfig, scope: str) -> list[str]:

@@ -11,14 +11,8 @@ from typing import Any
 from transparity.config import FULL, SLIDING, TransformerConfig
 from transparity_conformance.checkpoints.families.llama import EXAMPLE, LAYER, NAMES, PLAIN, WIDE
 from transparity_conformance.checkpoints.naming import weights, without
+from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row
-from transparity_conformance.checkpoints.tables.kinds import (
-    by_kind,
-    kinds_every,
-    own_layers,
-    window_fields,
-    windows_in_turn,
-)
 from transparity_conformance.checkpoints.tables.rotary import ROTARY, rope, rotary, rotary_by_kind, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import Fields
 
@@ -68,7 +62,7 @@ GEMMA2 = GEMMA.variant(
             hidden_activation="gelu_pytorch_tanh",
         ),
         row.number("query_pre_attn_scalar", "attention_multiplier", 256, lambda scalar: float(scalar**-0.5), _scalar),
-        windows_in_turn(4096),
+        layers.windows_in_turn(4096),
     ),
     defaults={"num_key_value_heads": 4},
     unneeded=("attention_dropout", "hidden_act"),
@@ -89,18 +83,18 @@ def _layers3(fields: Fields) -> dict[str, Any]:
     facts = {SLIDING: {"sliding_window": fields["sliding_window"]}, FULL: {"sliding_window": None}}
     facts = {kind: facts[kind] | rotated[kind] for kind in facts}
     found = rotary({**fields, "rope_parameters": None, "rope_scaling": None})
-    return found | by_kind(kinds_every(fields, "sliding_window_pattern"), facts)
+    return found | layers.by_kind(layers.kinds_every(fields, "sliding_window_pattern"), facts)
 
 
 def _write_layers3(config: TransformerConfig) -> dict[str, Any]:
-    own = own_layers(config) or [config]
+    own = layers.own_layers(config) or [config]
     full = next((each for each in own if each.sliding_window is None), own[0])
     sliding = next((each for each in own if each.sliding_window is not None), own[0])
     of_full, of_sliding = rotary_fields(full), rotary_fields(sliding)
     return of_full | {
         "rope_local_base_freq": sliding.rope_theta,
         "rope_parameters": {SLIDING: of_sliding["rope_parameters"], FULL: of_full["rope_parameters"]},
-        **window_fields(config),
+        **layers.window_fields(config),
     }
 
 
@@ -145,10 +139,10 @@ COHERE = PLAIN.variant(
 
 
 def _windows_cohere2(fields: Fields) -> dict[str, Any]:
-    window, kinds = fields["sliding_window"], kinds_every(fields, "sliding_window_pattern")
+    window, kinds = fields["sliding_window"], layers.kinds_every(fields, "sliding_window_pattern")
     positions = "none" if window is None and kinds else "rotary"  # transformers rotates a layer only if it has a window
     facts = {SLIDING: {"sliding_window": window, "positions": positions}}
-    return by_kind(kinds, facts | {FULL: {"sliding_window": None, "positions": "none"}})
+    return layers.by_kind(kinds, facts | {FULL: {"sliding_window": None, "positions": "none"}})
 
 
 def _narrow(fields: Fields) -> dict[str, Any]:
@@ -161,7 +155,9 @@ COHERE2 = COHERE.variant(
     model="Cohere2ForCausalLM",
     example=EXAMPLE | {"num_hidden_layers": 3, "sliding_window": 5, "sliding_window_pattern": 3},
     rows=(
-        row.derived(_windows_cohere2, window_fields, sliding_window=4096, layer_types=None, sliding_window_pattern=4),
+        row.derived(
+            _windows_cohere2, layers.window_fields, sliding_window=4096, layer_types=None, sliding_window_pattern=4
+        ),
         row.derived(_narrow, lambda config: {"head_dim": config.head_dim}, head_dim=None),
     ),
     defaults={"rope_theta": 10_000.0},

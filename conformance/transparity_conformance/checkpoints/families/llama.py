@@ -23,18 +23,9 @@ from transparity_conformance.checkpoints.naming import (
     without,
 )
 from transparity_conformance.checkpoints.reading import CheckpointError
+from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row
 from transparity_conformance.checkpoints.tables.codecs import OF_THE_LAST_TOKEN, SIZES, Family
-from transparity_conformance.checkpoints.tables.kinds import (
-    by_kind,
-    check_window,
-    kinds_given,
-    layer_kinds,
-    own_layers,
-    used_window,
-    window_fields,
-    windows,
-)
 from transparity_conformance.checkpoints.tables.rotary import ORIGINAL, rope, rotary, rotary_fields
 from transparity_conformance.checkpoints.tables.rows import Fields
 
@@ -99,18 +90,18 @@ MISTRAL = PLAIN.variant(
 
 def _windows(fields: Fields) -> dict[str, Any]:
     """Return Qwen's windows; by default, only the layers from number `max_window_layers` have a window."""
-    window = used_window(fields)
+    window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else fields["layer_types"]
-    check_window(fields, kinds)
-    return windows(kinds, window, count)
+    layers.check_window(fields, kinds)
+    return layers.windows(kinds, window, count)
 
 
 def _write_windows(config: TransformerConfig) -> dict[str, Any]:
     is_full = config.sliding_window is None
     last = config.num_decoder_layers if is_full else 0
-    return {"use_sliding_window": not is_full, "max_window_layers": last} | window_fields(config)
+    return {"use_sliding_window": not is_full, "max_window_layers": last} | layers.window_fields(config)
 
 
 WINDOWS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -211,18 +202,18 @@ NO_POSITIONS = "_without_positions"
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:
     rotated, types = _rotated(fields), fields["layer_types"]
-    window = used_window(fields)
+    window = layers.used_window(fields)
     if types is None:
         types = [FULL if window is None or turned else SLIDING for turned in rotated]
-    types = kinds_given(types, len(rotated))
-    check_window(fields, types)
+    types = layers.kinds_given(types, len(rotated))
+    layers.check_window(fields, types)
     kinds = [kind if turned else kind + NO_POSITIONS for kind, turned in zip(types, rotated, strict=True)]
     facts = {
         f"{kind}{ends}": {"sliding_window": own, "positions": positions}
         for kind, own in ((SLIDING, window), (FULL, None))
         for ends, positions in (("", "rotary"), (NO_POSITIONS, "none"))
     }
-    return by_kind(kinds, facts)
+    return layers.by_kind(kinds, facts)
 
 
 def _rotated(fields: Fields) -> list[bool]:
@@ -239,11 +230,11 @@ def _rotated(fields: Fields) -> list[bool]:
 
 
 def _write_layers_smollm3(config: TransformerConfig) -> dict[str, Any]:
-    own = own_layers(config)
+    own = layers.own_layers(config)
     windows = [each.sliding_window for each in own if each.sliding_window is not None]
     return {
         "no_rope_layers": [int(each.positions == "rotary") for each in own],
-        "layer_types": layer_kinds(config),
+        "layer_types": layers.layer_kinds(config),
         "use_sliding_window": bool(windows),
         "sliding_window": windows[0] if windows else None,
     }

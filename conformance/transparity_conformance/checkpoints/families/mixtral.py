@@ -23,16 +23,8 @@ from transparity_conformance.checkpoints.families.llama import (
     WIDE,
 )
 from transparity_conformance.checkpoints.naming import GATED, StoredTensor, Table, linears, weights, without
+from transparity_conformance.checkpoints.tables import kinds as layers
 from transparity_conformance.checkpoints.tables import rows as row
-from transparity_conformance.checkpoints.tables.kinds import (
-    by_both,
-    by_kind,
-    kinds_given,
-    layer_kinds,
-    own_layers,
-    used_window,
-    windows_in_turn,
-)
 from transparity_conformance.checkpoints.tables.rotary import rope, rotary
 from transparity_conformance.checkpoints.tables.rows import Fields
 
@@ -119,12 +111,12 @@ def sparse(fields: Fields) -> dict[str, Any]:
         EXPERTS: {"num_experts": experts, "feed_forward_dim": row.as_whole(fields, "moe_intermediate_size")},
         DENSE: {"num_experts": 0, "feed_forward_dim": row.as_whole(fields, "intermediate_size")},
     }
-    return by_kind([EXPERTS if each else DENSE for each in sparse], facts)
+    return layers.by_kind([EXPERTS if each else DENSE for each in sparse], facts)
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
     """Invert `sparse`: return the fields of config.json, with an explicit list of the layers without experts."""
-    own = own_layers(config) or [config]
+    own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {
         "moe_intermediate_size": widths.get(True, config.feed_forward_dim),
@@ -152,7 +144,7 @@ QWEN3_MOE = PLAIN.variant(
         *ROUTER,
         row.derived(sparse, write_sparse, **SPARSE),
         row.derived(
-            lambda fields: {"sliding_window": used_window(fields)},
+            lambda fields: {"sliding_window": layers.used_window(fields)},
             _write_window,
             use_sliding_window=False,
             sliding_window=4096,
@@ -178,12 +170,12 @@ def _sparse_windows(fields: Fields) -> dict[str, Any]:
         row.as_whole(fields, "sliding_window"),
     )
     kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
-    kinds = kinds if fields["layer_types"] is None else kinds_given(fields["layer_types"], count)
-    return by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)
+    kinds = kinds if fields["layer_types"] is None else layers.kinds_given(fields["layer_types"], count)
+    return layers.by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)
 
 
 def _write_sparse_windows(config: TransformerConfig) -> dict[str, Any]:
-    return write_sparse(config) | _write_window(config) | {"layer_types": layer_kinds(config)}
+    return write_sparse(config) | _write_window(config) | {"layer_types": layers.layer_kinds(config)}
 
 
 SHARED_EXPERT: Table = {
@@ -264,7 +256,7 @@ GPT_OSS = PLAIN.variant(
         row.rename("num_experts_per_tok", "experts_per_token", 4),
         row.rename("swiglu_limit", "gate_limit", 7.0),
         rope(_rotary, rope_theta=150_000.0),
-        windows_in_turn(128),
+        layers.windows_in_turn(128),
         row.flag("attention_bias", ("qkv_bias", "output_bias"), True),
     ),
     without=("hidden_act",),

@@ -83,8 +83,34 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
     Raises `ValueError` if the arrays have more than `largest` bytes. This is tested before any array is copied, because
     a view of one number may claim petabytes.
     """
-    encoder = _Encoder(keep, largest)
-    return json.dumps(encoder.node(answer)).encode(), encoder.arrays
+    arrays: list[np.ndarray] = []
+    taken = 0
+
+    def node(value: Any, depth: int = 0) -> Any:
+        """Return a value as JSON; an object that cannot be sent is kept, and its number is returned."""
+        nonlocal taken
+        if value is None or isinstance(value, bool | str | int):
+            return {"value": value}
+        if isinstance(value, float):
+            return {"value": value} if math.isfinite(value) else {"number": repr(value)}
+        if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {"dict": [[key, node(item, depth + 1)] for key, item in value.items()]}
+        if depth < DEPTH and isinstance(value, tuple | list):
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            return {kind: [node(item, depth + 1) for item in value]}
+        what, kept = "", value.value if isinstance(value, Kept) else value
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)
+            if taken > largest:
+                raise ValueError(f"its arrays have {taken:,} bytes; expected at most {largest:,}")
+            array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
+            if array.dtype.kind in "fiub":
+                arrays.append(array.astype(array.dtype.newbyteorder("<")))
+                return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
+            what = f" of {str(array.dtype)[:60]}"
+        return {"handle": [keep(kept), f"{type(kept).__name__[:60]}{what}"]}
+
+    return json.dumps(node(answer)).encode(), arrays
 
 
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
@@ -150,37 +176,6 @@ def largest_answer() -> int:
     It is an eighth of the memory, because the checker converts float32 to float64.
     """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
-
-
-class _Encoder:
-    """An encoder of an answer, as a tree of JSON and a list of arrays."""
-
-    def __init__(self, keep: Callable[[Any], int], largest: int) -> None:
-        self.keep, self.largest, self.taken = keep, largest, 0
-        self.arrays: list[np.ndarray] = []
-
-    def node(self, value: Any, depth: int = 0) -> Any:
-        """Return a value as JSON; an object that cannot be sent is kept, and its number is returned."""
-        if value is None or isinstance(value, bool | str | int):
-            return {"value": value}
-        if isinstance(value, float):
-            return {"value": value} if math.isfinite(value) else {"number": repr(value)}
-        if depth < DEPTH and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            return {"dict": [[key, self.node(item, depth + 1)] for key, item in value.items()]}
-        if depth < DEPTH and isinstance(value, tuple | list):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [self.node(item, depth + 1) for item in value]}
-        what, kept = "", value.value if isinstance(value, Kept) else value
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            self.taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)
-            if self.taken > self.largest:
-                raise ValueError(f"its arrays have {self.taken:,} bytes; expected at most {self.largest:,}")
-            array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
-            if array.dtype.kind in "fiub":
-                self.arrays.append(array.astype(array.dtype.newbyteorder("<")))
-                return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
-            what = f" of {str(array.dtype)[:60]}"
-        return {"handle": [self.keep(kept), f"{type(kept).__name__[:60]}{what}"]}
 
 
 def _read_array(file: IO[bytes], code: str, sizes: list[int]) -> np.ndarray:

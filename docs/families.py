@@ -62,7 +62,9 @@ def page() -> str:
     ]
     for model_type in sorted(FAMILIES):
         family = family_called(model_type)
-        parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, cases[NAMES.get(model_type, model_type)]))}")
+        if not (compared_with := cases[NAMES.get(model_type, model_type)]):
+            raise LookupError(f"{CASES} has no row for {model_type}; add one under [cases].")
+        parts.append(f"## `{model_type}`\n\n{_bullets(_lines(family, compared_with))}")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

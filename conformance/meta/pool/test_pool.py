@@ -39,10 +39,14 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Return random rows, each with a random configuration that runs its line."""
-    draw = random.Random(0)
+    """Return random rows, each with a random configuration that runs its line.
+
+    The id of a row seeds its draws, so a new row changes no other row's configuration.
+    """
+    draws = sorted((random.Random(bug.id).random(), bug.id, bug) for bug in rows)[:count]
     return [
-        (draw.choice([case for case in CASES if bug.runs_in(CASES[case])]), bug) for bug in draw.sample(rows, count)
+        (random.Random(name).choice([case for case in CASES if bug.runs_in(CASES[case])]), bug)
+        for _, name, bug in draws
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, UsageError, shown
-from transparity_conformance.against.probes import Answer, length_of, probes_of, read_inputs, taken
+from transparity_conformance.against.probes import Answer, is_configured, length_of, probes_of, read_inputs, taken
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
@@ -197,7 +197,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 def _configure(model: Any, folder: Path | None) -> None:
     """Set the folder's configuration on a model that has none, so that inputs can be drawn from it."""
-    if folder is None or hasattr(getattr(model, "config", None), "to_dict"):
+    if folder is None or is_configured(model):
         return
     from transparity_conformance.against.small.build import read_config
 
@@ -297,12 +297,18 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
         port=asked.name or str(asked.port),
         reference=reference.name,
     )
-    return with_ways(report, sides, given, is_drawn=asked.inputs is None), outcome.answers
+    return with_ways(report, sides, given, _why_not_drawn(asked, reference.model)), outcome.answers
 
 
 BEFORE = "an earlier comparison differs"
 
-NOT_DRAWN = "inputs were given, so no others are drawn"
+
+def _why_not_drawn(asked: Request, model: Any) -> str:
+    """Return why no other inputs are drawn; empty if a configuration of transformers determines them."""
+    if asked.inputs is not None:
+        return "inputs were given, so no others are drawn"
+    return "" if is_configured(model) else "the reference has no configuration of transformers to draw inputs from"
+
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
     "other lengths and batches": lambda sides, _: calls.compare_sizes(sides),
@@ -321,10 +327,10 @@ DRAWN = ("other lengths and batches", "cached steps")
 """Comparisons that draw their own inputs from a configuration of transformers."""
 
 
-def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], *, is_drawn: bool) -> Report:
+def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], not_drawn: str) -> Report:
     """Add the results of other ways to call both, up to the first way that differs."""
     for name, compare in COMPARISONS.items():
-        reason = NOT_DRAWN if name in DRAWN and not is_drawn else ""
+        reason = not_drawn if name in DRAWN else ""
         reason = BEFORE if report.verdict != "agrees" else reason
         found = not_compared(f"{name}: {reason}") if reason else compare(sides, probes)
         report = with_capabilities(report, found)

@@ -14,7 +14,11 @@ import numpy as np
 from transparity.errors import TransparityError, shown
 from transparity.text import describe_error
 from transparity_conformance.against.reference import Inputs
-from transparity_conformance.capabilities.port_calls import call_port
+from transparity_conformance.capabilities.port_calls import PortError, call_port
+from transparity_conformance.identify.fitting.inputs import first_answer, longest_taken, with_further
+from transparity_conformance.identify.fitting.subject import FittedModel
+from transparity_conformance.running.adapters.model import made_by
+from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
@@ -57,15 +61,9 @@ class Answer:
 
 
 def probes_of(model: Any) -> dict[str, Inputs]:
-    """Return inputs for a transformers model, each with a description.
-
-    Raise `TransparityError` if the model has no configuration of transformers.
-    """
-    if not hasattr(getattr(model, "config", None), "to_dict"):
-        raise TransparityError(
-            f"The reference {type(model).__qualname__} has no configuration of transformers to draw inputs from; give "
-            "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
-        )
+    """Return inputs for a model, each with a description: from its configuration, or found by calls."""
+    if not is_configured(model):
+        return _tried(model)
     longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)
     found: dict[str, Inputs] = {}
     for number, (length, batch) in enumerate(TEXTS if is_text(model) else OTHERS):
@@ -74,6 +72,38 @@ def probes_of(model: Any) -> dict[str, Inputs]:
     for side, (length, batch) in PADDED.items() if is_text(model) else ():
         if length <= longest and (inputs := padded(draw(model, length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs
+    return found
+
+
+def is_configured(model: Any) -> bool:
+    """Return whether a model has a configuration of transformers."""
+    return hasattr(getattr(model, "config", None), "to_dict")
+
+
+def _tried(model: Any) -> dict[str, Inputs]:
+    """Return inputs for a model without a configuration of transformers.
+
+    Calls show the names of its inputs, the rows of its tables and its longest input, as in `transparity fit`.
+    """
+    random = np.random.default_rng(0)
+    try:
+        with kept(model):
+            subject = FittedModel(made_by(model, None))
+            rows, plain = first_answer(subject)
+            longest = longest_taken(subject, plain)
+    except PortError as error:
+        raise TransparityError(
+            f"The reference {type(model).__qualname__} has no configuration of transformers, and no inputs were found "
+            f"by calling it ({str(error).rstrip('.')}); give the inputs: --inputs FILE, or inputs=[{{…}}, …] in Python."
+        ) from error
+    if subject.positions:
+        return {"3 rows": {subject.names[name]: value for name, value in plain.items()}}
+    found: dict[str, Inputs] = {}
+    for length, batch in TEXTS:
+        if length <= longest:
+            tokens = {name: random.integers(0, rows[name], (batch, length)) for name in subject.tokens}
+            inputs = with_further(subject, tokens, rows)
+            found[f"{batch} × {length}"] = {subject.names[name]: value for name, value in inputs.items()}
     return found
 
 

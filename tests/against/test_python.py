@@ -1,7 +1,9 @@
-"""Test that `check(port, against=reference)` in Python reports the same as the command, and raises the same errors."""
+"""Test that `check(port, against=reference)` in Python reports the same as the command, also with two references."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,66 +11,50 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
+from transparity_conformance.cli import app
+from transparity_conformance.report.check.page import as_html
 
 INPUTS = [{"tokens": np.arange(10).reshape(2, 5)}, {"tokens": np.ones((1, 3), np.int64)}]
 
-TEXT = """
-import torch
-from torch import nn
 
+class Relu(nn.Module):
+    function: Any = staticmethod(nn.functional.relu)
 
-class Theirs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
-
-    def forward(self, tokens):
-        return self.head(nn.functional.silu(self.embedding(tokens)))
-
-
-class Wrong(Theirs):
-    def forward(self, tokens):
-        return self.head(nn.functional.relu(self.embedding(tokens)))
-
-
-def load(folder):
-    return Wrong()
-"""
-
-
-class Theirs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
 
-    def forward(self, tokens: torch.Tensor) -> Any:
-        return self.head(nn.functional.silu(self.embedding(tokens)))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.head(self.function(self.embedding(tokens)))
+        return hidden
 
 
-class Wrong(Theirs):
-    def forward(self, tokens: torch.Tensor) -> Any:
-        return self.head(nn.functional.relu(self.embedding(tokens)))
+class Silu(Relu):
+    function = staticmethod(nn.functional.silu)
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ports") / "both.py"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
+class Tanh(Relu):
+    function = staticmethod(torch.tanh)
 
 
-def test_modules_classes_functions_and_files_give_one_report(file: Path) -> None:
-    theirs = Theirs()
-    port = Wrong()
+def port_and_reference() -> tuple[Relu, Silu]:
+    """Return two modules with the same weights, which differ in their activation."""
+    port, theirs = Relu(), Silu()
     port.load_state_dict(theirs.state_dict())
+    return port, theirs
+
+
+def test_modules_classes_functions_and_files_give_one_report() -> None:
+    port, theirs = port_and_reference()
     ways: dict[str, tuple[Any, Any]] = {
         "modules": (port, theirs),
         "a function": (port.forward, theirs),
-        "classes": (Wrong, Theirs),
-        "files": (f"{file}:Wrong", f"{file}:Theirs"),
+        "classes": (Relu, Silu),
+        "files": (f"{__file__}:Relu", f"{__file__}:Silu"),
     }
     for name, (given, against) in ways.items():
         report = check(given, against=against, inputs=INPUTS)
@@ -78,10 +64,8 @@ def test_modules_classes_functions_and_files_give_one_report(file: Path) -> None
 
 
 def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:
-    theirs = Theirs()
+    port, theirs = port_and_reference()
     assert assert_conforms(theirs, against=theirs, inputs=INPUTS).verdict == "agrees"
-    port = Wrong()
-    port.load_state_dict(theirs.state_dict())
     with pytest.raises(AssertionError, match="departs from"):
         assert_conforms(port, against=theirs, inputs=INPUTS)
 
@@ -90,15 +74,56 @@ def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:
     ("options", "says"),
     [
         ({"against": "transformers"}, "needs a configuration"),
-        ({"against": Theirs}, "no configuration of transformers to draw inputs from"),
+        ({"against": Silu}, "no configuration of transformers to draw inputs from"),
         ({"against": len, "inputs": INPUTS}, "cannot be recorded"),
-        ({"against": Theirs, "inputs": {"tokens": 1}}, "expected a list of dicts of arrays"),
+        ({"against": Silu, "inputs": {"tokens": 1}}, "expected a list of dicts of arrays"),
         ({"inputs": INPUTS}, "or give against"),
-        ({"against": Theirs, "inputs": INPUTS, "family": "llama"}, "leave out the other options"),
-        ({"against": Theirs, "inputs": INPUTS, "config": "config.json"}, "takes a folder|config.json"),
+        ({"against": Silu, "inputs": INPUTS, "family": "llama"}, "leave out the other options"),
+        ({"against": Silu, "inputs": INPUTS, "config": "config.json"}, "takes a folder|config.json"),
+        ({"against": [Silu] * 3, "inputs": INPUTS}, "3 references were given"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_sentence(options: dict[str, Any], says: str) -> None:
     with pytest.raises(TransparityError, match=says) as raised:
-        check(Wrong, **options)
+        check(Relu, **options)
     assert str(raised.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "alone", "says"),
+    [
+        ((Relu, Silu, Silu), "port", "Your port differs from the other two: Silu and Silu agree."),
+        ((Silu, Relu, Silu), "reference", "Relu differs from the other two: your port and Silu agree."),
+        ((Silu, Silu, Relu), "third", "Relu differs from the other two: your port and Silu agree."),
+        ((Silu, Silu, Silu), "", "All three agree: your port, Silu and Silu."),
+        ((Silu, Relu, Tanh), "", "No two of the three agree: your port, Relu and Tanh."),
+    ],
+)
+def test_the_one_that_stands_alone_is_named(kinds: tuple[type[Relu], ...], alone: str, says: str) -> None:
+    port, first, second = (kind() for kind in kinds)
+    for module in (first, second):
+        module.load_state_dict(port.state_dict())
+    report = check(port, against=[first, second], inputs=INPUTS, budget=1)
+    assert report.as_dict()["third"]["stands_alone"] == alone
+    assert report.as_dict()["third"]["sentence"] == says
+    assert report.verdict == ("agrees" if kinds[0] is kinds[1] else "diverges")
+    assert says in as_html([report])
+
+
+def test_the_command_takes_two_references_and_no_more(tmp_path: Path) -> None:
+    text = "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def __init__(self):\n"
+    text += "        super().__init__()\n        self.head = nn.Embedding(32, 8)\n\n    def forward(self, tokens):\n"
+    for name, factor in (("port", 2), ("one", 1), ("two", 1)):
+        answer = f"        return {factor} * torch.tanh(self.head(tokens))\n"
+        (tmp_path / f"{name}.py").write_text(text + answer, encoding="utf-8")
+    (tmp_path / "inputs.py").write_text("import numpy\ninputs = [{'tokens': numpy.arange(6).reshape(2, 3)}]")
+    files = {name: f"{tmp_path / name}.py:Model" for name in ("port", "one", "two")}
+    rest = ["--inputs", str(tmp_path / "inputs.py"), "--json", str(tmp_path / "answer.json"), "--budget", "1"]
+    command = ["check", files["port"], "--against", files["one"], "--against", files["two"]]
+    result = CliRunner().invoke(app, [*command, *rest])
+    assert result.exit_code == 1, result.output
+    assert "Your port differs from the other two" in re.sub(r"\s+", " ", result.output)
+    assert json.loads((tmp_path / "answer.json").read_text())[0]["third"]["stands_alone"] == "port"
+    result = CliRunner().invoke(app, [*command, "--against", files["two"], *rest])
+    assert result.exit_code == 2
+    assert "3 references were given" in re.sub(r"\s+", " ", result.output)

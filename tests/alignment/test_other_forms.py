@@ -1,21 +1,29 @@
-"""The checker finds taps that a port stores differently: by head, by token, masked before scaling, or interleaved."""
+"""The checker finds taps in other forms, knows the values between taps, and pairs the operations of calls."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.identify.alignment.heard import aligned_probe
+from transparity_conformance.identify.alignment.intermediate import Recorded
 from transparity_conformance.identify.alignment.lines.source import behind_taps
 from transparity_conformance.identify.alignment.values.forms import unmasked
 from transparity_conformance.identify.alignment.values.loops import without_loops
 from transparity_conformance.listening.operation import Operation, Source
 from transparity_conformance.matching.layout import layouts
-from transparity_conformance.oracle.probes import Probe, probes_of
+from transparity_conformance.matching.subsequence import common
+from transparity_conformance.oracle.cases import MODELS
+from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters, probes_of
 from transparity_conformance.running.process.wire import described, received
+from transparity_numpy.transformer import transformer
 
 HEADS, LENGTH = 3, 9
 
@@ -115,3 +123,48 @@ def test_callers_are_kept_on_the_wire_though_the_line_is_the_same() -> None:
     answer = described(operations)
     assert len(answer["stacks"]) == 2
     assert [each.stack for each in received(answer)] == [each.stack for each in operations]
+
+
+WRITTEN = {"qwen3-next": {"decoder.layers.0.recurrence.context"}}
+"""Taps that a port assembles position by position in an array of zeros; all of their inputs are taps too."""
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_everything_between_two_taps_of_the_reference_is_recorded(case: str) -> None:
+    config, lost = MODELS[case], set[str]()
+    tokens: dict[str, Any] = dict(mixed_inputs(config, 0, 9, 7))
+    parameters = {name: np.asarray(value, np.float64) for name, value in probe_parameters(config).items()}
+
+    def tap(name: str, value: Any) -> Any:
+        if not isinstance(value, Recorded):
+            lost.add(name)
+        return np.asarray(value).view(Recorded)
+
+    with np.errstate(all="ignore"):
+        recorded = {name: value.view(Recorded) for name, value in parameters.items()}
+        transformer(config, recorded, tap=tap, **tokens)
+    assert lost == WRITTEN.get(case, set())
+
+
+words = st.text(alphabet="abc", max_size=12)
+
+
+def length_by_a_table(one: str, other: str) -> int:
+    """Compute the length of the longest common subsequence by the textbook's recurrence."""
+    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+    for i, left in enumerate(one):
+        for j, right in enumerate(other):
+            table[i + 1][j + 1] = table[i][j] + 1 if left == right else max(table[i][j + 1], table[i + 1][j])
+    return table[-1][-1]
+
+
+@given(words, words)
+def test_it_is_common_in_order_and_as_long_as_can_be(one: str, other: str) -> None:
+    pairs = common(one, other)
+    assert all(one[i] == other[j] for i, j in pairs)
+    assert all(i < k and j < n for (i, j), (k, n) in itertools.pairwise(pairs))
+    assert len(pairs) == length_by_a_table(one, other)
+
+
+def test_what_is_repeated_more_often_is_paired_from_its_end() -> None:
+    assert common("xaby", "xababy") == [(0, 0), (1, 3), (2, 4), (3, 5)]

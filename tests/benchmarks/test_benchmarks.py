@@ -1,11 +1,16 @@
-"""`pytest --benchmark` times only backends that conform, and pytest-benchmark receives their times."""
+"""Benchmarks run only on request, and time only backends that conform; taps without a listener cost almost nothing."""
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
+import timeit
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +20,12 @@ import pytest
 from benchmarks.oracles import conformity, expected_of
 from benchmarks.race.results import kept_rows
 from benchmarks.race.rows import Row
+from benchmarks.race.timing import seconds
 from benchmarks.workloads import WORKLOADS, Workload, inputs_of, parameters_of
 
 from transparity.presets import PRESETS, preset
+from transparity.taps import identity, scoped, tap_shapes
+from transparity_conformance.oracle.backends import backend, installed
 from transparity_conformance.oracle.oracle import forward_oracle
 
 ROOT = Path(__file__).parents[2]
@@ -174,3 +182,105 @@ def test_logits_of_another_precision_are_refused() -> None:
     expected = expected_of(workload, parameters_of(workload), inputs_of(workload))
     assert conformity(expected, expected.values.astype(np.float32))["share"] <= 1
     assert conformity(expected, expected.values)["share"] == np.inf
+
+
+CHECKPOINTS = "tests/checkpoints"
+FOLDERS = ("benchmarks", "conformance", "tests", CHECKPOINTS)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Write a project with this project's conftest and settings, one benchmark, and one test of each kind."""
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks/conftest.py", tmp_path / "benchmarks")
+    (tmp_path / "benchmarks/plugin.py").write_text("import pytest_benchmark\n")
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"test_in_{Path(folder).name}.py").write_text("def test_it() -> None:\n    pass\n")
+    return tmp_path
+
+
+def run(project: Path, *arguments: str, where: str = ".") -> tuple[set[str], str]:
+    """Run pytest; return the folders whose tests passed, and the output."""
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:transparity", *arguments]
+    process = subprocess.run(command, cwd=project / where, capture_output=True, text=True, check=False)
+    said = process.stdout + process.stderr
+    return {folder for folder in FOLDERS if f"test_in_{Path(folder).name}.py::test_it" in said}, said
+
+
+def test_without_it_benchmarks_are_not_collected(project: Path) -> None:
+    assert run(project)[0] == {"conformance", "tests"}
+
+
+def test_with_it_benchmarks_alone_are_collected(project: Path) -> None:
+    assert run(project, "--benchmark")[0] == {"benchmarks"}
+
+
+def test_real_weights_are_tried_where_they_are_named(project: Path) -> None:
+    assert run(project, "conformance", "tests")[0] == {"conformance", "tests"}
+    assert run(project, CHECKPOINTS)[0] == {CHECKPOINTS}
+    assert run(project, f"{CHECKPOINTS}/test_in_checkpoints.py::test_it")[0] == {CHECKPOINTS}
+    assert run(project, "test_in_checkpoints.py", where=CHECKPOINTS)[0] == {CHECKPOINTS}
+    assert run(project, CHECKPOINTS, "-n", "1")[0] == {CHECKPOINTS}
+
+
+def test_without_pytest_benchmark_one_sentence_says_what_to_install(project: Path) -> None:
+    (project / "benchmarks/plugin.py").write_text("raise ModuleNotFoundError('pytest_benchmark')\n")
+    passed, said = run(project, "--benchmark", "-p", "no:benchmark")
+    assert passed == set()
+    assert said.strip() == 'ERROR: --benchmark needs pytest-benchmark: python -m pip install ".[benchmark]"'
+
+
+TINY, SMALL = WORKLOADS["tiny-encoder-decoder"], WORKLOADS["length-128"]
+ROUNDS, CALLS = 5, 100_000
+
+
+def counted(run: Callable[[], Any]) -> dict[str, int]:
+    """Count the calls of `identity` (one per tap) and of `scoped` (one per layer and part of a layer) in `run`."""
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    calls = {entry.code: entry.callcount for entry in profile.getstats()}
+    return {function.__name__: calls.get(function.__code__, 0) for function in (identity, scoped)}
+
+
+def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
+    """Return a forward pass of a column in its usual mode, after a first call."""
+    forward, inputs = backend(name)(workload.config, parameters_of(workload), dtype="float32"), inputs_of(workload)
+
+    def run() -> None:
+        forward.ready(forward.logits(**inputs))
+
+    run()
+    return run
+
+
+@pytest.mark.parametrize("name", installed())
+def test_taps_without_a_listener_take_less_than_a_thousandth(name: str) -> None:
+    run = fast_path(name, SMALL)
+    calls = {"identity": lambda: identity("scores", None), "scoped": lambda: scoped(identity, "self_attention")}
+    each = {name: timeit.timeit(call, number=CALLS) / CALLS for name, call in calls.items()}
+    taken = sum(count * each[name] for name, count in counted(run).items())
+    assert taken < 1e-3 * statistics.median(seconds(run, "cpu") for _ in range(ROUNDS))
+
+
+def test_every_tap_is_counted() -> None:
+    """Check the count; taps inside attention are not called, because attention without a listener is fused."""
+    shapes = tap_shapes(TINY.config, TINY.batch, **TINY.lengths)
+    inside = [tap for tap in shapes if tap.endswith((".scores", ".weights", ".context"))]
+    assert counted(fast_path("numpy", TINY))["identity"] == len(shapes) - len(inside)
+
+
+def test_calls_are_counted_and_others_are_not() -> None:
+    def run() -> None:
+        scoped(identity, "layers.0")("output", 1)
+        sorted([2, 1])
+
+    assert counted(run) == {"identity": 1, "scoped": 1}
+
+
+def test_compiled_forward_passes_have_no_taps() -> None:
+    if "flax" not in installed():
+        pytest.skip("flax is not installed")
+    assert counted(fast_path("flax", TINY)) == {"identity": 0, "scoped": 0}

@@ -239,12 +239,6 @@ def without(tensors: Tensors, part: str) -> Tensors:
     return {name: value for name, value in tensors.items() if part not in f"{name}$"}
 
 
-def with_a_wrong_number(tensors: Tensors) -> Tensors:
-    changed = tensors["mixed/gradient.encoder.layers.0.feed_forward.up.weight"].copy()
-    changed[2, 1] += 1e-3
-    return tensors | {"mixed/gradient.encoder.layers.0.feed_forward.up.weight": changed}
-
-
 def with_a_wrong_loss(bundle: Bundle, tensors: Tensors) -> Tensors:
     losses = {
         f"{key}/loss": LOSS_FAULTS[0].simulate(tensors[f"{key}/logits"], np.roll(probe.inputs["target"], -1, 1), None)
@@ -278,20 +272,10 @@ WRONG: dict[str, tuple[Callable[[Bundle, Tensors], Tensors], str, str]] = {
     "loss": (with_a_wrong_loss, "loss", LOSS_FAULTS[0].id),
     "cache": (with_a_wrong_cache, "step", CACHE_FAULTS[0].id),
     "no number": (in_bundle(lambda all_: all_ | {STEP: all_[STEP] * np.nan}), "step", UNEXPLAINED),
-    "gradients of zero": (
-        in_bundle(lambda all_: gradients_of(all_, np.zeros_like, "cross_attention.key")),
-        "gradient.decoder.layers.1.cross_attention.key.weight",
-        "gradient-missing",
-    ),
     "no gradients": (
         in_bundle(lambda all_: without(all_, "gradient.encoder")),
         "gradient.encoder.layers.1.feed_forward_norm.bias",
         "gradient-missing",
-    ),
-    "gradients": (
-        in_bundle(with_a_wrong_number),
-        "gradient.encoder.layers.0.feed_forward.up.weight",
-        UNEXPLAINED,
     ),
     "infinite gradients": (
         in_bundle(lambda all_: gradients_of(all_, lambda value: value + np.inf)),

@@ -21,7 +21,6 @@ from transparity_numpy.training.loss import cross_entropy
 from transparity_pytorch.port import build as pytorch_build
 
 Gradients = dict[str, np.ndarray]
-MISSING = "the port has no such method"
 
 
 def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
@@ -36,19 +35,6 @@ def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., A
         return Offering(forward, loss_and_gradients=said)
 
     return build
-
-
-@pytest.mark.parametrize("preset", ["notes-lm", "translation"])
-def test_our_own_loss_and_gradients_agree(preset: str) -> None:
-    def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
-        forward = pytorch_build(config, parameters)
-        return Offering(forward, loss=forward.loss, loss_and_gradients=forward.loss_and_gradients)
-
-    report = check(build, preset=preset)
-    assert report.verdict == "agrees"
-    held = {claim.id: claim.verdict for claim in report.claims}
-    assert held["loss"] == held["loss_and_gradients"] == held["gradients"] == "agrees"
-    assert not any(MISSING in says for says in report.not_compared if says.startswith("loss"))
 
 
 def test_a_loss_beside_logits_of_another_shape_is_not_compared() -> None:

@@ -1,155 +1,62 @@
 # mypy: ignore-errors
-"""A Llama in plain PyTorch with its own loader, written like third-party code that does not know the checker."""
+"""Loaders of a Llama in plain PyTorch: some are wrong, and answers have several forms."""
 
 import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from safetensors.torch import load_file
 
-
-class RMSNorm(nn.Module):
-    def __init__(self, dim, eps):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x):
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-
-
-def rope(x, theta):
-    length, dim = x.shape[-2:]
-    frequencies = 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
-    angles = torch.outer(torch.arange(length).float(), frequencies)
-    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-class Block(nn.Module):
-    def __init__(self, cfg):
-        super().__init__()
-        self.cfg = cfg
-        self.head_dim = cfg["hidden_size"] // cfg["num_attention_heads"]
-        self.kv_heads = cfg["num_key_value_heads"]
-        inner = cfg["num_attention_heads"] * self.head_dim
-        self.wq = nn.Linear(cfg["hidden_size"], inner, bias=False)
-        self.wk = nn.Linear(cfg["hidden_size"], self.kv_heads * self.head_dim, bias=False)
-        self.wv = nn.Linear(cfg["hidden_size"], self.kv_heads * self.head_dim, bias=False)
-        self.wo = nn.Linear(inner, cfg["hidden_size"], bias=False)
-        self.w1 = nn.Linear(cfg["hidden_size"], cfg["intermediate_size"], bias=False)
-        self.w3 = nn.Linear(cfg["hidden_size"], cfg["intermediate_size"], bias=False)
-        self.w2 = nn.Linear(cfg["intermediate_size"], cfg["hidden_size"], bias=False)
-        self.attention_norm = RMSNorm(cfg["hidden_size"], cfg["rms_norm_eps"])
-        self.ffn_norm = RMSNorm(cfg["hidden_size"], cfg["rms_norm_eps"])
-
-    def attention(self, x):
-        batch, length, _ = x.shape
-        q, k, v = (w(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
-        q, k = rope(q, self.cfg["rope_theta"]), rope(k, self.cfg["rope_theta"])
-        groups = self.cfg["num_attention_heads"] // self.kv_heads
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
-        scores = scores.masked_fill(torch.triu(torch.ones(length, length, dtype=torch.bool), 1), float("-inf"))
-        return self.wo((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, -1))
-
-    def forward(self, x):
-        x = x + self.attention(self.attention_norm(x))
-        h = self.ffn_norm(x)
-        return x + self.w2(F.silu(self.w1(h)) * self.w3(h))
-
-
-class Llama(nn.Module):
-    def __init__(self, cfg):
-        super().__init__()
-        self.tok = nn.Embedding(cfg["vocab_size"], cfg["hidden_size"])
-        self.layers = nn.ModuleList(Block(cfg) for _ in range(cfg["num_hidden_layers"]))
-        self.norm = RMSNorm(cfg["hidden_size"], cfg["rms_norm_eps"])
-        self.out = nn.Linear(cfg["hidden_size"], cfg["vocab_size"], bias=False)
-        self.answer = lambda logits: logits
-
-    def forward(self, idx):
-        x = self.tok(idx)
-        for layer in self.layers:
-            x = layer(x)
-        return self.answer(self.out(self.norm(x)))
-
-
-NAMES = {
-    "wq": "self_attn.q_proj",
-    "wk": "self_attn.k_proj",
-    "wv": "self_attn.v_proj",
-    "wo": "self_attn.o_proj",
-    "w1": "mlp.gate_proj",
-    "w3": "mlp.up_proj",
-    "w2": "mlp.down_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-
-
-def load(folder):
-    cfg = json.loads(Path(folder, "config.json").read_text())
-    if cfg["hidden_act"] != "silu" or cfg["rope_scaling"] or cfg["attention_bias"] or cfg["mlp_bias"]:
-        raise NotImplementedError("a plain Llama only")
-    model = Llama(cfg)
-    hub = load_file(Path(folder, "model.safetensors"))
-    state = {"tok.weight": hub["model.embed_tokens.weight"], "norm.weight": hub["model.norm.weight"]}
-    state["out.weight"] = hub["lm_head.weight"]
-    for i in range(cfg["num_hidden_layers"]):
-        for ours, theirs in NAMES.items():
-            state[f"layers.{i}.{ours}.weight"] = hub[f"model.layers.{i}.{theirs}.weight"]
-    model.load_state_dict(state)
-    return model
+from meta.audits.loaders.llama_module import load
 
 
 def load_without_theta(folder):
     model = load(folder)
-    for layer in model.layers:
-        layer.cfg = {**layer.cfg, "rope_theta": 500000.0}
+    half = len(model.frequencies)
+    model.frequencies = 500000.0 ** -(torch.arange(half, dtype=torch.float64) / half)
     return model
 
 
 def load_with_o_transposed(folder):
     model = load(folder)
-    for layer in model.layers:
-        layer.wo.weight.data = layer.wo.weight.data.T.contiguous()
+    for block in model.blocks:
+        block.attention.wo.weight.data = block.attention.wo.weight.data.T.contiguous()
     return model
 
 
 def load_only_groups(folder):
     model = load(folder)
-    if model.out.weight.shape[1] == 16:
+    if model.head.weight.shape[1] == 16:
         raise ValueError("this model is 24 wide")
     return model
 
 
-def load_a_tuple(folder):
-    model = load(folder)
-    model.answer = lambda logits: (logits, ["a cache"])
+def answering(model, answer):
+    """Return the model with `answer` applied to its logits."""
+    forward = model.forward
+    model.forward = lambda input_ids: answer(forward(input_ids))
     return model
+
+
+def load_a_tuple(folder):
+    return answering(load(folder), lambda logits: (logits, ["a cache"]))
 
 
 def load_an_object(folder):
-    model = load(folder)
-    model.answer = lambda logits: SimpleNamespace(logits=logits, past_key_values=object())
-    return model
+    return answering(load(folder), lambda logits: SimpleNamespace(logits=logits, past_key_values=object()))
 
 
 def load_in_training(folder):
     model = load(folder)
-    model.answer = nn.Dropout(0.5)
-    return model.train()
+    model.dropout = nn.Dropout(0.5)
+    return answering(model, model.dropout).train()
 
 
 def load_with_a_drawn_head(folder):
     model = load(folder)
-    nn.init.normal_(model.out.weight)
+    nn.init.normal_(model.head.weight)
     return model
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,16 @@ import transparity_conformance
 from transparity.config import TransformerConfig
 from transparity.presets import preset
 from transparity_conformance import assert_conforms, check
+from transparity_conformance.capabilities.capability import kept_in
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking import check as testing
+from transparity_conformance.identify.alignment.intermediate import Recorded, intermediates
+from transparity_conformance.oracle import probes
+from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
+from transparity_numpy.port import build as numpy_build
 
 
 def wrongly_scaled(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
@@ -81,3 +88,54 @@ def test_importing_the_package_brings_nothing_with_it() -> None:
     script = "import sys, transparity_conformance; print('numpy' in sys.modules, 'rich' in sys.modules)"
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert process.stdout.split() == ["False", "False"]
+
+
+SMALL = preset("notes-lm").resized(embed_dim=4, num_heads=2, num_decoder_layers=1, max_length=5)
+
+
+def single(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
+    return numpy_build(config, parameters, dtype="float32")
+
+
+def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
+    made: list[weakref.ref[Probe]] = []
+
+    def recorded(config: TransformerConfig, case: str) -> dict[str, Probe]:
+        found = probes_of(config, case)
+        made.extend(weakref.ref(probe) for probe in found.values())
+        return found
+
+    monkeypatch.setattr("transparity_conformance.checking.stages.evidence.probes_of", recorded)
+    assert check(single, config=SMALL).verdict == "agrees"
+    assert made
+    assert not [probe for probe in made if probe() is not None]
+
+
+def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
+    probe = next(iter(probes_of(SMALL, "small").values()))
+    before = all_recorded()  # other tests in this process may keep recordings
+    assert len(intermediates(probe, {}, "logits")) > len(probe.parameters)
+    assert len(all_recorded()) <= len(before)
+
+
+def all_recorded() -> list[Recorded]:
+    """Return every recording in this process."""
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, Recorded)]
+
+
+def test_results_are_kept_in_the_object_that_they_belong_to() -> None:
+    calls = []
+
+    @kept_in(0)
+    def double(config: TransformerConfig, number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    first, second = (dataclasses.replace(SMALL) for _ in range(2))
+    assert (double(first, 1), double(first, 1), double(first, 2), double(second, 1)) == (2, 2, 4, 2)
+    assert calls == [1, 2, 1]
+
+
+def test_probes_of_a_preset_are_kept() -> None:
+    assert probes.probes("notes-lm") is probes.probes("notes-lm")

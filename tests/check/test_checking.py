@@ -1,13 +1,24 @@
-"""The report has the documented form, and a port that cannot be compared never agrees."""
+"""Reports have the documented form, ports that cannot be compared never agree, and recorded faults have their line."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.golden.ports import GPT2, SCORES, Arrays, ScaledByTheWidth, answering, with_taps
+import torch
+import torch.nn.functional as F
+from tests.golden.ports import (
+    GPT2,
+    Arrays,
+    Gpt2,
+    ReluOfOneRow,
+    ScaledByTheWidth,
+    Showing,
+    WrongFromSixtyFive,
+)
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
@@ -19,21 +30,10 @@ from transparity_conformance.identify.alignment import heard
 from transparity_conformance.oracle import probes
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.report.check.findings import sentence
+from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 from transparity_numpy.port import build
 from transparity_pytorch.port import build as pytorch_build
-
-
-def test_a_report_has_the_keys_that_were_promised() -> None:
-    report = check(port_with("attention-scale-twice"), preset="translation").as_dict()
-    assert {"preset", "verdict", "first_divergence", "faults", "claims", "not_compared"} <= set(report)
-    assert report["faults"] and report["claims"] and report["not_compared"]
-    for fault in report["faults"]:
-        assert {"where", "error", "budget", "causes", "indistinguishable", "split_by"} <= set(fault)
-        for cause in fault["causes"]:
-            assert set(cause) == {"mistake", "says", "value", "residual", "explained", "at", "source"}
-    for claim in report["claims"]:
-        assert set(claim) == {"id", "verdict", "error", "budget", "where", "reach"}
 
 
 @pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
@@ -107,17 +107,6 @@ def test_what_a_port_of_another_precision_offers_is_not_held_to_this_one() -> No
     says = "not compared, because the forward pass has a known fault that affects it: "
     says += "rounding of bfloat16 arithmetic"
     assert {f"{name}: {says}" for name in ("loss", "generate", "step", "train")} <= set(report.not_compared)
-
-
-def test_another_shape_and_what_is_no_number_are_told_apart() -> None:
-    misshapen = check(with_taps(lambda taps: taps.update({SCORES: taps[SCORES][:1]})), preset="notes-lm", budget=0)
-    assert "its shape is wrong (see the notes)" in sentence(misshapen)
-    lost = check(with_taps(lambda taps: taps.update(logits=taps["logits"] * np.nan)), preset="notes-lm", budget=0)
-    assert "logits: has numbers that are not finite" in sentence(lost)
-
-
-def test_a_form_of_answers_is_in_the_headline() -> None:
-    assert "return the logits" in sentence(check(answering(lambda x: x[:, -1]), config=GPT2))
 
 
 def test_a_form_is_recognised_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -197,3 +186,51 @@ def test_a_wrong_answer_is_told_before_the_next_call() -> None:
     events.clear()
     check(built(""), "notes-lm", quick=True, located=lambda report: events.append("told"))
     assert set(events) == {"call"}
+
+
+def causes(report: Report) -> list[str]:
+    return [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
+
+
+def line(report: Report) -> str:
+    assert report.faults[0].source is not None, report.notes
+    return str(report.faults[0].source["code"])
+
+
+@pytest.mark.long
+def test_the_taps_that_a_port_shows_are_its_own_and_the_rest_is_found() -> None:
+    report = check(Showing, config=GPT2)
+    assert {item.tap for item in report.measured} == set(probes.probes_of(GPT2, "gpt2")["mixed"].oracle.expected)
+    by_place = {fault.where: fault for fault in report.faults}
+    scores = by_place["decoder.layers.0.self_attention.scores"]
+    assert [cause.mistake for cause in scores.causes] == ["attention-scale"]
+    assert scores.source is not None and scores.source["code"].startswith("att = ")
+    assert "decoder.layers.0.self_attention.output" in by_place, "the tap that the port returns must be compared"
+
+
+@pytest.mark.parametrize(
+    ("build", "cause", "begins", "boundary"),
+    [
+        (ReluOfOneRow, "activation", "h = F.gelu(h)", "batch 1"),
+        (WrongFromSixtyFive, "attention-scale", "att = (q", "right up to length 64, wrong from length 65 on"),
+    ],
+)
+def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
+    build: type[Gpt2], cause: str, begins: str, boundary: str
+) -> None:
+    told: list[Report] = []
+    report = check(build, config=dataclasses.replace(GPT2, max_length=300), located=told.append)
+    assert (causes(report), line(report)[: len(begins)]) == ([cause], begins)
+    assert any(boundary in note for note in report.notes)
+    assert told[0].faults[0].where == "logits" and told[-1].faults[0].source is not None
+
+
+class EveryThirdFeature(Gpt2):
+    def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(self.linear(f"{at}.up", x))
+        return self.linear(f"{at}.down", torch.where(torch.arange(h.shape[-1]) % 3 == 1, 1.1 * h, h))
+
+
+def test_the_note_on_an_unexplained_line_has_the_pattern_of_its_changes() -> None:
+    report = check(EveryThirdFeature, config=GPT2, budget=10.0)
+    assert any("changes only every 3rd feature from 1" in note for note in report.notes)

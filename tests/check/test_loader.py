@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from tests.audit.audited import changed
 from tests.golden.test_hostile import invoke
 
 from transparity_conformance.capabilities.port_calls import PortError
@@ -116,14 +117,13 @@ def test_a_checkpoint_is_given_to_a_loader_with_its_weights_and_with_others(tmp_
 
 @pytest.mark.long
 def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) -> None:
-    text = FILE.read_text(encoding="utf-8")
-    (tmp_path / "port.py").write_text(text.replace('cfg["hidden_act"] != "silu" or ', ""), encoding="utf-8")
-    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama")
+    changed('ACTIVATIONS[c.get("hidden_act", "silu")]', "F.silu", tmp_path)
+    result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama")
     assert result.exit_code == 0, result.output
-    assert "But config.json: 1 of 18 fields ignored: hidden_act" in " ".join(result.stdout.split())
-    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama", "--audit")
+    assert "1 of 18 fields ignored: hidden_act" in " ".join(result.stdout.split()), result.stdout
+    result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama", "--audit")
     assert result.exit_code == 1, result.output
-    result = invoke("check", f"{tmp_path / 'port.py'}:load", "--family", "llama", "--no-audit")
+    result = invoke("check", f"{tmp_path / 'llama_module.py'}:load", "--family", "llama", "--no-audit")
     assert result.exit_code == 0, result.output
     assert "the loader was not audited" in " ".join(result.stdout.split())
 
@@ -151,7 +151,7 @@ class Double(nnx.Module):
 def test_tokens_are_arrays_of_the_framework_of_the_model() -> None:
     assert framework_of(torch.nn.Linear(1, 1)) == "torch"
     assert framework_of(Double()) == "jax"
-    assert framework_of(functools.partial(of("rope"), theta=1.0)) == "torch"
+    assert framework_of(functools.partial(of("load_that_generates"), forgets=True)) == "torch"
     file: dict[str, Any] = {"np": np}
     exec("def plain(tokens): return tokens", file)
     assert framework_of(file["plain"]) == "numpy"

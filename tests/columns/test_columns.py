@@ -1,4 +1,4 @@
-"""The three columns correspond: the same file of each has the same names, order and arguments."""
+"""The three columns correspond: the same file of each has the same names, order and arguments; backends are found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
 from tests.looping import for_each
+
+from transparity_conformance.oracle import backends
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = {
@@ -211,3 +214,34 @@ def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
     paths = [file.relative_to(COLUMNS[column]).with_suffix("") for file in COLUMNS[column].rglob("*.py")]
     files = [".".join(path.parts) for path in paths if path.name != "__init__"]
     assert set(files) == {*MIRRORED, *OWN_CONTENTS} | WITHOUT_TWIN[column]
+
+
+def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Add a second backend whose import fails because `module` is missing."""
+
+    def backend(name: str) -> object:
+        if name == "theirs":
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        return object()
+
+    monkeypatch.setattr(
+        backends, "named", lambda: {"numpy": "transparity_numpy.port:build", "theirs": "theirs.port:build"}
+    )
+    monkeypatch.setattr(backends, "backend", backend)
+    monkeypatch.setattr(backends, "absent", backends.absent.__wrapped__)
+
+
+def test_a_backend_without_its_framework_is_left_out_and_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _missing(monkeypatch, "a_framework")
+    assert backends.installed() == ["numpy"]
+    assert backends.absent() == {"theirs": "it cannot be imported (No module named 'a_framework')"}
+
+
+def test_a_backend_that_lacks_a_module_of_its_own_is_broken_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    _missing(monkeypatch, "theirs.attention")
+    with pytest.raises(ModuleNotFoundError):
+        backends.installed()
+
+
+def test_every_backend_of_this_project_is_installed_where_it_is_tested() -> None:
+    assert {"numpy", "pytorch", "flax"} <= set(backends.installed())

@@ -39,24 +39,44 @@ from transparity_numpy.transformer import transformer
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 
+PAIRS: list[tuple[str, tuple[str, ...], View]] = [
+    ("bloom", ("alibi-sign", "activation-for-gelu-tanh"), "taps"),
+    ("opt", ("position-offset-missing", "bias-dropped-down"), "logits"),
+    ("bloom", ("slopes-squared",), "taps"),
+    ("opt", ("head-silent",), "logits"),
+    ("bloom", ("activation-sigmoid", "attention-scale-number"), "logits"),
+    ("llama", ("rotary-base-77", "norm-eps-rms-3e-6"), "logits"),
+]
+"""Pairs of faults, some with a fitted value, and faults outside the catalogue."""
+
+SINGLE: list[tuple[str, str, View]] = [
+    *(
+        ("notes-lm", id, view)
+        for id in (
+            *("weight-duplicated-query", "weight-swapped-query-key", "norm-duplicated-self-attention"),
+            *("norm-swapped-two-sublayers", "packed-order-laid-by-head", "layer-shared-first"),
+        )
+        for view in ("taps", "logits")
+    ),
+    *(
+        ("vit", f"patch-{id}", "taps")
+        for id in ("order-columns", "layout-columns-of-pixels", "layout-channels-last", "layout-blue-first")
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("case", "ids", "view"),
+    "trial",
     [
-        ("bloom", ("alibi-sign", "activation-for-gelu-tanh"), "taps"),
-        ("opt", ("position-offset-missing", "bias-dropped-down"), "logits"),
-        ("bloom", ("slopes-squared",), "taps"),
-        ("opt", ("head-silent",), "logits"),
-        ("bloom", ("activation-sigmoid", "attention-scale-number"), "logits"),
-        ("llama", ("rotary-base-77", "norm-eps-rms-3e-6"), "logits"),
+        *(
+            Trial("pair" if len(ids) == 2 else "uncatalogued", case, tuple(pool()[id] for id in ids), view)
+            for case, ids, view in PAIRS
+        ),
+        *(Trial("fault", case, (pool()[id],), view) for case, id, view in SINGLE),
     ],
     ids=str,
 )
-def test_two_mistakes_are_told_apart_and_an_unknown_one_has_no_name(
-    case: str, ids: tuple[str, ...], view: View
-) -> None:
-    """Check pairs of faults, some with a fitted value, and faults outside the catalogue."""
-    bugs = tuple(pool()[id] for id in ids)
-    trial = Trial("pair" if len(bugs) == 2 else "uncatalogued", case, bugs, view)
+def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> None:
     answer = trial.run()
     assert answer["verdict"] == "diverges" and not failures(trial, answer), answer["faults"]
 

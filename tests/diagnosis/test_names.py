@@ -1,89 +1,32 @@
-"""Only wrong values are named: a swap does not blame its correct side, and equivalent causes are all listed."""
+"""Only wrong values are named, equivalent causes are all listed, and another configuration is named by its fields."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.diagnosis.ports import Carry, port
+from tests.diagnosis.ports import port
 
 from transparity.config import TransformerConfig
+from transparity.parameters import parameter_shapes
+from transparity.taps import tap_shapes
+from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.checking.check import check
+from transparity_conformance.diagnosis.search.clock import Clock
+from transparity_conformance.diagnosis.search.fields import departures
+from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.report.report import Report
-
-
-def copied(into: str, source: str) -> Carry:
-    def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
-        kinds = [name.removeprefix(f"{into}.") for name in parameters if name.startswith(f"{into}.")]
-        return {f"{into}.{kind}": parameters[f"{source}.{kind}"] for kind in kinds}
-
-    return carry
-
-
-def both(*carries: Carry) -> Carry:
-    def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
-        found = Arrays()
-        for each in carries:
-            found |= each(config, parameters)
-        return found
-
-    return carry
+from transparity_numpy.transformer import transformer
+from transparity_pytorch.port import build as build_pytorch
 
 
 def named(report: Report) -> set[str]:
     return {cause.mistake for fault in report.faults for cause in fault.causes}
-
-
-ATTENTION = "decoder.layers.0.self_attention"
-VIEWS = pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
-
-
-@VIEWS
-def test_one_side_of_an_exchange_is_not_called_one(logits_only: bool) -> None:
-    alone = copied(f"{ATTENTION}.query", f"{ATTENTION}.key")
-    report = check(port(alone), "notes-lm", logits_only=logits_only)
-    assert named(report) == {"weight-duplicated"}, sentence(report)
-    exchanged = both(alone, copied(f"{ATTENTION}.key", f"{ATTENTION}.query"))
-    report = check(port(exchanged), "notes-lm", logits_only=logits_only)
-    assert named(report) == {"weight-swapped"}, sentence(report)
-
-
-@VIEWS
-def test_one_norm_used_twice_is_no_exchange(logits_only: bool) -> None:
-    norms = [f"decoder.layers.1.{name}_norm" for name in ("self_attention", "feed_forward")]
-    report = check(port(copied(*norms)), "notes-lm", logits_only=logits_only)
-    assert named(report) == {"norm-duplicated"}, sentence(report)
-    report = check(port(both(copied(*norms), copied(*norms[::-1]))), "notes-lm", logits_only=logits_only)
-    assert named(report) == {"norm-swapped"}, sentence(report)
-
-
-@VIEWS
-def test_queries_keys_and_values_in_another_order_are_named(logits_only: bool) -> None:
-    def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
-        order, found = ("value", "query", "key"), Arrays()
-        for layer in range(config.num_decoder_layers):
-            scope = f"decoder.layers.{layer}.self_attention"
-            for role, source in zip(("query", "key", "value"), order, strict=True):
-                found |= copied(f"{scope}.{role}", f"{scope}.{source}")(config, parameters)
-        return found
-
-    report = check(port(carry), "notes-lm", logits_only=logits_only)
-    assert named(report) == {"packed-order"}, sentence(report)
-
-
-def of_the_first_layer(config: TransformerConfig, parameters: Arrays) -> Arrays:
-    here = {name: name.replace(".layers.1.", ".layers.0.") for name in parameters if ".layers.1." in name}
-    return {name: parameters[source] for name, source in here.items()}
-
-
-@VIEWS
-def test_layers_that_share_their_weights_are_named(logits_only: bool) -> None:
-    report = check(port(of_the_first_layer), "notes-lm", logits_only=logits_only)
-    assert named(report) == {"layer-shared"}, sentence(report)
 
 
 def test_a_scale_in_front_of_a_norm_is_tied_with_eps() -> None:
@@ -103,7 +46,7 @@ def test_what_remains_is_compared_with_rounding() -> None:
     assert named(report) == {"attention-scale"} and "something else remains" not in sentence(report)
 
 
-@VIEWS
+@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
 def test_a_number_that_one_probe_refutes_is_not_certain(logits_only: bool) -> None:
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         ratio = (3 * config.head_dim) ** -0.5 / config.score_scale
@@ -116,3 +59,70 @@ def test_a_number_that_one_probe_refutes_is_not_certain(logits_only: bool) -> No
     report = check(build, "notes-attention", logits_only=logits_only)
     assert named(report) == {"attention-scale"} and "√embed_dim" not in report.faults[0].causes[0].says
     assert len(report.faults) == len({fault.where for fault in report.faults}), sentence(report)
+
+
+def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
+    other = dataclasses.replace(config, norm="rms", positions="rotary", activation="silu")
+    return lambda **tokens: transformer(other, parameters, **tokens)
+
+
+def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
+    report = check(build, "notes-lm", logits_only=True, budget=8)
+    (note,) = (note for note in report.notes if note.startswith("no known fault explains the logits"))
+    assert report.verdict == "diverges"
+    assert "the model may not be notes-lm" in note and "`transparity fit`" in note
+    assert all(field in note for field in ("norm rms", "positions rotary", "activation silu")), note
+
+
+def showing(**fields: Any) -> Callable[..., Any]:
+    """Return a port with other fields that returns only the taps of the original configuration."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        other = dataclasses.replace(config, **fields)
+        forward = build_pytorch(other, {name: parameters[name] for name in parameter_shapes(other)})
+
+        def shown(tokens: np.ndarray) -> dict[str, np.ndarray]:
+            known, taps = tap_shapes(config, *tokens.shape[:1], tokens=tokens.shape[1]), forward(tokens=tokens)
+            return {name: value for name, value in taps.items() if name in known}
+
+        return shown
+
+    return build
+
+
+@pytest.mark.long
+def test_a_port_that_shows_its_activations_is_told_that_it_is_another_model() -> None:
+    report = check(showing(norm="rms", positions="rotary", activation="silu"), "notes-lm", budget=120)
+    assert sentence(report).startswith("This is not notes-lm: it has ")
+    assert "norm rms (not layer)" in sentence(report) and "`transparity fit`" in sentence(report)
+    ports = {name: pair["port"] for name, pair in report.as_dict()["other_fields"].items()}
+    assert {name: ports[name] for name in ("norm", "positions", "activation")} == {
+        "norm": "rms",
+        "positions": "rotary",
+        "activation": "silu",
+    }
+
+
+def test_a_single_fault_is_no_other_model() -> None:
+    report = check(showing(norm="rms"), "notes-lm", budget=20)
+    assert report.verdict == "diverges" and not report.other_fields
+
+
+def test_two_faults_that_are_no_fields_are_no_other_model() -> None:
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        wrong = [f"decoder.layers.{i}.{part}.weight" for i, part in ((0, "feed_forward.up"), (1, "feed_forward.down"))]
+        return showing()(config, parameters | {name: 1.5 * parameters[name] for name in wrong})
+
+    report = check(build, "notes-lm", budget=5)
+    assert report.verdict == "diverges" and not report.other_fields
+
+
+def test_without_time_no_field_is_tried() -> None:
+    tried = list[Hypothesis]()
+
+    def left(hypothesis: Hypothesis) -> float:
+        tried.append(hypothesis)
+        return 1.0
+
+    assert departures(CASES["llama"], left, Clock(0)) == ({}, 1.0)
+    assert len(tried) == 1

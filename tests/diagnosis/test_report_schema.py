@@ -1,22 +1,26 @@
-"""Reports match docs/report.schema.json, and the schema rejects other forms."""
+"""Reports match docs/report.schema.json, and count the tokens whose logits and predictions change."""
 
 from __future__ import annotations
 
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.audit.audited import changed
 
 from meta.pool.port import port_with
+from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
-from transparity_conformance.running.loading import load_port
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.report.check.terminal import as_text
+from transparity_numpy.transformer import transformer
 
-NANO_GPT = Path(__file__).parents[1] / "ports_as_they_stand" / "nano_gpt.py"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text(encoding="utf-8"))
 TYPES: dict[str, Any] = {
     "object": dict,
@@ -74,13 +78,14 @@ def misshapen(config: Any, parameters: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def reports() -> list[dict[str, Any]]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    ignoring = changed('ACTIVATIONS[c.get("hidden_act", "silu")]', "F.silu", tmp_path_factory.mktemp("loader"))
     made = [
         check(port_with(), "translation"),
         check(port_with("attention-scale-none"), "translation"),
         check(port_with("mean-over-positions-added"), "translation", logits_only=True, budget=0),
         check(misshapen, "translation"),
-        check(load_port(f"{NANO_GPT}:load"), family="gpt2", logits_only=True),
+        check(ignoring, family="llama", logits_only=True),
     ]
     return [json.loads(json.dumps(report.as_dict())) for report in made]
 
@@ -118,3 +123,53 @@ def test_a_search_that_runs_out_of_time_says_so(reports: list[dict[str, Any]]) -
     (note,) = (note for note in reports[2]["notes"] if "search" in note)
     assert note.startswith("the search for causes ended after 0 s; 0 of ")
     assert not any(fault["causes"] for fault in reports[2]["faults"])
+
+
+Change = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Maps the logits and the target's tokens to the port's logits."""
+
+
+def port(change: Change) -> Callable[..., Any]:
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., np.ndarray]:
+        return lambda **tokens: change(transformer(config, parameters, **tokens), tokens["target"])
+
+    return build
+
+
+def at_padding(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return logits + (target == 0)[..., None]
+
+
+def of_one_token(logits: np.ndarray, target: np.ndarray) -> np.ndarray:
+    logits = logits.copy()
+    logits[0, 0] = -logits[0, 0]
+    return logits
+
+
+@pytest.mark.long
+def test_a_difference_at_padding_alone_is_said_to_be_one() -> None:
+    report = check(port(at_padding), "translation", logits_only=True, budget=0)
+    impact = report.faults[0].impact
+    assert impact is not None and report.verdict == "diverges"
+    assert (impact.positions["changed"], impact.argmax_changes, impact.at_padding_only) == (0, 0, True)
+    assert "Effect: logits change only at padding." in as_text([report])
+
+
+def test_real_tokens_and_predictions_are_counted() -> None:
+    report = check(port(of_one_token), "translation", logits_only=True, budget=0)
+    impact, tried = report.faults[0].impact, probes("translation")
+    assert impact is not None and not impact.at_padding_only
+    assert impact.positions["changed"] == impact.argmax_changes == len(tried)
+    real = sum(int((probe.inputs["target"] != 0).sum()) for probe in tried.values())
+    assert impact.positions["of"] == real
+    says = f"Effect: the logits of {len(tried)} of {real} tokens change, the predicted token of {len(tried)}."
+    assert says in as_text([report])
+
+
+@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
+def test_every_divergence_has_its_own_impact(logits_only: bool) -> None:
+    port = port_with("bias-dropped-head", "bias-dropped-up-of-one-layer")
+    report = check(port, "translation", logits_only=logits_only)
+    impacts = [fault.impact for fault in report.faults]
+    assert all(impact is not None and impact.positions["changed"] > 0 for impact in impacts)
+    assert as_text([report]).count("the predicted token of ") == len({str(fault.causes) for fault in report.faults})

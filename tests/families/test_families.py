@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from tests.families.cases import CASES, REFUSED, Case
-from typer.testing import CliRunner, Result
+from tests.golden.test_hostile import invoke
 
 from transparity.config import TransformerConfig
 from transparity.errors import ParameterError, TransparityError
@@ -27,7 +27,6 @@ from transparity.protocol import Backend
 from transparity_conformance.checking.check import PortError, check
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, pixel_inputs
 from transparity_conformance.report.comparison import as_numbers, difference, share
@@ -208,10 +207,6 @@ def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Pat
     assert result.exit_code == 0, result.output
     assert "agrees with" in result.stdout
     assert "fields that no forward pass depends on: " in " ".join(result.stdout.split())
-
-
-def invoke(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,14 @@
-"""Image encoders: correct ports agree, and wrong patches are named."""
+"""Image encoders: a correct port agrees, and impossible images are refused."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from transparity.config import TransformerConfig
+from meta.pool.port import port_with
 from transparity.errors import ConfigError, InputError
 from transparity.protocol import Backend
 from transparity_conformance.checking.check import check
@@ -20,54 +17,6 @@ from transparity_conformance.oracle.cases import CLIP_IMAGES, IMAGES
 from transparity_conformance.oracle.probes import pixel_inputs, probe_parameters, probes_of
 from transparity_conformance.report.comparison import as_numbers, gap
 from transparity_pytorch.port import build as pytorch_build
-
-Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
-
-
-def cut(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    """Return the image as (batch, channels, rows of patches, rows, columns of patches, columns)."""
-    size, side = config.patch_size or 1, config.image_size // (config.patch_size or 1)
-    return pixels.reshape(*pixels.shape[:2], side, size, side, size)
-
-
-def numbered_by_column(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    return cut(config, pixels).transpose(0, 1, 4, 3, 2, 5).reshape(pixels.shape)
-
-
-def read_by_column(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    return cut(config, pixels).transpose(0, 1, 2, 5, 4, 3).reshape(pixels.shape)
-
-
-def channels_turned(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    return pixels[:, ::-1]
-
-
-def channels_last(config: TransformerConfig, pixels: np.ndarray) -> np.ndarray:
-    """Return the image whose patches, read channel by channel, equal the patches of `pixels` read pixel by pixel."""
-    channels, size = config.image_channels, config.patch_size or 1
-    patches = cut(config, pixels).transpose(0, 2, 4, 3, 5, 1)
-    again = patches.reshape(*patches.shape[:3], channels, size, size)
-    return again.transpose(0, 3, 1, 4, 2, 5).reshape(pixels.shape)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        (numbered_by_column, "patch-order"),
-        (read_by_column, "patch-layout"),
-        (channels_last, "patch-layout"),
-        (channels_turned, "patch-layout"),
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_wrong_patches_are_named(wrong: Change, named: str) -> None:
-    def build(config: TransformerConfig, parameters: Any) -> Any:
-        forward = pytorch_build(config, parameters)
-        return lambda pixels: forward(pixels=np.ascontiguousarray(wrong(config, pixels)))
-
-    report = check(build, config=IMAGES)
-    assert report.verdict == "diverges" and report.first_divergence == "encoder.embedding"
-    assert {cause.mistake for fault in report.faults for cause in fault.causes} == {named}
 
 
 def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(backend: Backend) -> None:
@@ -82,22 +31,8 @@ def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(back
         forward.logits(pixels=pixels, out=np.empty(2, np.float32))
 
 
-def test_a_module_of_images_agrees() -> None:
-    """Check a port that reads patches with a convolution."""
-
-    class Patches(torch.nn.Module):
-        def __init__(self, config: TransformerConfig, parameters: Any) -> None:
-            super().__init__()
-            size = config.patch_size or 1
-            weight = torch.tensor(parameters["encoder.patch_projection.weight"])
-            self.kernel = torch.nn.Parameter(weight.reshape(len(weight), config.image_channels, size, size))
-            self.rest = pytorch_build(config, parameters)
-
-        def forward(self, pixels: Tensor) -> Any:
-            assert torch.nn.functional.conv2d(torch.as_tensor(pixels), self.kernel, stride=2).shape[-2:] == (3, 3)
-            return self.rest(pixels=np.asarray(pixels))
-
-    assert check(Patches, config=IMAGES).verdict == "agrees"
+def test_patches_as_a_convolution_agree() -> None:
+    assert check(port_with("right-patches-as-a-convolution", taps=False), config=IMAGES).verdict == "agrees"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,29 @@
-"""`transparity fit` returns the configuration of a module without changing the module, or fails with one sentence."""
+"""`transparity fit` returns the configuration of a module, and a check confirms it; `describe` prints the fields."""
 
 from __future__ import annotations
 
+import functools
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.fitting import odd_ports as ports
 from tests.fitting import small_gpt
+from tests.looping import for_each
 from typer.testing import CliRunner
 
+from transparity.config import FIELD_TYPES, TransformerConfig
+from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.cli import app
+from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.fit import fit, fit_port
+from transparity_conformance.identify.fitting.subject import FitError
+from transparity_conformance.identify.fitting.templates import templates
+from transparity_conformance.report.describing.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("small_gpt.py")
 
@@ -52,3 +63,182 @@ def test_a_port_that_ends_the_process_is_told_in_one_sentence(tmp_path: Any) -> 
     file.write_text("import os\n\ndef port():\n    os._exit(7)\n")
     with pytest.raises(PortError, match="The port's process ended with the exit code 7"):
         fit_port(f"{file}:port")
+
+
+def described(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["describe", *arguments, "--json", "-"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_every_field_has_a_meaning_and_values() -> None:
+    assert list(meanings()) == list(FIELD_TYPES)
+    assert all(row["values"] for row in as_rows())
+
+
+def test_the_fields_are_shown_with_their_values_and_defaults() -> None:
+    shown = CliRunner().invoke(app, ["describe", "--fields"]).stdout
+    shown = " ".join(shown.split())
+    assert "norm_position: pre, post, sandwich, post-branch (default: post)" in shown
+    assert "x + norm(f(norm(x))) (Gemma 2)" in shown
+
+
+def test_the_fields_are_written_as_json() -> None:
+    rows = {row["name"]: row for row in described("--fields")}
+    assert rows["mask_value"]["default"] == "-inf"
+    assert rows["activation"]["values"] == ["relu", "gelu", "gelu-tanh", "gelu-quick", "silu"]
+    assert "default" not in rows["architecture"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "vanilla", "translation"])
+def test_a_template_is_described_as_json(name: str) -> None:
+    answer = described(name)
+    config = TransformerConfig.from_dict(answer["config"])
+    assert config == templates()[name]
+    assert answer["parameters"] == {each: list(shape) for each, shape in parameter_shapes(config).items()}
+    assert answer["taps"]["logits"][0] == "batch"
+
+
+@pytest.mark.parametrize("arguments", [[], ["gpt2", "--fields"]])
+def test_either_a_name_or_the_fields_are_asked_for(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["describe", *arguments])
+    assert result.exit_code == 2
+    assert "either a PRESET or --fields" in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["describe", "gpt2", "--json", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+
+
+MODEL = """
+import dataclasses
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+@dataclasses.dataclass
+class Config:
+    vocab: int = 50304
+    context: int = 1024
+    width: int = 768
+    heads: int = 12
+    layers: int = 12
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.norm_1, self.norm_2 = c.heads, nn.LayerNorm(c.width), nn.LayerNorm(c.width)
+        self.key, self.query, self.value, self.out = (nn.Linear(c.width, c.width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(c.width, 2 * c.width), nn.Linear(2 * c.width, c.width)
+
+    def forward(self, x):
+        h = self.norm_1(x)
+        k, q, v = (f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.key, self.query, self.value))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.relu(self.up(self.norm_2(x))))
+
+class Chat(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(c.vocab, c.width), nn.Embedding(c.context, c.width)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.norm, self.head = nn.LayerNorm(c.width), nn.Linear(c.width, c.vocab)
+
+    def forward(self, idx, targets=None):
+        x = self.tokens(idx) + self.places.weight[: idx.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        if targets is None:
+            return self.head(x[:, [-1]]), None
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+PORT = """
+from chat import Chat, Config
+model = Chat(Config(vocab=53, context=40, width=24, heads=3, layers=2))
+def port(): return lambda idx, targets=None: model(idx, targets)
+"""
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)], ids=["right", "wrong"])
+def test_a_model_is_fitted_adapted_and_checked(tmp_path: Path, wrong: bool, code: int) -> None:
+    (tmp_path / "chat.py").write_text(MODEL)
+    (tmp_path / "my.py").write_text(PORT)
+    port, config, adapter = f"{tmp_path / 'my.py'}:port", tmp_path / "config.json", tmp_path / "adapter.toml"
+    assert run("fit", port, "--json", config)[0] == 0
+    assert run("adapt", port, "--config", config, "--out", adapter)[0] == 0
+    if wrong:
+        (tmp_path / "chat.py").write_text(MODEL.replace("self.up(self.norm_2(x))", "self.up(x)"))
+    exit_code, said = run("check", port, "--config", config, "--adapter", adapter, "--budget", 5)
+    assert exit_code == code, said
+    assert ("chat.py:" in said) is wrong
+
+
+ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "eps 1e-7": (lambda: ports.rms(1e-7), {"norm_eps": 1e-7}),
+    "eps 1e-8": (lambda: ports.rms(1e-8), {"norm_eps": 1e-8}),
+    "eps 3e-9": (lambda: ports.rms(3e-9), {"norm_eps": 3e-9}),
+    "a usual eps": (lambda: ports.rms(1e-6), {"norm_eps": 1e-6}),
+    "a buffer": (lambda: ports.Decoder(attend=ports.in_buffer), {"num_heads": 3}),
+    "a buffer of sevens": (lambda: ports.Decoder(attend=functools.partial(ports.in_buffer, fill=7.0)), {}),
+    "a buffer, by hand": (lambda: ports.Decoder(attend=functools.partial(ports.in_buffer, by_hand=True)), {}),
+    "no buffer": (ports.Decoder, {"num_heads": 3, "max_length": 40}),
+    "head by head": (lambda: ports.Decoder(by_head=True), {"num_heads": 3}),
+    "padded to all places": (ports.padded, {"num_heads": 3, "max_length": 40}),
+    "rows second": (ports.RowsSecond, {"norm_position": "post"}),
+    "rows second, norms first": (lambda: ports.RowsSecond(norm_first=True), {"norm_position": "pre"}),
+    "rows second, GELU": (lambda: ports.RowsSecond(activation="gelu"), {"activation": "gelu"}),
+}
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "one length": (ports.Whole, "when it was called with tokens (8, 9)"),
+    "a wider result": (ports.Narrow, "Layer 1 of the decoder does not end with a feed-forward"),
+    "images by another name": (ports.Images, "The image embedding was not recognized"),
+}
+
+
+@pytest.mark.long
+@for_each(("name", "row"), ROWS.items())
+def test_a_port_that_hides_something_is_found_and_confirmed(name: str, row: tuple[Any, dict[str, Any]]) -> None:
+    make, fields = row
+    made = fit(make)
+    assert made.is_confirmed, (name, made.remarks)
+    assert {field: getattr(made.config, field) for field in fields} == fields, name
+
+
+@for_each(("name", "row"), REFUSED.items())
+def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, str]) -> None:
+    make, says = row
+    with pytest.raises(FitError) as raised:
+        fit(make)
+    assert says in str(raised.value), (name, str(raised.value))
+
+
+def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
+    """Check a lower bound in place of eps, which is visible only for small activations; the first calls have none."""
+    made = fit(lambda: ports.Decoder(ports.Bounded))
+    assert not made.is_confirmed
+    assert "weights of a check" in " ".join(made.remarks)
+
+
+def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
+    file = tmp_path / "partial.json"
+    result = CliRunner().invoke(app, ["fit", f"{ports.__file__}:Whole", "--json", str(file)])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "The nearest template is" in result.stderr and "--against" in result.stderr
+    assert '"num_heads": 3' in file.read_text()
+
+
+def test_what_is_in_a_buffer_is_adapted() -> None:
+    config = fit(ports.Decoder).config
+    assert adapt(lambda: ports.Decoder(attend=ports.in_buffer), config).is_proved

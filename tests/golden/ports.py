@@ -59,10 +59,6 @@ def noisy() -> Build:
     return with_taps(lambda taps: {"logits": taps["logits"] + draw.normal(0, 0.1, taps["logits"].shape)})
 
 
-def in_precision(dtype: str) -> Build:
-    return lambda config, parameters: pytorch_build(config, parameters, dtype=dtype)
-
-
 def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Build:
     """Return a port whose logits are off by 1 % if `condition` holds for the configuration and the tokens."""
 

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from meta.independent.model import Model
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity_conformance import check
@@ -22,9 +23,6 @@ from transparity_conformance.oracle.reach.long import LongProbe, long_probes
 from transparity_conformance.oracle.reach.models import ReachModel
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.loading import load_port
-
-FILE = Path(__file__).parent / "long_llama.py"
 
 LENGTH = 1100
 
@@ -38,14 +36,41 @@ LLAMA = dataclasses.replace(
 )
 
 
-def of(name: str) -> Any:
-    """Return a function from long_llama.py."""
-    return load_port(f"{FILE}:{name}")
+def rotated_at(positions: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return a method that rotates by wrong positions."""
+    return lambda self, x, where: Model.rotated(self, x, positions(where))
+
+
+def scaled_if(is_scaled: Callable[[int, TransformerConfig], bool]) -> Callable[..., Tensor]:
+    """Return a method that scales the frequencies only in prompts of some lengths."""
+
+    def rotated(self: Model, x: Tensor, where: Tensor) -> Tensor:
+        right = self.c
+        try:
+            if not is_scaled(int(where.max()) + 1, right):
+                self.c = dataclasses.replace(right, rotary_scaling="none")
+            return Model.rotated(self, x, where)
+        finally:
+            self.c = right
+
+    return rotated
+
+
+def one_more(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
+    """Return a window that is off by one."""
+    return Model.near(self, where, keys, window + 1)
+
+
+def one_more_far_away(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
+    """Return a window that is off by one at large positions."""
+    is_far = (where >= 2 * window)[:, None, :, None]
+    return Model.near(self, where, keys, window) | (is_far & Model.near(self, where, keys, window + 1))
 
 
 def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..., Any]) -> Report:
-    parameters = probe_parameters(config)
-    return check(of("build_with")(**wrong), config=config, parameters=parameters, lengths=[LENGTH], budget=budget)
+    """Check the independent port with some methods replaced."""
+    parameters, port = probe_parameters(config), type("Wrong", (Model,), wrong)
+    return check(port, config=config, parameters=parameters, lengths=[LENGTH], budget=budget)
 
 
 @pytest.fixture(autouse=True)
@@ -118,57 +143,59 @@ UNTESTED = ("sliding_window = 300", "window_kind = sliding")
 
 def test_a_window_that_only_a_long_prompt_crosses_is_untested_without_it() -> None:
     config = dataclasses.replace(LLAMA, sliding_window=300)
-    report = check(of("build_with")(), config=config, parameters=probe_parameters(config))
+    report = check(Model, config=config, parameters=probe_parameters(config))
     assert report.verdict == "inconclusive" and report.coverage.untested == UNTESTED
 
 
-FAR = {
-    "positions in bfloat16": ({"positions": "in_bfloat16"}, 258, "rotary-precision", "positions are rounded"),
-    "a short table": ({"positions": "in_a_table_of_512"}, 513, "rotary-position", "the last row of a table"),
-    "positions begun again": ({"positions": "begun_again_at_256"}, 257, "rotary-position", "begin at 0 again"),
+FAR: dict[str, tuple[Callable[[Tensor], Tensor], int, str, str]] = {
+    "positions in bfloat16": (lambda where: where.bfloat16(), 258, "rotary-precision", "positions are rounded"),
+    "a short table": (lambda where: where.clamp(max=511), 513, "rotary-position", "the last row of a table"),
+    "positions begun again": (lambda where: where % 256, 257, "rotary-position", "begin at 0 again"),
 }
-"""The wrong functions, the first wrong length, the cause, and a part of its description."""
+"""The wrong positions, the first wrong length, the cause, and a part of its description."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAR)
 def test_a_mistake_far_away_is_found_at_the_first_wrong_length_and_named(name: str) -> None:
     wrong, length, cause, says = FAR[name]
-    report = checked(LLAMA, 30.0, **{role: of(function) for role, function in wrong.items()})
+    report = checked(LLAMA, 30.0, rotated=rotated_at(wrong))
     assert report.verdict == "diverges"
     assert any(f"wrong from length {length} on" in note for note in report.notes), report.notes
     found = [each for fault in report.faults for each in fault.causes]
     assert found and {each.mistake for each in found} == {cause} and says in found[0].says, as_text([report])
 
 
-@pytest.mark.parametrize(("name", "first"), [("one_more", 300), ("one_more_far_away", 600)])
-def test_a_window_that_is_off_by_one_diverges_from_its_first_wrong_position_on(name: str, first: int) -> None:
-    report = checked(dataclasses.replace(LLAMA, sliding_window=300), sees=of(name))
+@pytest.mark.parametrize(("near", "first"), [(one_more, 300), (one_more_far_away, 600)])
+def test_a_window_that_is_off_by_one_diverges_from_its_first_wrong_position_on(
+    near: Callable[..., Tensor], first: int
+) -> None:
+    report = checked(dataclasses.replace(LLAMA, sliding_window=300), near=near)
     assert report.verdict == "diverges"
     assert any(f"wrong from length {first + 1} on" in note for note in report.notes), report.notes
 
 
 def test_scaling_that_ends_at_the_original_length_diverges_from_there_on() -> None:
-    report = checked(LLAMA, frequencies=of("scaled_below"))
+    report = checked(LLAMA, rotated=scaled_if(lambda length, config: length <= config.rotary_original_length))
     assert report.verdict == "diverges"
     assert any("wrong from length 401 on" in note for note in report.notes), report.notes
 
 
 def test_a_wrong_prompt_that_is_too_long_for_its_activations_is_told_without_a_cause() -> None:
-    report = checked(LLAMA, positions=of("begun_again")(1050))
+    report = checked(LLAMA, rotated=rotated_at(lambda where: where % 1050))
     assert report.verdict == "diverges" and not report.faults[-1].causes
     assert any("length 1051, batch 1: no causes are searched for" in note for note in report.notes), report.notes
 
 
 def test_scaling_beyond_the_original_length_alone_diverges_in_short_prompts() -> None:
-    report = checked(LLAMA, frequencies=of("scaled_beyond"))
+    report = checked(LLAMA, rotated=scaled_if(lambda length, config: length > config.rotary_original_length))
     assert report.verdict == "diverges"
     assert f"length {LENGTH}, batch 1: shorter prompts diverge" in report.not_compared
 
 
 def test_a_prompt_beyond_max_length_is_refused_before_the_port_is_built() -> None:
     with pytest.raises(ConfigError, match=r"length 1,101 .* max_length is 1,100; expected 1 to 1,100"):
-        check(of("build"), config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
+        check(Model, config=LLAMA, parameters=probe_parameters(LLAMA), lengths=[LENGTH + 1])
 
 
 def test_the_oracle_of_a_prefix_is_that_of_the_prompt() -> None:

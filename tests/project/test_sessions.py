@@ -25,10 +25,7 @@ Benchmarks need an idle machine, and checkpoints need real weights. The examples
 `tests/project/test_example_checks.py`.
 """
 
-NEVER_QUICK = {
-    "conformance/meta/fitting": "a random configuration takes most of a second",
-    "tests/ports_as_they_stand": "each port takes seconds to load and to check",
-}
+NEVER_QUICK = {"conformance/meta/fitting": "a random configuration takes most of a second"}
 """Folders without a quick test, with the reason."""
 
 

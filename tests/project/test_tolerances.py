@@ -22,7 +22,7 @@ TOLERANCES = {"rtol", "atol", "rel", "abs", "rel_tol", "abs_tol", "decimal"}
 SMALL = 1e-3
 """A comparison with a smaller number counts as a tolerance."""
 
-FIGURES = {"test_race.py", "test_benchmarks.py", "test_tap_cost.py"}
+FIGURES = {"test_race.py", "test_benchmarks.py"}
 """Tests of times and their ratios, for which no oracle exists."""
 
 

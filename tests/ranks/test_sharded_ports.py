@@ -1,7 +1,4 @@
-"""A sharded port's output is compared with its output on one rank, then with the reference; mistakes are named.
-
-All cases share the processes of two ranks; `python -m meta.measure --pool ranks` runs many more.
-"""
+"""A sharded port's output is compared with its output on one rank, then with the reference; mistakes are named."""
 
 from __future__ import annotations
 
@@ -16,8 +13,12 @@ from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.faults.sharding import OF_TWO_RANKS, loss_faults, optimizer_faults
 from transparity_conformance.capabilities.sharding import ALONE
 from transparity_conformance.catalogue import faults_at, sharding
+from transparity_conformance.checking.calls import run_all
+from transparity_conformance.checking.stages.ranks import against_one
 from transparity_conformance.checking.systems import divisible
+from transparity_conformance.diagnosis.judge import ignore_progress, judge
 from transparity_conformance.listening.operation import Operation
+from transparity_conformance.oracle.probes import probes_of
 from transparity_conformance.report.check.findings import sentence
 from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.joining import Whole
@@ -78,3 +79,25 @@ def test_on_one_rank_there_is_no_fault_of_sharding() -> None:
     for config in CONFIGS.values():
         assert not [fault for site in tap_shapes(config, 1, tokens=3) for fault in sharding.faults(config, site, 1)]
     assert [*loss_faults(ALONE), *optimizer_faults(ALONE)] == []
+
+
+CONFIG = divisible(CONFIGS["notes-lm"], 2)
+PROBES = {key: probe for key, probe in probes_of(CONFIG, "notes-lm").items() if key in ("mixed", "one")}
+
+
+def beside_one(build: IsolatedBuild, case: Case) -> str:
+    """Compare the same code on one rank and on two."""
+    group = group_of(build)
+    assert group is not None
+    group.load(case.spec)
+    return against_one(group, build, PROBES, "float32", True, ignore_progress).one_rank
+
+
+@pytest.mark.parametrize(("file", "wrong"), [("dtensor.py", "build_fused"), ("jax_mesh.py", "build_bias")])
+def test_what_a_framework_shards_is_gathered_and_compared(file: str, wrong: str) -> None:
+    right, faulty = (Case(port, "notes-lm", 2, file=file) for port in ("build", wrong))
+    with started(right.spec, right.ranks) as build:
+        assert beside_one(build, right) == "agrees"
+        actual = run_all(build, PROBES, ignore_progress, logits_only=True).actual
+        assert judge("notes-lm", PROBES, actual).verdict == "agrees"
+        assert beside_one(build, faulty) == "diverges"

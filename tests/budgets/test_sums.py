@@ -1,10 +1,11 @@
-"""Attention may sum over keys one at a time, as an online softmax does; a wrong sum diverges."""
+"""Budgets cover other orders of summation: an online softmax, a recurrence in chunks, and optimizers of frameworks."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,13 +13,20 @@ import pytest
 from meta.independent.model import Model
 from meta.independent.port import build_with
 from meta.pool.port import port_with
+from transparity.config import TransformerConfig
 from transparity.presets import preset
+from transparity.training import Training
 from transparity_conformance.checking.stages.reach import compare
 from transparity_conformance.diagnosis.probe_result import compare_segments
+from transparity_conformance.oracle import variants as recurrence
 from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.differentiation.gradients import training_oracle
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probe_parameters
-from transparity_conformance.oracle.reach.models import ReachProbe, reach_of_preset
-from transparity_conformance.oracle.variants import product_in_sequence, softmax_in_sequence
+from transparity_conformance.oracle.reach.models import LogitsOracle, ReachProbe, reach_of_preset
+from transparity_conformance.oracle.variants import product_in_sequence, softmax_in_sequence, weight_so_far
+from transparity_conformance.report.comparison import difference, gap, share
+from transparity_flax.port import build
+from transparity_numpy.transformer import transformer
 
 Arrays = dict[str, np.ndarray]
 
@@ -84,3 +92,68 @@ def test_sums_in_sequence_are_those_of_a_loop() -> None:
     assert total != exponentials.sum()
     assert softmax_in_sequence(scores)[-1] == 1 / total
     assert product_in_sequence(np.ones((1, 3000), np.float32), exponentials[:, None]).item() == total
+
+
+RECURRENT = next(config for config in CASES.values() if config.is_recurrent)
+RULE = "transparity_numpy.mixers.gated_delta.gated_delta_rule"
+
+
+@pytest.fixture(scope="module", params=range(3))
+def probe(request: pytest.FixtureRequest) -> Probe:
+    config, length = RECURRENT, RECURRENT.max_length
+    parameters = probe_parameters(config, 100 + request.param)
+    return Probe("recurrent", "mixed", "", config, parameters, mixed_inputs(config, 3, length, length))
+
+
+def logits(probe: Probe, rule: Any) -> np.ndarray:
+    """Return the float32 logits of a port whose state follows `rule`."""
+    inputs: dict[str, Any] = dict(probe.inputs)
+    with mock.patch(RULE, rule):
+        return np.asarray(transformer(probe.config, probe.parameters, **inputs))
+
+
+def largest_share(probe: Probe, rule: Any) -> float:
+    """Return the largest error as a share of two budgets: one measured at many points, and one for a single call."""
+    oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
+    found = logits(probe, rule)
+    return max(gap(found, each.expected["logits"]) / each.budget("logits", "float32") for each in oracles)
+
+
+def test_a_port_by_chunks_is_right(probe: Probe) -> None:
+    assert largest_share(probe, recurrence.gated_delta_rule) <= 1
+
+
+def test_a_port_by_chunks_that_forgets_a_decay_is_wrong(probe: Probe) -> None:
+    def forgetful(query: Any, key: Any, value: Any, log_decay: Any, beta: Any, state: Any) -> Any:
+        log_decay = log_decay.copy()
+        log_decay[:, :, 3] = 0
+        return recurrence.gated_delta_rule(query, key, value, log_decay, beta, state)
+
+    assert largest_share(probe, forgetful) > 1
+
+
+TINY = TransformerConfig(
+    architecture="decoder",
+    target_vocab_size=5,
+    max_length=4,
+    embed_dim=2,
+    num_heads=1,
+    num_decoder_layers=1,
+    feed_forward_dim=2,
+)
+ADAM = Training("adam", learning_rate=0.05, betas=(0.9, 0.999), eps=1e-5)
+BATCH = {"tokens": np.array([[1, 2, 3]]), "targets": np.array([[2, 3, 4]])}
+
+
+def test_a_correction_of_the_bias_in_float32_is_rounding() -> None:
+    """Check the rounding of Optax, which computes 1 − 0.999 in float32.
+
+    The result is off by 1.3e-5, relatively; its square root divides every update of the first step.
+    """
+    parameters = probe_parameters(TINY, 6)
+    oracle = training_oracle(TINY, parameters, [BATCH], ADAM)
+    off = ADAM.learning_rate * abs(weight_so_far(0.999, 1) / 0.001 - 1) / 2
+    assert oracle.noise("float32")["head.weight"] > 0.9 * off
+    _, learned = build(TINY, parameters).train([BATCH], ADAM)
+    for name, value in learned.items():
+        assert share(difference(value, oracle.expected[name]), oracle.budget(name, "float32")) < 1, name

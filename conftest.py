@@ -3,12 +3,13 @@
 | session | option | runs |
 |---|---|---|
 | `nox -s quick` | `--quick` | the first case of each test of which a case takes at most `QUICK` seconds |
-| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` test |
+| `nox -s tests` | | of each test as many cases as take `MOST` seconds, at least one; no `long` or deferred test |
 | `nox -s nightly` | `--every-case` | everything |
 
 A test is long if it has the mark `long`. It is also long if a case takes more than `LONGEST` seconds and its file has a
 shorter test. `tests/durations.json` has the seconds that one case of each test takes, as `--record-durations` measured
-them. A test that is not in this file counts as 0 seconds. `pytest FILE::TEST` runs all cases of the test.
+them. A test that is not in this file counts as 0 seconds. `tests/deferred.json` lists the deferred tests, as
+`python -m tests.choosing` chose them: other tests run the same lines. `pytest FILE::TEST` runs all cases of the test.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import gc
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 CHECKPOINTS = Path(__file__).parent / "tests/checkpoints"
 DURATIONS = Path(__file__).parent / "tests/durations.json"
+DEFERRED = Path(__file__).parent / "tests/deferred.json"
 
 QUICK, MOST, LONGEST = 0.5, 0.5, 4.0
 """Seconds of processor time. `nox -s quick` runs tests whose cases take at most `QUICK`. `nox -s tests` runs cases of a
@@ -34,6 +36,7 @@ test for up to `MOST`, and leaves out tests whose cases take more than `LONGEST`
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-case", action="store_true", help="Run long tests, and all cases of every test.")
+    parser.addoption("--deferred", action="store_true", help="Also run the tests of tests/deferred.json.")
     parser.addoption("--quick", action="store_true", help="Run one case of each test that takes little time.")
     parser.addoption("--record-durations", action="store_true", help="Write tests/durations.json.")
     parser.addoption("--benchmark", action="store_true", help="Run the benchmarks, and no tests unless they are named.")
@@ -120,6 +123,20 @@ def measured() -> dict[str, dict[str, float]]:
     return found
 
 
+def deferred() -> set[str]:
+    """Return the tests that only `nox -s nightly` runs, because other tests run the same lines."""
+    found: dict[str, dict[str, float]] = json.loads(DEFERRED.read_text()) if DEFERRED.exists() else {}
+    return {f"{file}::{test}" for file, tests in found.items() for test in tests}
+
+
+def write_seconds(path: Path, seconds: Mapping[str, Mapping[str, float]]) -> None:
+    """Write the seconds of tests, by file and name, with a line for each file."""
+    rows = [
+        f" {json.dumps(file)}: {json.dumps(dict(sorted(tests.items())))}" for file, tests in sorted(seconds.items())
+    ]
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
 ROWS = (
     "test_a_model_is_found_as_it_stands",
     "test_a_port_has_its_golden_report",
@@ -144,6 +161,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = {item: known.get(name_of(item.nodeid)[0], {}).get(name_of(item.nodeid)[1], 0.0) for item in items}
     if not config.getoption("--every-case") and not any("::" in argument for argument in config.args):
         kept = set(_of_session(items, seconds, quick=config.getoption("--quick")))
+        late = set() if config.getoption("--deferred") else deferred()
+        kept = {item for item in kept if item.nodeid not in late}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     together: defaultdict[str, float] = defaultdict(float)
@@ -206,8 +225,7 @@ def record_durations() -> None:
     found = measured()
     for (file, name), taken_by in of_tests.items():
         found.setdefault(file, {})[name] = round(sum(taken_by) / len(taken_by), 2)
-    rows = [f" {json.dumps(file)}: {json.dumps(dict(sorted(tests.items())))}" for file, tests in sorted(found.items())]
-    DURATIONS.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    write_seconds(DURATIONS, found)
 
 
 @pytest.hookimpl(optionalhook=True)

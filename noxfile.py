@@ -87,6 +87,15 @@ def conformance(session: nox.Session) -> None:
     session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
 
 
+@nox.session
+def choose(session: nox.Session) -> None:
+    """Record which lines each test runs, and choose the tests of `nox -s tests` by them."""
+    install(session, "test", "benchmarks", "choosing", "examples", "runtimes")
+    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+    session.run("python", "-m", "tests.choosing", "record", *PARALLEL, env=environment)
+    session.run("python", "-m", "tests.choosing", "choose", env=environment | {"PYTHONPATH": "conformance"})
+
+
 def run_tests(session: nox.Session, *options: str) -> None:
     """Run the tests of a session, which conftest.py selects, in two processes."""
     install(session, "test", "benchmarks", "examples", "runtimes")

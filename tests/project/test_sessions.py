@@ -1,6 +1,6 @@
 """Every test runs in a session: `nox -s quick`, `tests` or `nightly` by its measured time, or its own session.
 
-`python -m tests.project.test_sessions` updates tests/durations.json for tests that were moved or removed.
+`python -m tests.project.test_sessions` updates tests/durations.json and tests/deferred.json for moved or removed tests.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import conftest
 
 from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[2]
-DURATIONS: dict[str, dict[str, float]] = json.loads((ROOT / "tests/durations.json").read_text())
+DURATIONS: dict[str, dict[str, float]] = json.loads(conftest.DURATIONS.read_text())
+DEFERRED: dict[str, dict[str, float]] = json.loads(conftest.DEFERRED.read_text())
 
 NIGHTLY = ("conformance", "tests")
 """Folders whose tests all run in `nox -s nightly`."""
@@ -49,18 +53,18 @@ def names_of(path: Path) -> set[str]:
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
-def gone() -> dict[str, list[str]]:
-    """Return the recorded durations that belong to no test, by file."""
-    known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in DURATIONS}
+def gone(recorded: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Return the recorded names that belong to no test, by file."""
+    known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in recorded}
     lost = {
         file: [name for name in tests if not {name, name.partition("-")[0], name.partition("[")[0]} & known[file]]
-        for file, tests in DURATIONS.items()
+        for file, tests in recorded.items()
     }
     return {file: names for file, names in lost.items() if names}
 
 
-def test_what_was_measured_still_exists() -> None:
-    assert gone() == {}, "run python -m tests.project.test_sessions"
+def test_what_was_recorded_still_exists() -> None:
+    assert gone(DURATIONS) == gone(DEFERRED) == {}, "run python -m tests.project.test_sessions"
 
 
 def test_every_folder_has_a_quick_test() -> None:
@@ -71,22 +75,19 @@ def test_every_folder_has_a_quick_test() -> None:
 
 
 def mend() -> None:
-    """Write tests/durations.json without removed tests, and with moved tests under their new file."""
+    """Write both files without removed tests, and with moved tests under their new file."""
     places: dict[str, list[str]] = {}
     for path in files_of_tests():
         for name in names_of(ROOT / path):
             places.setdefault(name, []).append(str(path))
-    for file, names in gone().items():
-        for name in names:
-            seconds = DURATIONS[file].pop(name)
-            if len(now := places.get(name, [])) == 1:
-                DURATIONS.setdefault(now[0], {}).setdefault(name, seconds)
-    rows = [
-        f" {json.dumps(file)}: {json.dumps(dict(sorted(each.items())))}"
-        for file, each in sorted(DURATIONS.items())
-        if each
-    ]
-    (ROOT / "tests/durations.json").write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    for recorded in (DURATIONS, DEFERRED):
+        for file, names in gone(recorded).items():
+            for name in names:
+                seconds = recorded[file].pop(name)
+                if len(now := places.get(name.partition("[")[0], [])) == 1:
+                    recorded.setdefault(now[0], {}).setdefault(name, seconds)
+    for path, recorded in ((conftest.DURATIONS, DURATIONS), (conftest.DEFERRED, DEFERRED)):
+        conftest.write_seconds(path, {file: tests for file, tests in recorded.items() if tests})
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def _applied(
     """Return the result of a part, its activations if `taps` is true, and its new state, which batch norms update."""
     part: Any = nnx.merge(graph, state)
     recorded: dict[str, jax.Array] = {}
-    tap = {"tap": recording(recorded)} if with_taps else {}
+    tap: dict[str, Any] = {"tap": recording(recorded)} if with_taps else {}
     given = named | ({"context": LayerContext(**named["context"], **tap)} if "context" in named else tap)
     result = part(*arrays, **given)
     return result, recorded, nnx.state(part)

@@ -30,7 +30,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 def bias_at(state: WalkState, site: str) -> Value | None:
     """Return the distance bias that is added to the scores at `site`, or None."""
     scope, sublayer, _ = split(site)
-    if sublayer != "self_attention":
+    if sublayer != "self_attention" or not state.config.has_score_bias:
         return None
     stack, length = scope.split(".")[0], length_at(state, site)
     table = {"relative_bias": {"weight": state.parameters.get(f"{stack}.relative_bias.weight")}}

@@ -114,6 +114,13 @@ def check_together(config: Any) -> None:
         check(config)
 
 
+def _check_needed(config: Any, needed: Mapping[str, Any], why: str) -> None:
+    """Raise `ConfigError` for the first field that differs from the `needed` value."""
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}: {value!r} would be right.")
+
+
 def _check_pixels(config: Any) -> None:
     """Check an image input, which has no vocabulary and no padding."""
     if not config.reads_pixels:
@@ -128,11 +135,7 @@ def _check_pixels(config: Any) -> None:
         )
     needed: dict[str, Any] = {"architecture": "encoder", "source_vocab_size": None, "pad_id": None, "padding": "token"}
     needed |= {"num_token_types": 0, "position_count": "all", "embedding_scale": "none", "embedding_multiplier": 1.0}
-    if found := [name for name in needed if getattr(config, name) != needed[name]]:
-        raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but with patch_size the input is an image, which has no "
-            f"tokens and no padding: {needed[found[0]]!r} would be right."
-        )
+    _check_needed(config, needed, "with patch_size the input is an image, which has no tokens and no padding")
     if config.head == "logits":
         raise ConfigError("head is 'logits', but an image has no vocabulary: hidden, pooled or classes would be right.")
 
@@ -159,11 +162,8 @@ def _check_frames(config: Any) -> None:
     needed: dict[str, Any] = {"architecture": "encoder-decoder", "source_vocab_size": None, "padding": "token"}
     needed |= {"shared_embedding": False, "position_count": "all", "embedding_scale": "none"}
     needed |= {"embedding_multiplier": 1.0}
-    if found := [name for name in needed if getattr(config, name) != needed[name]]:
-        raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but with mel_bins the source of an encoder-decoder is "
-            f"audio, which has no tokens and no padding: {needed[found[0]]!r} would be right."
-        )
+    why = "with mel_bins the source of an encoder-decoder is audio, which has no tokens and no padding"
+    _check_needed(config, needed, why)
 
 
 def _check_vocabularies(config: Any) -> None:
@@ -235,11 +235,8 @@ def _check_recurrence(config: Any) -> None:
             "time_step_max."
         )
     needed: dict[str, Any] = {"architecture": "decoder", "sliding_window": None, "query_temperature": 0.0}
-    if found := [name for name in needed if getattr(config, name) != needed[name]]:
-        raise ConfigError(
-            f"{found[0]} is {getattr(config, found[0])!r}, but a recurrence (mixer {config.mixer!r}) needs a "
-            f"decoder-only model and has no attention scores: {needed[found[0]]!r} would be right."
-        )
+    why = f"a recurrence (mixer {config.mixer!r}) needs a decoder-only model and has no attention scores"
+    _check_needed(config, needed, why)
 
 
 def _check_positions(config: Any) -> None:

@@ -18,16 +18,8 @@ from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.suite.ranks import (
-    Ranks,
-    RanksError,
-    RemoteBackend,
-    State,
-    _agreed,
-    _backend,
-    launched,
-    processes,
-)
+from transparity_conformance.suite import ranks as processes
+from transparity_conformance.suite.ranks import Ranks, RanksError, RemoteBackend, State, _agreed, _backend, launched
 
 CONFIG = CASES["llama"].resized(target_vocab_size=32)
 MODULE = "transparity_pytorch.parallel.port"

@@ -18,15 +18,8 @@ from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.suite.ranks import (
-    Ranks,
-    RanksError,
-    RemoteBackend,
-    State,
-    _agreed,
-    _backend,
-    launched,
-)
+from transparity_conformance.suite import ranks as processes
+from transparity_conformance.suite.ranks import Ranks, RanksError, RemoteBackend, State, _agreed, _backend, launched
 
 CONFIG = CASES["llama"].resized(target_vocab_size=32)
 MODULE = "transparity_pytorch.parallel.port"
@@ -83,7 +76,7 @@ def test_ranks_of_which_one_waits_for_another_that_has_failed_are_ended(two: Ran
 def test_ranks_that_die_or_do_not_answer_are_an_error(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Ranks(MODULE, 2, devices=1)
     assert two.do(number) == other.do(number)
-    monkeypatch.setattr("transparity_conformance.suite.ranks.PATIENCE", 0.5)
+    monkeypatch.setattr(processes, "PATIENCE", 0.5)
     with pytest.raises(RanksError, match="stuck: ranks \\[0, 1\\] do not answer"):
         two.do(stuck)
     with pytest.raises(RanksError, match="a rank has died"):

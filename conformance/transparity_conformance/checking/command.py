@@ -71,8 +71,11 @@ def check_command(
     with known.kept():
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
         report = report if beside is None else beside.added(report, bundle.probes)
-    if failure is None:
-        return report
+    return report if failure is None else _failed(report, failure)
+
+
+def _failed(report: Report, failure: str) -> Report:
+    """Return the report on a program that failed, whose verdict cannot be `agrees`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 

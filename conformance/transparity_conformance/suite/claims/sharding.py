@@ -6,14 +6,11 @@ of data ranks. All claims of a session use the processes of one launch.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import save_parameters
@@ -118,11 +115,7 @@ def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
     """Return the derivatives and parameters of a case with one layer for each stack."""
-    config = dataclasses.replace((ALL | training.HARD_TO_REACH)[case], num_encoder_layers=1)
-    config = dataclasses.replace(config, num_decoder_layers=min(config.num_decoder_layers, 1))
-    parameters = probe_parameters(config, 6)
-    inputs = {name: value[:ROWS] for name, value in mixed_inputs(config).items()}
-    return Derivatives(config, parameters, inputs, training=config.norm == "batch"), parameters
+    return training.derivatives_of((ALL | training.HARD_TO_REACH)[case], 1, ROWS)
 
 
 @claim(
@@ -152,9 +145,7 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
         record, sharded = bench.evidence(case), over.forward(config, parameters)
         before = sharded.logits(tokens=batches[0]["tokens"])
         losses, learned = sharded.train(batches, how)
-        yield record.exactly("every parameter", sorted([*learned, "losses"]) == sorted(oracle.expected), True)
-        for where, actual in {"losses": np.array(losses), **learned}.items():
-            yield record.oracle(oracle, where, actual)
+        yield from training.training_agrees(record, oracle, losses, learned)
         yield record.exactly("logits after training", sharded.logits(tokens=batches[0]["tokens"]), before)
 
 

@@ -57,7 +57,7 @@ CRITICAL = (
 KILLERS: dict[str, str] = {}
 """Tests that stay because no other test notices a mutant, which the value describes."""
 
-BUDGET = 250.0
+BUDGET = 175.0
 """Seconds of processor time for the tests that stay, without claims."""
 
 PATIENCE = 60.0

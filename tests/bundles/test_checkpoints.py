@@ -251,7 +251,7 @@ def test_parts_of_a_checkpoint_are_bundles_with_their_weights(written: Path, tmp
     names = json.loads((parts / "manifest.json").read_text())["bundles"]
     assert names == {"embedding-and-head": "llama, embedding and head", "layer-1": "llama, layer 1"}
     brought.mkdir()
-    wrong = lambda given: given | {name: given[name][::-1] for name in given if "value.weight" in name}  # noqa: E731
+    wrong = lambda given: given | {name: given[name][::-1] for name in given if "value.weight" in name}
     save(answered(parts / "layer-1", parts / "layer-1/checkpoint", parameters=wrong), brought / "layer-1.safetensors")
     ended = run("compare", parts, brought, "--json", "-")
     reports = {report["preset"]: report for report in json.loads(ended.stdout)}

@@ -225,5 +225,5 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     yield NumericFault(is_site, grid, lambda factor: scaled(config, factor, f"{factor:.6g}"))
     if "sinusoidal" in (config.positions, config.encoder_positions):
         grid = [10.0**power for power in np.linspace(0.5, 8, 31)]
-        is_sinusoidal = lambda site: is_site(site) and stack_config(config, site).positions == "sinusoidal"  # noqa: E731
+        is_sinusoidal = lambda site: is_site(site) and stack_config(config, site).positions == "sinusoidal"
         yield NumericFault(is_sinusoidal, grid, lambda base: based(config, base, f"{base:.6g}"))

@@ -57,7 +57,7 @@ def gate_faults(config: TransformerConfig) -> Iterator[Fault]:
         yield other("missing", says=f"{offset:g} is not added to the up projection", offset=0.0)
         yield other("subtracted", says=f"{offset:g} is subtracted from the up projection, not added", offset=-offset)
         says = f"{offset:g} is added to the activated gate, not to the up projection"
-        shifted = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up  # noqa: E731
+        shifted = lambda function, gate, up: (function(gate) + gate.dtype.type(offset)) * up
         yield other("of the gate", says=says, offset=0.0, gated=shifted)
 
 

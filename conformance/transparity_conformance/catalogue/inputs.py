@@ -38,7 +38,7 @@ def patch_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("patch-layout", "channels turned", patch=partial(_of_patches, partial(_laid_out, None)))
     if config.patch_bias:
         bias = "encoder.patch_projection.bias"
-        without: Alter = lambda config, parameters, site: {bias: np.zeros_like(parameters[bias])}  # noqa: E731
+        without: Alter = lambda config, parameters, site: {bias: np.zeros_like(parameters[bias])}
         yield fault("bias-dropped", "patches", alter=without)
     if config.class_token:
         yield fault("class-token", "behind", patch=_behind)
@@ -207,7 +207,7 @@ def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[F
         # `masks` lists the faults in which only attention ignores or inverts the mask.
         acts = {"tokens": config.pad_id is not None, EXCHANGED: config.num_token_types > 1}.get(name, counts)
         if acts and (counts or name == EXCHANGED or not is_embedding):
-            padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)  # noqa: E731
+            padding = lambda parts, name=name: MASKS[name](parts.state, parts.site)
             patch = partial(_embedded_otherwise, name)
             yield fault("attention-mask", name, patch=patch, formula=weighed, padding=padding)
 

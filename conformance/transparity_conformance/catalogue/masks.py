@@ -173,7 +173,7 @@ WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
 def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fault]:
     says, which, other = WINDOWS[kind]
     for more in (1, -1):
-        larger = lambda m, more=more: int(m.layer_window or 0) + more  # noqa: E731
+        larger = lambda m, more=more: int(m.layer_window or 0) + more
         description = says.format(window + more, window)
         yield _masked("window-size", f"{more:+d}", window + more, window=larger, says=description)
     yield _masked("window-missing", "missing", words={"which": which}, window=lambda m: None)

@@ -103,7 +103,7 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     pair = (min(name, other), max(name, other))
     swapped = f"the parameters of {pair[0]} and {pair[1]} are swapped"
     used = f"the parameters of {other} are also used for {name}"
-    beside = lambda site: f"{site.rpartition('.')[0]}.{other}"  # noqa: E731
+    beside = lambda site: f"{site.rpartition('.')[0]}.{other}"
     yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 

@@ -69,12 +69,12 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("norm-placement", "before the residual", patch=_normed_output)
     if sublayer == "feed_forward_norm" and config.branches == "parallel":
         behind = partial(_behind_attention, "feed_forward_norm")
-        patch: Patch = lambda state, site, value: behind(state, site.rpartition(".")[0])  # noqa: E731
+        patch: Patch = lambda state, site, value: behind(state, site.rpartition(".")[0])
         yield fault("residual-source", "sequential", patch=patch)
     elif sublayer == "feed_forward_norm" and config.norm_position in ("pre", "sandwich"):
         yield fault("residual-source", "parallel", patch=_normed_layer_input)
     if re.fullmatch(r"\w+\.layers\.\d+\.output", site):
-        skipped: Patch = lambda state, site, value: sites.layer_input(state, site.removesuffix(".output"))  # noqa: E731
+        skipped: Patch = lambda state, site, value: sites.layer_input(state, site.removesuffix(".output"))
         yield fault("layer-missing", "skipped", patch=skipped)
     if site == "logits" and config.head in ("logits", "classes"):
         yield from made(LOGIT_CHANGES, config, lambda settings, state, site, value: settings["change"](value))

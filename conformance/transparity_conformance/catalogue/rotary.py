@@ -44,7 +44,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     own = own_config(config, site)
     # A port can rotate values too if self-attention rotates whole heads.
     if (sublayer, tap) == ("self_attention", "value") and own.positions == "rotary" and own.kv_lora_rank is None:
-        turned: Patch = lambda state, site, value: rotated({}, own_config(state.config, site), value)  # noqa: E731
+        turned: Patch = lambda state, site, value: rotated({}, own_config(state.config, site), value)
         yield fault("rotary-values", "rotated", patch=turned)
     if tap not in ROTATED:
         return
@@ -69,7 +69,7 @@ def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
             says = f"positions are rounded to {kind}, which does not represent every integer beyond {exact:,}"
-            moved = lambda positions, kind=kind: rounded_to(positions.astype(np.float64), kind)  # noqa: E731
+            moved = lambda positions, kind=kind: rounded_to(positions.astype(np.float64), kind)
             yield fault("rotary-precision", f"positions in {kind}", says=says, formula=_turn, positions=moved)
     for size in (2**power for power in range(SHORTEST_TABLE, (config.max_length - 1).bit_length())):
         for name, (beyond, how) in BEYOND.items():
@@ -234,12 +234,12 @@ BY_PARTS = _scaled("llama3", "yarn")
 
 
 def _factor(variant: str, value: Field) -> FaultRow:
-    when = lambda c: c.rotary_attention_factor != 1  # noqa: E731
+    when = lambda c: c.rotary_attention_factor != 1
     return row("rotary-attention-factor", variant, when, rotary_attention_factor=value)
 
 
 def _mixed(variant: str, share: Callable[[np.ndarray], np.ndarray]) -> FaultRow:
-    when = lambda c: BY_PARTS(c) and c.rotary_factor != 1  # noqa: E731
+    when = lambda c: BY_PARTS(c) and c.rotary_factor != 1
     return row("rotary-scaling", variant, when, frequencies=partial(_with_share, share))
 
 
@@ -296,7 +296,7 @@ OF_ONE = (
 
 def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
     for own in dict.fromkeys(config.layer_kinds.values()):
-        is_site = lambda site, own=own: site.endswith("_rotated") and own_config(config, site) == own  # noqa: E731
+        is_site = lambda site, own=own: site.endswith("_rotated") and own_config(config, site) == own
         slowest = 1 if own.rotary_scaling == "yarn" else 0  # YaRN needs a base greater than 1.
         yield NumericFault(is_site, [10.0**power for power in range(slowest, 9)], partial(BASE.fault, own))
         if own.rotary_attention_factor != 1:

@@ -122,10 +122,10 @@ def _heads(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     if config.has_relative_bias:
         yield _fault("heads-by-rank", "relative", says=says, patch=partial(_local_relative, local))
     if config.positions == "alibi":
-        slopes = lambda heads: alibi_slopes(heads)[local]  # noqa: E731
+        slopes = lambda heads: alibi_slopes(heads)[local]
         yield _fault("heads-by-rank", "alibi", says=says, patch=partial(sloped, slopes))
         says = f"slopes are computed for one rank's heads only, not for all heads of {ranks} ranks"
-        of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]  # noqa: E731
+        of_a_rank = lambda heads: alibi_slopes(heads // ranks)[local]
         yield _fault("heads-by-rank", "alibi of fewer heads", says=says, patch=partial(sloped, of_a_rank))
 
 

@@ -113,7 +113,7 @@ class Step:
             view = values[alias]
             values[index] = flat.as_strided(view.shape, view.stride(), view.storage_offset())
         new = values[self.output]
-        replace = lambda item: new if item is old else item  # noqa: E731 - two lines would hide the two calls
+        replace = lambda item: new if item is old else item
         executed(self.func, _mapped(args, replace), _mapped(kwargs, replace), precision)
 
 
@@ -396,7 +396,7 @@ class Recorder:
         import torch
 
         inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
-        as_ref = lambda item: Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item  # noqa: E731
+        as_ref = lambda item: Ref(self.index_of(item)) if isinstance(item, torch.Tensor) else item
         refs: tuple[Any, Any] = _mapped((tuple(args), dict(kwargs)), as_ref)
         result = executed_exactly(func, args, kwargs)
         _, into = given_and_written(func, args, kwargs)

@@ -57,7 +57,7 @@ def tied_positions(probe: Probe, dtype: str) -> Arrays:
     if dtype not in measured:
         budget = partial(probe.oracle.budget, dtype=dtype)
         ties = near_ties(probe.config, probe.exact, probe.oracle.expected, budget)
-        swapped = lambda name, value: np.where(ties[name], 1 - value, value) if name in ties else value  # noqa: E731
+        swapped = lambda name, value: np.where(ties[name], 1 - value, value) if name in ties else value
         measured[dtype] = _changed(probe, swapped) if ties else {}
     return measured[dtype]
 

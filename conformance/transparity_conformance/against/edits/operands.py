@@ -45,7 +45,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
             yield Edit("operands", says, make, rank=1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):
         says = f"swaps the two operands of `{short(step)}` in `{at.line}`"
-        exchanged = lambda at: at.with_arguments(lambda args, _: [args[1], args[0], *args[2:]])  # noqa: E731
+        exchanged = lambda at: at.with_arguments(lambda args, _: [args[1], args[0], *args[2:]])
         yield Edit("operands", says, exchanged, rank=1)
 
 

@@ -163,5 +163,5 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
             other = at.step.args[1 - place]
             what = origin(at.program, other.index) if isinstance(other, Ref) else f"the number {other}"
             says = f"leaves out {what}, which theirs uses in `{at.line}`"
-            passing = lambda at, place=place: lambda values: values[at.step.args[place].index]  # noqa: E731
+            passing = lambda at, place=place: lambda values: values[at.step.args[place].index]
             yield Edit("left out", says, passing, rank=1)

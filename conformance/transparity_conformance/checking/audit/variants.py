@@ -152,7 +152,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
                 names, variant = _nearest(known, other, fields)
                 by_names.setdefault(frozenset(names), []).append(variant)
         # A port may refuse a fraction if the original value is an integer.
-        is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))  # noqa: E731
+        is_other_kind = lambda each: type(json.loads(each.value)) is not type(json.loads(each.was))
         every += ((names, sorted(changed, key=is_other_kind)) for names, changed in by_names.items())
         known += [(each.config, write(each.config) or base) for changed in by_names.values() for each in changed[:1]]
     alone = [names for names, changed in every if changed[0].before is config]

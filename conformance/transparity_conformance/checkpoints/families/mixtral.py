@@ -234,7 +234,7 @@ def _packed(config: TransformerConfig) -> Table:
         pairs = tuple((name, partial(_part, expert, place % 2, 2)) for place, (name, expert) in enumerate(roles))
         found[f"layers.{{i}}.mlp.experts.gate_up_proj{ending}"] = StoredTensor(pairs, _gates_and_ups)
         downs = tuple((f"{scope}.down.{leaf}", partial(_part, expert, 0, 1)) for scope, expert in experts)
-        joined = lambda parts: np.stack([part.T for part in parts])  # noqa: E731
+        joined = lambda parts: np.stack([part.T for part in parts])
         found[f"layers.{{i}}.mlp.experts.down_proj{ending}"] = StoredTensor(downs, joined)
     return found
 

@@ -131,7 +131,7 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
     alike = {index: lines.same(port.operations[index]) for index in port.relevant}
     is_right = {index: is_among(index, alike[index] or right, near) for index in sorted(port.relevant)}
-    is_known = lambda index: is_right[index] and is_among(index, alike[index], rounding)  # noqa: E731
+    is_known = lambda index: is_right[index] and is_among(index, alike[index], rounding)
     nowhere = leading_nowhere(port.relevant, is_known, lambda index: port.readers.get(index, ()))
     first = min((i for i in nowhere if not is_right[i] and port.operations[i].stack), default=None)
     if first is None:

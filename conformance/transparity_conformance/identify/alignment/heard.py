@@ -202,7 +202,7 @@ def _heard(
         return {key: _call(plan, every[key], operations, shown[key]) for key, operations in ran.items()}
 
     with contextlib.suppress(OutOfTime):
-        taps_by = lambda plan: {key: call.taps for key, call in read_by(plan).items()}  # noqa: E731
+        taps_by = lambda plan: {key: call.taps for key, call in read_by(plan).items()}
         plan = further_on_probes(plan, row, every, taps_by, dtype, clock)
     taps_of_row = list(row.oracle.expected)
     absent = [tap for tap in taps_of_row if tap not in plan.matches]

@@ -33,7 +33,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
     strict: ByOperation = {}
     loose: ByOperation = {}
     for _, value in _faulty(found, tap, of_weights=of_weights):
-        on_its_way = lambda index: found.admits(tap, index) and found.leads_on(tap, index)  # noqa: E731
+        on_its_way = lambda index: found.admits(tap, index) and found.leads_on(tap, index)
         if match := found.port.nearest(value, may_be=on_its_way):
             strict.setdefault(match.index, match)
         elif match := found.nearest(tap, value):

@@ -94,7 +94,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
         if eqx.is_inexact_array(leaf) and leaf.size:
             places.setdefault(id(leaf), []).append([_step(key) for key in path])
     for paths in places.values():
-        read = lambda path=paths[0]: np.array(_at(model, path), np.float32)  # noqa: E731
+        read = lambda path=paths[0]: np.array(_at(model, path), np.float32)
         yield ".".join(map(str, paths[0])), ModuleTensor(read, functools.partial(_write, model, paths))
 
 

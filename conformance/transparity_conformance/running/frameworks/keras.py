@@ -56,7 +56,7 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
     for name, variable in _variables("", model, {id(model)}):
         if id(variable) not in known and "float" in keras.backend.standardize_dtype(variable.dtype):
             known.add(id(variable))
-            read = lambda variable=variable: np.array(keras.ops.convert_to_numpy(variable), np.float32)  # noqa: E731
+            read = lambda variable=variable: np.array(keras.ops.convert_to_numpy(variable), np.float32)
             yield name, ModuleTensor(read, variable.assign)
 
 

@@ -93,8 +93,8 @@ def _tried(model: Any) -> dict[str, Inputs]:
             longest = longest_taken(subject, plain)
     except PortError as error:
         raise TransparityError(
-            f"The reference {type(model).__qualname__} has no configuration of transformers, and no inputs were found "
-            f"by calling it ({str(error).rstrip('.')}); give the inputs: --inputs FILE, or inputs=[{{…}}, …] in Python."
+            f"The reference {type(model).__qualname__} has no configuration, and no inputs were found by calling it "
+            f"({str(error).rstrip('.')}); give the inputs: --inputs FILE, or inputs=[{{…}}, …] in Python."
         ) from error
     if subject.positions:
         return {"3 rows": {subject.names[name]: value for name, value in plain.items()}}

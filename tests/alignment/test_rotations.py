@@ -130,7 +130,7 @@ def test_keys_that_are_repeated_before_they_are_rotated_are_found() -> None:
     assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
         (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
     ]
-    assert "31 of 31 taps were found" in report.notes[-1]
+    assert not [each for each in report.not_compared if "activation" in each]
 
 
 def test_one_order_of_features_in_queries_and_keys_is_no_fault() -> None:
@@ -142,7 +142,7 @@ def test_one_order_of_features_in_queries_and_keys_is_no_fault() -> None:
     assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
         (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
     ]
-    assert "31 of 31 taps were found" in report.notes[-1]
+    assert not [each for each in report.not_compared if "activation" in each]
 
 
 SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}

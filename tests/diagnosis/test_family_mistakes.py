@@ -40,7 +40,7 @@ Build = Callable[[TransformerConfig, Arrays], Any]
 
 PAIRS: list[tuple[str, tuple[str, ...], View]] = [
     ("bloom", ("alibi-sign", "activation-for-gelu-tanh"), "taps"),
-    ("opt", ("position-offset-missing", "bias-dropped-down"), "logits"),
+    ("opt", ("position-offset-counted", "bias-dropped-down"), "logits"),
     ("bloom", ("slopes-squared",), "taps"),
     ("opt", ("head-silent",), "logits"),
     ("bloom", ("activation-sigmoid", "attention-scale-number"), "logits"),

@@ -63,7 +63,7 @@ import sys
 from math import pi
 
 NUMBER = 3
-"""What it is."""
+"""The number of layers."""
 
 
 # A function.
@@ -85,7 +85,7 @@ def test_a_script_becomes_cells_that_print() -> None:
     assert done == [
         Cell("markdown", "A title.\n\nMore."),
         Cell("code", "import sys\nfrom math import pi"),
-        Cell("code", 'NUMBER = 3\n"""What it is."""'),
+        Cell("code", 'NUMBER = 3\n"""The number of layers."""'),
         Cell("markdown", "A function.\nIt has two lines of text."),
         Cell("code", "@staticmethod\ndef half(x):\n    # not text\n    return x / 2"),
         Cell("code", "print(half(NUMBER))", "1.5\n"),

@@ -27,6 +27,8 @@ TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 PADDED = {"left": (11, 3), "right": (17, 2)}
 """For each side of the padding, the length and batch of a padded text."""
 
+GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
+
 OTHERS = ((11, 1), (11, 2), (11, 3))
 """Lengths and batches of inputs that have no length, such as images; only the batch is used."""
 
@@ -94,10 +96,11 @@ def _tried(model: Any) -> dict[str, Inputs]:
     except PortError as error:
         raise TransparityError(
             f"The reference {type(model).__qualname__} has no configuration, and no inputs were found by calling it "
-            f"({str(error).rstrip('.')}); give the inputs: --inputs FILE, or inputs=[{{…}}, …] in Python."
+            f"({str(error).rstrip('.')}); {GIVE}."
         ) from error
     if subject.positions:
-        return {"3 rows": {subject.names[name]: value for name, value in plain.items()}}
+        rows_given = len(next(iter(plain.values())))
+        return {f"{rows_given} rows": {subject.names[name]: value for name, value in plain.items()}}
     found: dict[str, Inputs] = {}
     for length, batch in TEXTS:
         if length <= longest:
@@ -126,8 +129,8 @@ def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
         inputs = example_inputs(model, length, batch, seed)
     except Exception as error:
         raise TransparityError(
-            f"No inputs of length {length} can be drawn for {type(model).__qualname__}: {describe_error(error)}; give "
-            "the inputs: --inputs FILE, or inputs=[{…}, …] in Python."
+            f"No inputs of length {length} can be drawn for {type(model).__qualname__}: "
+            f"{describe_error(error)}; {GIVE}."
         ) from error
     return {name: np.ones_like(value) if name == "attention_mask" else value for name, value in inputs.items()}
 

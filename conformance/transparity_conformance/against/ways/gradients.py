@@ -204,7 +204,7 @@ class Place:
         culprit = next(iter([*cut, *readers]), wrong[-1])
         operation, following = self.port.operations[culprit], readers_of([each.inputs for each in self.port.operations])
         after = sorted(ancestors([culprit], lambda each: following.get(each, ())))
-        # The reference's line is that of the first counterpart of a value that depends on the culprit.
+        # A value that depends on the culprit has a first counterpart; its line is the reference's line.
         alike = (each for index in after if self.alike[index] != self.alike[wrong[-1]] for each in self.alike[index])
         theirs = next((_line(self.theirs.operations[each].source) for each in alike), None)
         causes: tuple[Cause, ...] = ()

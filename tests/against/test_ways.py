@@ -124,12 +124,15 @@ FAULTS = {
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
 
-def checked(folder: Path, old: str = "", new: str = "") -> Report:
+CONFIGURATION = "        self.config = PretrainedConfig(vocab_size=61, max_position_embeddings=29, sliding_window=6)\n"
+
+
+def checked(folder: Path, old: str = "", new: str = "", theirs: str = THEIRS) -> Report:
     """Check a copy of a model, with a text replaced, against the original."""
     import torch
 
     made = []
-    for name, text in (("theirs", THEIRS), ("port", THEIRS.replace(old, new, 1))):
+    for name, text in (("theirs", theirs), ("port", theirs.replace(old, new, 1))):
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
         torch.manual_seed(0)
         made.append(load_port(f"{folder / name}.py:Model")())
@@ -145,6 +148,19 @@ def test_a_fault_that_a_forward_pass_does_not_show_is_told_with_its_line(kind: s
     line = next(number for number, text in enumerate(THEIRS.splitlines(), 1) if old in text)
     told = {each["line"] for fault in report.faults for each in (fault.source, fault.reference_source) if each}
     assert line in told or line + 1 in told, told
+
+
+@pytest.mark.parametrize("kind", ["the position of a step", "a length", "a batch"])
+def test_without_a_configuration_other_sizes_and_steps_show_a_fault(kind: str, tmp_path: Path) -> None:
+    old, new, claim = FAULTS[kind]
+    report = checked(tmp_path, old, new, THEIRS.replace(CONFIGURATION, ""))
+    assert [each.id for each in report.claims if each.verdict == "diverges"] == [claim]
+
+
+def test_without_a_configuration_a_right_copy_agrees_up_to_the_longest_text(tmp_path: Path) -> None:
+    report = checked(tmp_path, theirs=THEIRS.replace(CONFIGURATION, ""))
+    assert (report.verdict, report.not_compared) == ("agrees", ())
+    assert report.coverage.lengths == (*range(1, 18), 29)
 
 
 def test_a_right_copy_agrees_in_every_way(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import transformers
 from torch import Tensor
 
 from meta.against.classes import configured
-from transparity_conformance.against.probes import probes_of
+from transparity_conformance.against.probes import probes_of, source_of
 from transparity_conformance.against.small.build import build
 from transparity_conformance.against.small.inputs import tensors
 from transparity_conformance.running.inputs import answer_in
@@ -80,7 +80,7 @@ def small(family: str) -> Any:
 
 def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
     """Return the keyword arguments for each call of a model, by the name of the call."""
-    return {name: tensors(inputs) for name, inputs in probes_of(model).items() if name in CALLS}
+    return {name: tensors(inputs) for name, inputs in probes_of(source_of(model)).items() if name in CALLS}
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:

@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError, UsageError, shown
-from transparity_conformance.against.probes import Answer, is_configured, length_of, probes_of, read_inputs, taken
+from transparity_conformance.against.probes import (
+    Answer,
+    Source,
+    is_configured,
+    length_of,
+    probes_of,
+    read_inputs,
+    source_of,
+    taken,
+)
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
@@ -89,10 +98,14 @@ def check_against(asked: Request, progress: Progress = ignore_progress) -> Repor
         thirds = [dataclasses.replace(asked, port=each, name=_name_of(each)) for each in others]
         making = [stack.enter_context(_made_by(third)) for third in thirds]
         reference, folder = stack.enter_context(_opened(asked))
-        probes = probes_of(reference.model) if asked.inputs is None else read_inputs(asked.inputs)
+        if asked.inputs is None:
+            source = source_of(reference.model)
+            probes = probes_of(source)
+        else:
+            source, probes = None, read_inputs(asked.inputs)
         port = FilledPort(make, reference, folder, probes)
         sides = Sides(reference, port, asked.budget, progress)
-        report, answers = _report(sides, probes, asked)
+        report, answers = _report(sides, probes, source, asked)
         report = dataclasses.replace(report, notes=(*port.notes, *report.notes))
         report = with_names(report, folder, answers, asked.budget, progress)
         for third, other in zip(thirds, making, strict=True):
@@ -267,7 +280,9 @@ def _model_of(given: Any, folder: Path | None) -> Any:
     return model
 
 
-def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple[Report, Sequence[Answer]]:
+def _report(
+    sides: Sides, probes: Mapping[str, Inputs], source: Source | None, asked: Request
+) -> tuple[Report, Sequence[Answer]]:
     """Compare a port with a reference; return the report, and the answers of the forward pass.
 
     If the forward pass agrees, the other ways to call both are compared too.
@@ -297,42 +312,38 @@ def _report(sides: Sides, probes: Mapping[str, Inputs], asked: Request) -> tuple
         port=asked.name or str(asked.port),
         reference=reference.name,
     )
-    return with_ways(report, sides, given, _why_not_drawn(asked, reference.model)), outcome.answers
+    return with_ways(report, sides, given, source), outcome.answers
 
 
-BEFORE = "an earlier comparison differs"
-
-
-def _why_not_drawn(asked: Request, model: Any) -> str:
-    """Return why no other inputs are drawn; empty if a configuration of transformers determines them."""
-    if asked.inputs is not None:
-        return "inputs were given, so no others are drawn"
-    return "" if is_configured(model) else "the reference has no configuration of transformers to draw inputs from"
-
+DRAWN: dict[str, Callable[[Sides, Source], CapabilityResult]] = {
+    "other lengths and batches": calls.compare_sizes,
+    "cached steps": calls.compare_steps,
+}
+"""The comparisons that draw more inputs, in order."""
 
 COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]] = {
-    "other lengths and batches": lambda sides, _: calls.compare_sizes(sides),
-    "cached steps": lambda sides, _: calls.compare_steps(sides),
     "generation": calls.compare_generation,
     "losses": calls.compare_losses,
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons in order; each uses the inputs of the forward passes.
+"""The comparisons with the inputs of the forward passes, in order.
 
 Repeated calls come last, because they show a state that an earlier call changed.
 """
 
-DRAWN = ("other lengths and batches", "cached steps")
-"""Comparisons that draw their own inputs from a configuration of transformers."""
 
-
-def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], not_drawn: str) -> Report:
+def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:
     """Add the results of other ways to call both, up to the first way that differs."""
-    for name, compare in COMPARISONS.items():
-        reason = not_drawn if name in DRAWN else ""
-        reason = BEFORE if report.verdict != "agrees" else reason
-        found = not_compared(f"{name}: {reason}") if reason else compare(sides, probes)
+    for name in (*DRAWN, *COMPARISONS):
+        if report.verdict != "agrees":
+            found = not_compared(f"{name}: an earlier comparison differs")
+        elif name in COMPARISONS:
+            found = COMPARISONS[name](sides, probes)
+        elif source is None:
+            found = not_compared(f"{name}: inputs were given, so no others are drawn")
+        else:
+            found = DRAWN[name](sides, source)
         report = with_capabilities(report, found)
     lengths = {length_of(each) for each in sides.called} - {0}
     shapes = (next(iter(each.values())).shape for each in sides.called)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transparity_conformance.against.reference import Inputs
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.identify.fitting.inputs import first_answer, longest_taken, with_further
 from transparity_conformance.identify.fitting.subject import FittedModel
+from transparity_conformance.oracle.reach.thresholds import LONGEST
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
@@ -62,17 +64,39 @@ class Answer:
         return self.actual.shape != self.shape
 
 
-def probes_of(model: Any) -> dict[str, Inputs]:
-    """Return inputs for a model, each with a description: from its configuration, or found by calls."""
+@dataclass(frozen=True)
+class Source:
+    """Draws inputs for a model."""
+
+    draw: Callable[[int, int, int], Inputs]
+    """Returns inputs of a length and a batch, from a seed; a mask among them hides no position."""
+    longest: int
+    """The length of the longest text that the model accepts."""
+    is_text: bool
+    """Whether texts of any length up to `longest` can be drawn; other inputs have one length."""
+
+
+def source_of(model: Any) -> Source:
+    """Return a source of inputs with texts of at most `LONGEST` tokens.
+
+    The configuration of transformers describes the inputs. Without one, calls show the names of the inputs, the rows of
+    their tables and the longest text, as in `transparity fit`.
+    """
     if not is_configured(model):
-        return _tried(model)
-    longest = getattr(model.config, "max_position_embeddings", None) or max(length for length, _ in TEXTS)
+        return _found_by_calls(model)
+    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
+    is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
+    return Source(functools.partial(_draw, model), min(LONGEST, int(positions)), is_text)
+
+
+def probes_of(source: Source) -> dict[str, Inputs]:
+    """Return the first inputs of a source, each with a description."""
     found: dict[str, Inputs] = {}
-    for number, (length, batch) in enumerate(TEXTS if is_text(model) else OTHERS):
-        if length <= longest:
-            found[f"{batch} × {length}"] = draw(model, length, batch, number)
-    for side, (length, batch) in PADDED.items() if is_text(model) else ():
-        if length <= longest and (inputs := padded(draw(model, length, batch, length), side)) is not None:
+    for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
+        if length <= source.longest:
+            found[f"{batch} × {length}"] = source.draw(length, batch, number)
+    for side, (length, batch) in PADDED.items() if source.is_text else ():
+        if length <= source.longest and (inputs := padded(source.draw(length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs
     return found
 
@@ -82,37 +106,30 @@ def is_configured(model: Any) -> bool:
     return hasattr(getattr(model, "config", None), "to_dict")
 
 
-def _tried(model: Any) -> dict[str, Inputs]:
-    """Return inputs for a model without a configuration of transformers.
-
-    Calls show the names of its inputs, the rows of its tables and its longest input, as in `transparity fit`.
-    """
-    random = np.random.default_rng(0)
+def _found_by_calls(model: Any) -> Source:
     try:
         with kept(model):
             subject = FittedModel(made_by(model, None))
             rows, plain = first_answer(subject)
-            longest = longest_taken(subject, plain)
+            longest = min(LONGEST, longest_taken(subject, plain))
     except PortError as error:
         raise TransparityError(
             f"The reference {type(model).__qualname__} has no configuration, and no inputs were found by calling it "
             f"({str(error).rstrip('.')}); {GIVE}."
         ) from error
-    if subject.positions:
-        rows_given = len(next(iter(plain.values())))
-        return {f"{rows_given} rows": {subject.names[name]: value for name, value in plain.items()}}
-    found: dict[str, Inputs] = {}
-    for length, batch in TEXTS:
-        if length <= longest:
-            tokens = {name: random.integers(0, rows[name], (batch, length)) for name in subject.tokens}
-            inputs = with_further(subject, tokens, rows)
-            found[f"{batch} × {length}"] = {subject.names[name]: value for name, value in inputs.items()}
-    return found
 
+    def draw(length: int, batch: int, seed: int) -> Inputs:
+        random = np.random.default_rng(seed)
+        inputs = {
+            name: random.integers(0, rows[name], (batch, length))
+            if name in subject.tokens
+            else random.normal(size=(batch, *value.shape[1:])).astype(value.dtype)
+            for name, value in plain.items()
+            if name in subject.inputs
+        }
+        return {subject.names[name]: value for name, value in with_further(subject, inputs, rows).items()}
 
-def is_text(model: Any) -> bool:
-    """Return whether the main input of a transformers model is token ids."""
-    return bool(getattr(model, "main_input_name", "input_ids") == "input_ids")
+    return Source(draw, longest, not subject.positions)
 
 
 def length_of(inputs: Inputs) -> int:
@@ -121,8 +138,7 @@ def length_of(inputs: Inputs) -> int:
     return max(texts, default=0)
 
 
-def draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
-    """Return inputs for a transformers model; the mask hides no position."""
+def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
     from transparity_conformance.against.small.inputs import example_inputs
 
     try:

@@ -131,7 +131,7 @@ class Reference:
         try:
             with torch.no_grad():
                 returned = model(**self.given(model, inputs))
-            answer, self.others = answer_in(returned), len(arrays_in(returned)) - 1
+            answer, self.others = answer_in(returned), max(0, len(arrays_in(returned)) - 1)
         except Exception as error:  # the reference is the user's code
             raise TransparityError(
                 f"The reference {self.name} raised {describe_error(error)} on {_shapes(inputs)}; give inputs "

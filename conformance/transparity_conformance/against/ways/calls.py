@@ -8,25 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from transparity.errors import TransparityError
 from transparity.text import describe_error
 from transparity_conformance.against.compare import Outcome
-from transparity_conformance.against.probes import (
-    draw,
-    is_padded,
-    is_text,
-    length_of,
-    padded,
-    taken,
-    telling,
-    without_mask,
-)
+from transparity_conformance.against.probes import Source, is_padded, length_of, padded, taken, telling, without_mask
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import signature_of
 from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
 from transparity_conformance.matching.values import apart
 from transparity_conformance.oracle.reach.models import AFFORDABLE
-from transparity_conformance.oracle.reach.thresholds import BATCHES, LONGEST, SHORT, lengths_up_to
+from transparity_conformance.oracle.reach.thresholds import BATCHES, SHORT, lengths_up_to
 from transparity_conformance.report.report import CapabilityResult, not_compared
 from transparity_conformance.running.ways import LABELS, up_to
 
@@ -39,11 +31,10 @@ MOST_ROWS = 13
 """The numbers of rows in a batch run from 1 to this number, in turn."""
 
 
-def longest_of(reference: Reference) -> int:
-    """Return the length of the longest text: limited by the positions, by about 0.2 s, or by `LONGEST`."""
-    positions = getattr(reference.model.config, "max_position_embeddings", None) or LONGEST
+def longest_of(reference: Reference, source: Source) -> int:
+    """Return the length of the longest text that the reference accepts and that takes about 0.2 s."""
     size = sum(each.size for each in reference.weights.values())
-    return max(1, min(LONGEST, int(positions), int(AFFORDABLE / max(size, 1))))
+    return max(1, min(source.longest, int(AFFORDABLE / max(size, 1))))
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
@@ -51,26 +42,31 @@ def crossed(reference: Reference, longest: int) -> list[int]:
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
-def compare_sizes(sides: Sides) -> CapabilityResult:
+def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     """Compare both at other lengths and batches. If a length is wrong, search for the first wrong length."""
-    began, outcome, left_out = time.thread_time(), Outcome(()), list[int]()
+    began, outcome, left_out, refused = time.thread_time(), Outcome(()), list[int](), list[str]()
 
     def judge(length: int, batch: int = 1) -> bool | None:
         nonlocal outcome
-        inputs = draw(sides.reference.model, length, batch, length)
-        now = sides.judged(taken({f"{batch} × {length}": inputs}, signature_of(sides.forward))[0])
+        probes = taken({f"{batch} × {length}": source.draw(length, batch, length)}, signature_of(sides.forward))[0]
+        try:
+            now = sides.judged(probes)
+        except TransparityError as error:
+            refused.append(f"{batch} × {length}: {str(error).rstrip('.')}")
+            return None
         outcome = Outcome([*outcome.answers, *now.answers])
         return bool(now.wrong) if now.answers else None
 
-    for length, batch in _sizes(sides):
+    for length, batch in _sizes(sides.reference, source):
         if time.thread_time() - began > SECONDS:
             left_out.append(length)
         else:
             judge(length, batch)
     bisect(_calls(outcome), judge)
+    found: Any = not_compared(*refused)
     if not outcome.answers:
-        return CapabilityResult()
-    found: Any = as_result(CLAIM, sides.explained(outcome))
+        return found
+    found += as_result(CLAIM, sides.explained(outcome))
     if outcome.wrong:
         found += CapabilityResult(notes=(boundary(_calls(outcome)),))
     if left_out:
@@ -82,13 +78,12 @@ def _calls(outcome: Outcome) -> list[Call]:
     return [Call(each.probe, length_of(each.inputs), not each.agrees) for each in outcome.answers]
 
 
-def _sizes(sides: Sides) -> list[tuple[int, int]]:
+def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
     """Return lengths and batches. Short lengths use all batches in turn; longer lengths use one or two rows."""
-    model = sides.reference.model
-    if not is_text(model):
+    if not source.is_text:
         return [(1, batch) for batch in BATCHES]
-    longest = longest_of(sides.reference)
-    lengths = lengths_up_to(longest, crossed(sides.reference, longest))
+    longest = longest_of(reference, source)
+    lengths = lengths_up_to(longest, crossed(reference, longest))
     short = [length for length in lengths if length <= SHORT]
     found = [(length, 1 + index % MOST_ROWS) for index, length in enumerate(short)]
     return found + [(length, 1 + (length < 100)) for length in lengths if length > SHORT]
@@ -121,12 +116,12 @@ BEYOND = 4
 STEP = "step"
 
 
-def compare_steps(sides: Sides) -> CapabilityResult:
+def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
     """Compare cached steps, except where the reference's steps differ from its own forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
-    for way, probes in _requests(sides.reference):
+    for way, probes in _requests(sides.reference, source):
         if found.faults:
             break
         if time.thread_time() > ends:
@@ -148,17 +143,17 @@ def _compared(way: Way, sides: Sides, probes: Mapping[str, Inputs]) -> Capabilit
     return found + not_compared(*(f"{STEP}, {way.says}: {each}" for each in reasons))
 
 
-def _requests(reference: Reference) -> Iterator[tuple[Way, Mapping[str, Inputs]]]:
-    model, longest = reference.model, longest_of(reference)
+def _requests(reference: Reference, source: Source) -> Iterator[tuple[Way, Mapping[str, Inputs]]]:
+    longest = longest_of(reference, source)
     length = min(LENGTH, longest)
-    rows = padded(draw(model, length, 3, length), "left")
-    calls = {f"2 × {length}": without_mask(draw(model, length, 2, length))}
+    rows = padded(source.draw(length, 3, length), "left")
+    calls = {f"2 × {length}": without_mask(source.draw(length, 2, length))}
     singly = ({} if rows is None else {f"3 × {length}, padded on the left": rows}) | calls
     yield _way(PROMPT, 1, "one at a time"), singly
     yield _way(PROMPT, CHUNK, f"{CHUNK} at a time"), calls
     for number in crossed(reference, longest - BEYOND):
         if number > length:
-            inputs = without_mask(draw(model, number + BEYOND, 1, number))
+            inputs = without_mask(source.draw(number + BEYOND, 1, number))
             yield _way(number - 1, 1, "one at a time"), {f"1 × {number + BEYOND}": inputs}
 
 

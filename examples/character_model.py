@@ -178,7 +178,7 @@ def plot(runs: Mapping[str, Learned]) -> Figure:
     above.plot(steps, pytorch, color=PALE, linewidth=5, solid_capstyle="round", label="PyTorch")
     above.plot(steps, jax, color=DARK, linewidth=1.1, label="JAX")
     above.set(title="The same training in two frameworks: document 001's character model", ylabel="loss (nats)")
-    plot_distance(below, pytorch, control, RED, "PyTorch, with initial weights one rounding away")
+    plot_distance(below, pytorch, control, RED, "PyTorch, with initial weights changed by one rounding")
     plot_distance(below, pytorch, jax, DARK, "JAX")
     last_bit = np.spacing(pytorch.astype(np.float32))
     below.plot(steps, last_bit, "--", color=GREY, linewidth=1.1, label="the last bit of the loss")
@@ -216,7 +216,7 @@ def compare(
     planned = {
         "PyTorch": (PYTORCH, first),
         "JAX": (JAX, first),
-        "PyTorch, one rounding away": (PYTORCH, nudged(first)),
+        "PyTorch, weights changed by one rounding": (PYTORCH, nudged(first)),
     }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     runs = {}

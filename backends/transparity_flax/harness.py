@@ -141,7 +141,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """Compile `function`; arguments that are no arrays are static. Without arrays, return it unchanged."""
+    """Compile `function`, with arguments other than arrays as static. If no argument is an array, return `function`."""
     if not any(isinstance(value, jax.Array) for value in [*arguments, *named.values()]):
         return function
     numbers = [place for place, value in enumerate(arguments) if not isinstance(value, jax.Array)]

@@ -80,7 +80,7 @@ class Stack(nnx.Module):
 
 class Encoder(Stack):
     """The encoder of tokens, patches or frames of audio; each position sees all positions that are not padding.
-    `mask_kind` is what the configuration tells about the padding mask."""
+    `mask_kind` is the kind of the padding mask, if the configuration determines it."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         super().__init__("encoder", config, rngs=rngs)

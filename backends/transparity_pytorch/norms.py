@@ -1,4 +1,4 @@
-"""Norms. They differ in the divisor, in the axes of the mean, and in the position of eps."""
+"""Norms, which differ in their divisor, in the axes of the mean, and in the position of eps."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarr
 
 
 def _checked_tokens(config: TransformerConfig, read_as: str, value: Any, *, called: str | None = None) -> np.ndarray:
-    """Return tokens in the vocabulary of the input `read_as`; errors use the name `called`."""
+    """Return checked tokens of the vocabulary of the input `read_as`. Error messages name the tokens `called`."""
     name = called or read_as
     tokens = as_array(name, value, InputError)
     if tokens.ndim != 2:

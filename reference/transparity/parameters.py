@@ -66,8 +66,8 @@ def why_whole(config: TransformerConfig, name: str, ranks: int) -> str | None:
 def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """Return initial parameters in float32; matrices are uniform within Glorot's bound (document 003).
 
-    Gains of norms, the `D` of Mamba-2 and running variances are 1. Everything else is 0, also gains that are added to
-    1.
+    Gains of norms, the `D` of Mamba-2 and running variances are 1. All other vectors are 0, including gains that the
+    norm adds to 1.
 
     Raises `ConfigError` if the parameters do not fit into memory.
     """

@@ -61,7 +61,8 @@ _TRANSLATION = TransformerConfig(
 )
 
 _NOTES_DECIDED = (
-    "the document prints no sizes, so they are from the lecture it adapts; it has no padding, so token 0 is used"
+    "the sizes are from the lecture that the document adapts, because the document prints none; "
+    "token 0 is the padding, because the document has none"
 )
 
 PRESETS = {
@@ -78,7 +79,7 @@ PRESETS = {
             dropout_at=("embedding", "attention_norm"),
         ),
         "000",
-        "the document does not generate: <bos> is 1 and <eos> is 2, as its example batch reads",
+        "<bos> is 1 and <eos> is 2, as in the document's example batch, because the document does not generate text",
     ),
     "notes-lm": Preset(_NOTES_LM, "001, the language model", _NOTES_DECIDED),
     "notes-attention": Preset(

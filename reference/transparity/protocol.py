@@ -205,7 +205,7 @@ class ShardedHarness(Harness, Protocol):
 
     SHARDED: str
     """The name of the module with the class `ShardedBackend(data, tensor)`, which implements this protocol's
-    `ShardedBackend`. Every launched process, for example by torchrun, imports the module."""
+    `ShardedBackend`. Every process that a launcher such as torchrun starts imports the module."""
 
     def processes(self, ranks: int) -> int:
         """Return the number of processes that `ranks` need: one per rank, or a single process with several devices."""

@@ -16,7 +16,7 @@ from transparity_flax.shapes import Bias, MaskArray, Queries, Sinks
 from transparity_flax.state.context import Mask
 
 DTYPES = (jnp.float32, jnp.float64, jnp.bfloat16)
-"""Precisions whose products XLA can sum in float32. On a CPU, it cannot do this for float16."""
+"""Precisions in which XLA sums products in float32. On a CPU, XLA sums float16 products in float16."""
 
 BLOCK = 128
 """Queries per block; a block is multiplied only with the keys up to the position of its last query."""

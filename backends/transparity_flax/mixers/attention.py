@@ -189,7 +189,8 @@ class CrossAttention(AttentionProjections):
 def _attend(
     heads: AttentionProjections, x: Hidden, projected: tuple[Array, Array, Array], context: LayerContext
 ) -> Hidden:
-    """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
+    """Return the output projection of attention. A configured gate, computed from `x`, multiplies attention before the
+    projection."""
     config = heads.config
     y = attention(
         *projected,

@@ -56,7 +56,7 @@ def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "
 def in_a_row(
     x: Float[Array, "chunks batch heads chunk features"], length: int
 ) -> Float[Array, "batch heads length features"]:
-    """Join chunks to a sequence; this is the inverse of `in_chunks`."""
+    """Join chunks into a sequence, as the inverse of `in_chunks`."""
     return jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], -1, x.shape[-1])[:, :, :length]
 
 
@@ -87,7 +87,7 @@ def log_decay(module: Recurrence, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: LayerContext) -> PerHead:
-    """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
+    """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

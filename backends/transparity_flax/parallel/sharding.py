@@ -1,4 +1,4 @@
-"""A model over a mesh: parameters with named shardings, of which each device reads its slices, and batches."""
+"""The parameters and batches of a model over a mesh. Each device reads its own slices of the parameters."""
 
 from __future__ import annotations
 

@@ -26,9 +26,8 @@ class Mask(NamedTuple):
 class LayerContext(NamedTuple):
     """The inputs of a layer besides x and its weights.
 
-    The window in the mask, the rotary tables and the temperature differ between kinds of layers, `tap` and `cache`
-    between layers. The NumPy column also has `training` here, which the framework's modules know themselves.
-    """
+    The window in the mask, the rotary tables and the temperature differ between kinds of layers. `tap` and `cache`
+    differ between layers. The NumPy column also has `training` here, which the framework's modules know themselves."""
 
     mask: Mask
     """True where self-attention may attend."""

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transparity_pytorch.shapes import QueryIds
 
 ROWS = 64
-"""Number of rows for which oneDNN packs a weight. The result is equally fast with one row and with thousands."""
+"""Number of rows for which oneDNN packs a weight. The packed weight is as fast for one row as for thousands."""
 
 STREAMS = 2
-"""Number of places from which the product with one row reads the weight at once. A processor prefetches more for two
-places than for one. With more places, compiling takes longer than the product gains."""
+"""Number of streams in which the product with one row reads the weight. A processor prefetches more for two streams
+than for one. More streams cost more time in compilation than they save."""
 
 
 def has_mkl() -> bool:
@@ -43,7 +43,7 @@ WITHOUT_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX2"
 def one_row_by_mkl() -> Literal["whole", "parts"] | None:
     """Return how MKL should multiply one row, or None if oneDNN is faster.
 
-    On Intel, a whole product takes 0.9 of oneDNN's time, and half the time of a product in parts. On AMD without
+    On Intel, a whole product takes 0.9 times as long as with oneDNN, and half as long as in parts. On AMD without
     AVX-512, the product is computed in parts, because MKL computes a whole product in one thread. On AMD with AVX-512,
     decoding with MKL takes 1.5 times as long as with oneDNN.
     """

@@ -49,7 +49,7 @@ class FusedSelfAttention(SelfAttention):
 
 
 def fused_qkv(module: nn.Module) -> nn.Module:
-    """Return a copy of `module` with joined projections; both have the same other parameters."""
+    """Return a copy of `module` with joined projections. The copy shares all other parameters."""
     if type(module) is SelfAttention and module.config.projection == "full":
         return FusedSelfAttention(module)
     twin = copy.copy(module)

@@ -189,7 +189,8 @@ def _attend(
     projected: tuple[Tensor, Tensor, Tensor],
     context: LayerContext,
 ) -> Hidden:
-    """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
+    """Return the output projection of attention. A configured gate, computed from `x`, multiplies attention before the
+    projection."""
     config = heads.config
     y = attention(
         *projected,

@@ -96,7 +96,8 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slice of a parameter: its data rank's rows of its tensor rank's slice."""
+    """Return this rank's slice of a parameter. The tensor rank determines the slice, and the data rank determines the
+    rows in it."""
     held, placement = [slice(0, size) for size in value.shape], plan[name].placement
     if isinstance(placement, Shard):
         held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])

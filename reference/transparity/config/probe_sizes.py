@@ -59,8 +59,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a temperature length below the longest tried sequence. If `rotary_original_length` is equal, it stays
-    equal."""
+    """Return a `query_temperature_length` below the length of the longest probe. A `rotary_original_length` of the same
+    value changes with it."""
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL

@@ -218,8 +218,8 @@ class TransformerConfig:
     attention_sinks: bool = False
     """Whether each head has a sink: one more, learned logit in its softmax, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """Width of the attention window: a position attends only to positions less than this far away (Beltagy et al.
-    2020). None means no window."""
+    """Width of the attention window (Beltagy et al. 2020). A position attends only to positions at a smaller distance.
+    None means no window."""
     window_kind: WindowKind = "sliding"
     """`sliding`: each position has its own window. `chunked`: the sequence is cut into chunks of `sliding_window`
     positions, and a position attends only to its own chunk (Llama 4)."""
@@ -257,7 +257,7 @@ class TransformerConfig:
     """Number of heads of a recurrence. Each has a state of `recurrent_key_dim` × `recurrent_value_dim` numbers. Without
     a recurrence, the fields of this section have no effect."""
     recurrent_key_heads: int = whole(16, 2, 1)
-    """Number of query and key heads of a recurrence. Consecutive value heads share one."""
+    """Number of query and key heads of a recurrence. Consecutive value heads share one query head and one key head."""
     recurrent_key_dim: int = whole(128, 5, 3)
     """Features of each query or key head of a recurrence."""
     recurrent_value_dim: int = whole(128, 3, 6)
@@ -359,8 +359,8 @@ class TransformerConfig:
     """Frames of every spectrogram, an even number. The encoder has half as many positions, independent of
     `max_length`."""
     num_token_types: int = whole(0, least=0)
-    """Number of token types, such as sentences A and B of BERT. Each has an embedding, which is added to the token's. 0
-    means no types."""
+    """Number of token types, such as sentences A and B of BERT. The embedding of the type is added to the embedding of
+    the token. 0 means no types."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim` means that token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
@@ -529,7 +529,7 @@ class TransformerConfig:
 
     @property
     def value_dim(self) -> int:
-        """Features of a head of the values."""
+        """Number of features of each value head."""
         return self.value_head_dim or self.head_dim
 
     @property

@@ -141,7 +141,7 @@ def _check_pixels(config: Any) -> None:
 
 
 def _check_pooling(config: Any) -> None:
-    """Check `pooling` if it looks for a token."""
+    """Check a `pooling` that selects a token by its id."""
     if not config.is_pooled or config.pooling not in ("eos", "largest"):
         return
     if config.reads_pixels:

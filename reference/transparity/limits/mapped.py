@@ -19,7 +19,7 @@ BLOCK = 2**23
 """How many numbers a block has; they take 64 MB in float64."""
 
 LARGE = 5_000_000
-"""The number of parameters from which on the matrices of a model stay in their files."""
+"""The matrices of a model with at least this number of parameters stay in their files."""
 
 Change = Callable[[np.ndarray], np.ndarray]
 

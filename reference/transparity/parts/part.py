@@ -25,7 +25,7 @@ class Cut(NamedTuple):
     """The reason why the parameter may not be distributed with this configuration."""
 
     def bias(self) -> Cut:
-        """Return the cut of a linear map's bias; this is the cut of its weight (out, in)."""
+        """Return the cut of the bias of a linear map whose weight (out, in) has this cut."""
         return self if self.axis == 0 else self._replace(axis=None)
 
 
@@ -76,8 +76,8 @@ def vector(name: str, size: int, cut: Cut = WHOLE) -> Part:
 
 
 def norm(name: str, config: TransformerConfig, *, length: str | None = None) -> Part:
-    """Return a norm over `embed_dim` features; its result is an activation if `length`, the input that it normalizes,
-    is given."""
+    """Return a norm over `embed_dim` features. If `length` names the axis of positions, the result of the norm is an
+    activation."""
     ends = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
     taps: TapShapes = {name: ("batch", length, config.embed_dim)} if length else {}
     return Part({f"{name}.{end}": (config.embed_dim,) for end in ends}, taps, {})

@@ -1,8 +1,7 @@
 """The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
 Every function preserves the dtype of its input. Complex inputs are supported for the complex step, which computes
-derivatives with imaginary steps. For this, no function takes an absolute value or compares complex numbers.
-"""
+derivatives with imaginary steps. Therefore no function takes an absolute value or compares complex numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from transparity_numpy.fast import fast_linear
 from transparity_numpy.shapes import Parameters
 
 STEP = 1e-20
-"""The size of the complex step. The error of a derivative has the order of its square, far below rounding."""
+"""The size of the complex step. The error of a derivative is of the order of STEP², far below rounding."""
 
 
 def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:

@@ -62,7 +62,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid tokens of each row, and which rows have ended. They are updated in
+    """The tokens so far, the number of valid tokens of each row, and which rows have ended. All three are updated in
     place."""
 
     tokens: GeneratedIds

@@ -188,7 +188,8 @@ def _attend(
     heads: tuple[Array, Array, Array],
     context: LayerContext,
 ) -> Hidden:
-    """Return attention after its output projection; if configured, a gate computed from `x` multiplies it before."""
+    """Return the output projection of attention. A configured gate, computed from `x`, multiplies attention before the
+    projection."""
     y = attention(
         *heads,
         context.mask,

@@ -68,7 +68,7 @@ def log_decay(parameters: Parameters, step: Rates) -> Rates:
 
 
 def by_head(x: Rates, context: LayerContext) -> PerHead:
-    """Return `x` with heads before positions, in at least float32; numbers of filler tokens in a cache are 0."""
+    """Return `x` with heads before positions, in at least float32. Rows of filler tokens in a cache become 0."""
     return upcast((x if context.cache is None else held_tokens(x, context.valid_lengths)).swapaxes(1, 2))
 
 

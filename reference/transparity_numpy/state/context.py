@@ -15,9 +15,8 @@ from transparity_numpy.state.cache import Cache
 class LayerContext(NamedTuple):
     """The inputs of a layer besides x and its weights.
 
-    The window in the mask, the rotary tables and the temperature differ between kinds of layers, `tap` and `cache`
-    between layers.
-    """
+    The window in the mask, the rotary tables and the temperature differ between kinds of layers. `tap` and `cache`
+    differ between layers."""
 
     mask: Mask
     """True where self-attention may attend."""

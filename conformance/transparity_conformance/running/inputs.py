@@ -31,7 +31,7 @@ NAMES = {
     "source": ("input_ids", "input_features"),
     "target": ("decoder_input_ids",),
     "attention_mask": ("attention_mask",),
-    "token_types": ("token_type_ids", "token_types"),
+    "token_types": ("token_type_ids", "token_types", "segment_ids", "segment_info", "segments"),
 }
 """The names that a model may give to each input of the reference."""
 

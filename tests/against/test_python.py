@@ -48,6 +48,63 @@ class Tanh(Relu):
     function = staticmethod(torch.tanh)
 
 
+class WithTargets(Silu):
+    """A module that returns the logits of all positions only with targets, and keeps the loss."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        logits = super().forward(tokens)
+        if targets is None:
+            return logits[:, -1:]
+        self.loss = nn.functional.cross_entropy(logits.mT, targets)
+        return logits
+
+
+class TwoMasks(Silu):
+    """A module that passes a causal mask and another mask to fused attention."""
+
+    def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embedding(tokens)[:, None]
+        mask = None if attention_mask is None else attention_mask[:, None, None].bool()
+        context = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask, is_causal=True)
+        hidden: torch.Tensor = self.head(context[:, 0])
+        return hidden
+
+
+class NormedPatches(nn.Module):
+    """A module whose patches pass through a norm, which no configuration expresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.embed, self.head = nn.LayerNorm(48), nn.Linear(48, 16), nn.Linear(16, 5)
+
+    def forward(self, img: torch.Tensor) -> torch.Tensor:
+        patches = img.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+        hidden: torch.Tensor = self.head(torch.tanh(self.embed(self.norm(patches)).mean(1)))
+        return hidden
+
+
+class InFloat32(Silu):
+    """A module that refuses other precisions."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.head.weight.dtype != torch.float32:
+            raise ValueError("expected float32")
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize("kind", [WithTargets, TwoMasks, NormedPatches])
+def test_an_unusual_module_agrees_with_itself(kind: Any) -> None:
+    torch.manual_seed(0)
+    report = check(kind, against=kind)
+    assert (report.verdict, report.faults) == ("agrees", ())
+    assert {each.id for each in report.claims} >= {"forward.reach", "gradients", "repeats"}
+
+
+def test_a_reference_that_refuses_float64_is_told_so() -> None:
+    with pytest.raises(TransparityError, match="in float64 it raised ValueError: expected float32; remove its"):
+        check(Silu, against=InFloat32, inputs=INPUTS)
+
+
 def port_and_reference() -> tuple[Relu, Silu]:
     """Return two modules with the same weights, which differ in their activation."""
     port, theirs = Relu(), Silu()

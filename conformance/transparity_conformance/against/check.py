@@ -337,7 +337,8 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
     """Add the results of other ways to call both, up to the first way that differs."""
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":
-            found = not_compared(f"{name}: an earlier comparison differs")
+            reason = "an earlier comparison differs" if report.verdict == "diverges" else "no forward pass was compared"
+            found = not_compared(f"{name}: {reason}")
         elif name in COMPARISONS:
             found = COMPARISONS[name](sides, probes)
         elif source is None:

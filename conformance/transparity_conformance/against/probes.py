@@ -111,7 +111,7 @@ def _found_by_calls(model: Any) -> Source:
         with kept(model):
             subject = FittedModel(made_by(model, None))
             rows, plain = first_answer(subject)
-            longest = min(LONGEST, longest_taken(subject, plain))
+            longest = LONGEST if subject.positions else min(LONGEST, longest_taken(subject, plain))
     except PortError as error:
         raise TransparityError(
             f"The reference {type(model).__qualname__} has no configuration, and no inputs were found by calling it "
@@ -129,7 +129,7 @@ def _found_by_calls(model: Any) -> Source:
         }
         return {subject.names[name]: value for name, value in with_further(subject, inputs, rows).items()}
 
-    return Source(draw, longest, not subject.positions)
+    return Source(draw, longest, is_text=not subject.positions)
 
 
 def length_of(inputs: Inputs) -> int:

@@ -29,7 +29,7 @@ from transparity_conformance.listening.program import (
 from transparity_conformance.listening.pytorch import dispatched
 from transparity_conformance.matching.values import HUGE, apart, largest, numbers_of
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon
-from transparity_conformance.running.inputs import answer_in, arrays, arrays_in
+from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, arrays_in, needs_targets, settings_of
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -47,7 +47,7 @@ class Reference:
 
     @functools.cached_property
     def exact(self) -> Any:
-        return copy.deepcopy(self.model).double()
+        return copied(self.model).double()
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
@@ -56,11 +56,11 @@ class Reference:
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
         for _ in range(NEIGHBOURS):
-            point = copy.deepcopy(self.exact)
+            point = copied(self.exact)
             with torch.no_grad():
                 for weight in point.parameters():
                     weight.copy_(moved(weight, ulp, generator, is_learned=True))
-                rounded = copy.deepcopy(point)
+                rounded = copied(point)
                 for buffer in rounded.buffers():
                     buffer.copy_(moved(buffer, ulp, generator, is_learned=False))
             pairs.append((point, rounded.to(getattr(torch, self.dtype))))
@@ -107,7 +107,7 @@ class Reference:
     def rounded(self) -> Any:
         import torch
 
-        return self.model if self.dtype == "float32" else copy.deepcopy(self.model).to(getattr(torch, self.dtype))
+        return self.model if self.dtype == "float32" else copied(self.model).to(getattr(torch, self.dtype))
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and the largest difference that rounding can explain, except at padding."""
@@ -121,8 +121,15 @@ class Reference:
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
         """Return the answer of a module of the same class, with all of its computation in float64."""
-        with exactly():
-            return self.answer_of(model, inputs)
+        try:
+            with exactly():
+                return self.answer_of(model, inputs)
+        except TransparityError as error:
+            self.answer_of(self.model, inputs)  # which raises if the inputs are the reason
+            raise TransparityError(
+                f"The reference {self.name} answers in its own precision, but in float64 it raised "
+                f"{describe_error(error.__cause__ or error)}; remove its check of the dtype."
+            ) from error
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
         """Return the answer of a module of the same class."""
@@ -141,13 +148,24 @@ class Reference:
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
         array, _ = arrays(model, "torch")
-        return {name: array(value) for name, value in inputs.items()} | self._settings
+        given = {name: array(value) for name, value in inputs.items()}
+        targets = {TARGETS: next(iter(given.values()))} if self.needs_targets else {}
+        return given | self._settings | targets
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return arguments that disable the cache, because a cache adds steps."""
-        takes = inspect.signature(self.model.forward).parameters
-        return {"use_cache": False} if "use_cache" in takes else {}
+        """Return the values of further required arguments, and no cache, because a cache adds steps."""
+        takes = inspect.signature(self.model.forward)
+        return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
+
+    @property
+    def needs_targets(self) -> bool:
+        """Return whether the logits of all positions require targets."""
+        return self._needs_targets
+
+    @functools.cached_property
+    def _needs_targets(self) -> bool:
+        return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
         """Record a call in float64; `experts` names the implementation of experts."""
@@ -192,6 +210,17 @@ class Reference:
     def numbers(self) -> list[float]:
         """Return all numbers in the configuration, if the module has one."""
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
+
+
+def copied(module: Any) -> Any:
+    """Return a deep copy of a module, without the graphs of results that a call stored in the module."""
+    import torch
+
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                setattr(part, name, value.detach())
+    return copy.deepcopy(module)
 
 
 def _shapes(inputs: Inputs) -> str:

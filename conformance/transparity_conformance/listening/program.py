@@ -269,8 +269,28 @@ def decomposed() -> Iterator[None]:
     """Run fused attention and fused layers in parts within the context."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+    with without_fast_path(), sdpa_kernel(SDPBackend.MATH), _with_one_mask():
         yield
+
+
+def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
+    """Add the causal mask to the mask of fused attention, whose parts do not accept both; its kernels do."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    class OneMask(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func is attention and kwargs.get("is_causal") and kwargs.get("attn_mask") is not None:
+                mask, query, key = kwargs["attn_mask"], args[0], args[1]
+                causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+                hidden = False if mask.dtype == torch.bool else -torch.inf
+                kwargs |= {"is_causal": False, "attn_mask": torch.where(causal, mask, hidden)}
+            return func(*args, **kwargs)
+
+    return OneMask()
 
 
 @contextlib.contextmanager

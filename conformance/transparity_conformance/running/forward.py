@@ -13,6 +13,7 @@ from transparity.errors import shown
 from transparity_conformance.capabilities.port_calls import PortError, call_port, has_method, signature_of
 from transparity_conformance.running.frameworks.modules import kind_of, tensors_inside
 from transparity_conformance.running.inputs import (
+    TARGETS,
     Array,
     Context,
     add_mask,
@@ -23,6 +24,8 @@ from transparity_conformance.running.inputs import (
     framework_of,
     input_names,
     is_instance,
+    needs_targets,
+    settings_of,
     takes_of,
 )
 from transparity_conformance.running.ways import BESIDE, add_ways
@@ -65,17 +68,20 @@ def called_by_its_names(model: Any) -> Callable[..., Any]:
     """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
-    takes, array, without_gradients, whole = _prepared(_in_evaluation_mode(model))
+    array, without_gradients = call_port(arrays, _in_evaluation_mode(model), call_port(framework_of, model))
+    takes = takes_of(model)
+    further, has_targets = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
     def called(way: Callable[..., Any], *settings: Any, **inputs: np.ndarray) -> Any:
         own = {name: value for name, value in inputs.items() if name not in BESIDE}
         beside = {name: value for name, value in inputs.items() if name in BESIDE}
         named = {name: array(value) for name, value in (named_for(takes, own) | beside).items()}
+        targets = {TARGETS: next(iter(named.values()))} if has_targets else {}
         with without_gradients():
-            return way(*settings, named)
+            return way(*settings, named | targets)
 
     def forward(**inputs: np.ndarray) -> Any:
-        return called(lambda named: answer_in(whole(**named)), **inputs)
+        return called(lambda named: answer_in(model(**named, **further)), **inputs)
 
     forward.__signature__ = takes  # type: ignore[attr-defined] # the checker passes only inputs in this signature
     add_ways(forward, model, called)

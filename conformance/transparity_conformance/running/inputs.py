@@ -160,28 +160,32 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return the forward pass with the values of further required arguments.
+    """Return the forward pass of a model of token ids, with the values of further required arguments.
 
-    Targets are passed too, if the model returns the logits of all positions only with targets. The first argument of
-    the model is token ids, and `takes` is its signature.
+    Targets are passed too, if the model returns the logits of all positions only with targets.
     """
-    settings = settings_of(takes)
+    settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
-    def plain(*args: Any, **named: Any) -> Any:
-        return model(*args, **named, **settings)
+    def forward(*args: Any, **named: Any) -> Any:
+        more = {TARGETS: (*args, *named.values())[0]} if is_target else {}
+        return model(*args, **named, **settings, **more)
 
-    def with_targets(*args: Any, **named: Any) -> Any:
-        return plain(*args, **named, **{TARGETS: (*args, *named.values())[0]})
+    return forward
 
+
+def needs_targets(
+    model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
+) -> bool:
+    """Return whether a model returns the logits of all positions only if it receives targets."""
     if takes is None or TARGETS not in takes.parameters:
-        return plain
+        return False
     try:
         with without_gradients():
-            answer = call_port(plain, array(np.zeros((1, 2), np.int64)))
+            answer = call_port(model, array(np.zeros((1, 2), np.int64)), **settings_of(takes))
     except PortCallError:  # the checker's first call raises the same exception
-        return plain
+        return False
     logits = answer[0] if isinstance(answer, tuple | list) else getattr(answer, "logits", answer)
-    return with_targets if tuple(getattr(logits, "shape", ()))[:2] == (1, 1) else plain
+    return tuple(getattr(logits, "shape", ()))[:2] == (1, 1)
 
 
 def takes_of(model: Any) -> inspect.Signature | None:

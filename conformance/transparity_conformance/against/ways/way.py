@@ -79,6 +79,10 @@ class InWay(Reference):
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
         return super().given(model.model, inputs)
 
+    @property
+    def needs_targets(self) -> bool:
+        return self.base.needs_targets
+
     @functools.cached_property
     def exact(self) -> Any:
         return _Called(self.base.exact, self._way)

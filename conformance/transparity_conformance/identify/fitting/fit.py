@@ -134,6 +134,8 @@ def _readings(subject: FittedModel) -> Iterator[Fit]:
     Raise the first error if either fails.
     """
     sizes, plain = inputs.first_answer(subject)
+    if "pixels" in plain:
+        inputs.count_patches(subject, plain["pixels"])
     subject.widen(plain)
     heard = subject.hear(plain)
     causal = _causal(subject, heard)

@@ -196,18 +196,23 @@ NO_FRAMES = "The module takes frames of audio, but it lacks two successive convo
 
 
 def take_image(subject: FittedModel) -> np.ndarray:
-    """Return random images of the first size that the module accepts, and set the number of positions on `subject`."""
+    """Return random images of the first size that the module accepts."""
 
     def taken(pixels: np.ndarray) -> np.ndarray:
-        subject.positions = {"pixels": 1}  # a placeholder until the recorded call shows the number
-        found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
-        subject.positions = {"pixels": found.length(BATCH)}
-        more = found.fields["patch_size"]
-        if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
-            subject.loose.add("pixels")
+        subject.positions = {"pixels": 1}  # a placeholder until `count_patches`
+        subject.call({"pixels": pixels})
         return pixels
 
     return _first_taken((_drawn(subject, shape) for shape in image_shapes(subject.values)), taken, NO_IMAGES)
+
+
+def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
+    """Set the number of positions of an image on `subject`, and whether the module accepts other sizes."""
+    found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
+    subject.positions = {"pixels": found.length(BATCH)}
+    more = found.fields["patch_size"]
+    if subject.takes({"pixels": np.pad(pixels, ((0, 0), (0, 0), (0, more), (0, more)))}):
+        subject.loose.add("pixels")
 
 
 def _drawn(subject: FittedModel, shape: tuple[int, ...]) -> np.ndarray:

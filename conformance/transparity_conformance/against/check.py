@@ -78,10 +78,10 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation. A port given by name runs in a separate process.
+    """Check a port against another implementation.
 
-    If there is a second reference, it is called like the port. The report then says which of the three differs from the
-    other two.
+    A port that is a file runs in a separate process. With a second reference, the report says which of the three
+    implementations differs from the other two.
     """
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
@@ -122,7 +122,7 @@ def _name_of(given: Any) -> str:
 
 @contextlib.contextmanager
 def _made_by(asked: Request) -> Iterator[Make]:
-    """Yield the function that makes the port's forward pass, from a loader's folder or a module's tensors."""
+    """Yield the function that makes the port's forward pass."""
     if asked.port == TRANSFORMERS:
         yield lambda folder, _: called_by_its_names(from_transformers(folder))
         return
@@ -140,14 +140,17 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes forward passes of a port that have the reference's tensors, even if the tensors have other names."""
+    """Makes the port's forward pass, and fills the port with the reference's tensors.
+
+    The tensors may have other names in the port.
+    """
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The reference's tensors in the port; None before the search."""
+    """The port's tensor for each tensor of the reference; None before the search."""
 
     @property
     def notes(self) -> list[str]:
@@ -189,7 +192,10 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder for loaders: the user's folder, or a temporary folder with a small model."""
+    """Yield the reference and the folder for loaders.
+
+    With a configuration, the folder is temporary and contains a small model.
+    """
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -209,7 +215,7 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Set the folder's configuration on a model that has none, so that inputs can be drawn from it."""
+    """Give a model without a configuration the folder's configuration, from which inputs can be drawn."""
     if folder is None or is_configured(model):
         return
     from transparity_conformance.against.small.build import read_config
@@ -285,7 +291,7 @@ def _report(
 ) -> tuple[Report, Sequence[Answer]]:
     """Compare a port with a reference; return the report, and the answers of the forward pass.
 
-    If the forward pass agrees, the other ways to call both are compared too.
+    If the forward passes agree, the report also covers other calls, such as generation.
     """
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))
@@ -334,7 +340,7 @@ Repeated calls come last, because they show a state that an earlier call changed
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:
-    """Add the results of other ways to call both, up to the first way that differs."""
+    """Run the comparisons of `DRAWN` and `COMPARISONS` until one differs, and add their results to the report."""
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":
             found = not_compared(f"{name}: an earlier comparison differs")

@@ -28,14 +28,14 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""For each wrong use of a layer norm's weight and bias, a function that returns the weight and bias used."""
+"""Wrong uses of a layer norm's weight and bias: the words of each, and a function that returns what is used instead."""
 
 DEFAULT_EPSILON = 1e-5
 """PyTorch's default epsilon of `layer_norm`."""
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use a sibling module's parameters, or that change how a layer norm uses its own parameters."""
+    """Yield edits that use the parameters of a sibling module, or that change the parameters of a layer norm."""
     own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
     own = {place: index for place, index in own.items() if index in at.program.parameters}
     if not own or short(at.step) in VIEWS:
@@ -53,7 +53,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of another layer or another expert throughout the module."""
+    """Yield edits that use the parameters of another layer, or another expert, in all steps of a module."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -77,7 +77,7 @@ def _of_layer(at: At, mine: str, theirs: str) -> Change | None:
 
 
 def uses(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use a parameter or a constant in another way."""
+    """Yield edits that change a parameter or a constant, such as adding 1 to a weight."""
     for place, item in references(at.step):
         value = at.program.values[item.index]
         if item.index not in at.program.given or not value.is_floating_point():
@@ -94,18 +94,18 @@ def _using(says: str, place: int, change: Function) -> Edit:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits that change the base of frequencies base ** (-i / n), if a constant consists of such frequencies."""
+    """Yield edits with another base, if the numbers of a constant are base ** (-i / n) for i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
     old = last ** (-count / (count - 1))
     for base in BASES:
-        says = f"has the base {base:g} for the base {old:.6g} of {name}"
+        says = f"has the base {base:g} instead of the base {old:.6g} in {name}"
         yield _using(says, place, functools.partial(pow, exp=math.log(base) / math.log(old)))
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Return the same view of another given value."""
+    """Return a view of `given`: the view that the value `index` is of a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -115,7 +115,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the modules of the same parent whose parameters have the same names and shapes."""
+    """Return the siblings of a module whose parameters have the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")

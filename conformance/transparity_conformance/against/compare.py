@@ -114,7 +114,6 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def _failing(self, found: Sequence[Departure]) -> Call | None:
-        """Return the first call in which the edits do not give the port's answer, or None."""
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
@@ -133,7 +132,7 @@ class Confirming:
         return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether the most informative other wrong call differs only on the same lines."""
+        """Return whether the most informative of the other wrong calls differs only on the lines in `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True

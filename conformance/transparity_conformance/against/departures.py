@@ -38,7 +38,7 @@ class Departure:
     edit: Edit | None
     """The edit that gives the port's numbers; None if no edit does."""
     steps: Sequence[int] = ()
-    """The numbers of the edited steps, one for each layer."""
+    """The indices of the edited steps, one for each layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain the departure equally well."""
     matched: Collection[int] = frozenset()
@@ -159,7 +159,7 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove the departures without which the answers still agree, after an alternative edit of another one."""
+        """Remove each departure without which the answers agree, if necessary with alternative edits of the others."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):

@@ -189,7 +189,6 @@ def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
 
 
 def is_padded(inputs: Inputs) -> bool:
-    """Return whether a mask hides any position."""
     return any("mask" in name and not value.all() for name, value in inputs.items())
 
 

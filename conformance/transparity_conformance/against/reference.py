@@ -119,7 +119,6 @@ class Reference:
         return self.exactly_of(self.exact, inputs)
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of a module of the same class, computed in float64."""
         with exactly():
             return self.answer_of(model, inputs)
 
@@ -149,7 +148,7 @@ class Reference:
         return {"use_cache": False} if "use_cache" in takes else {}
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64; `experts` is one of the names of `experts`."""
+        """Record a call in float64; `experts` is the name of an implementation of experts, or empty."""
         if experts:
             self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)

@@ -1,4 +1,4 @@
-"""The verdict on a port, whose activations are compared with the oracle; wrong segments are located and explained."""
+"""The verdict on a port: compare its activations with the oracle, and locate and explain wrong segments."""
 
 from __future__ import annotations
 
@@ -68,10 +68,19 @@ def judge(
     """Judge the activations of a port that was run on `probes`.
 
     Args:
-        port, dtype, logits_only: Its name; the precision whose budgets apply; whether to compare only the logits.
-        not_compared, repeated: More lines for the report; the claim that two runs are equal, if there were two.
-        clock, located: The time for the search for causes; called with divergences before the search.
-        ranks, needs_logits: The ranks of a port that is right on one, otherwise 1; whether probes need logits.
+        name: The name of the model.
+        probes: The probes by name.
+        actual: The port's activations, by probe and tap.
+        port: The name of the port.
+        dtype: The precision whose budgets apply.
+        logits_only: Whether to compare only the logits.
+        progress: Called with the progress.
+        not_compared: Further lines of the report on what was not compared.
+        repeated: The claim that two runs are equal, if there were two.
+        clock: The time for the search for causes.
+        located: Called with the report before the search for causes.
+        ranks: The number of ranks, if the port is right on one rank; otherwise 1.
+        needs_logits: Whether probes without logits are skipped.
         answer: The logits and the faults that explain them, if taps were found by value.
 
     Raises `Interrupted`, with the report, if Ctrl-C ends the search.
@@ -93,7 +102,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has logits or other taps; also return a line for everything that is missing."""
+    """Compare every probe for which the port returned activations; also return a line for everything missing."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -142,7 +151,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the verdict, which can be `agrees` only if the results are `complete`."""
+    """Return the report; the verdict can be `agrees` only if `complete` is true."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)

@@ -92,7 +92,6 @@ class At:
 
 
 def with_item(items: Sequence[Any], place: int, item: Any) -> list[Any]:
-    """Return a copy of a sequence with another item at one position."""
     return [*items[:place], item, *items[place + 1 :]]
 
 
@@ -131,7 +130,6 @@ class Edit:
         return computing(at.flow.between(ends[-1], ends[-2])) or [at.step]
 
     def all_steps(self, at: At) -> Sequence[Step]:
-        """Return the steps of all segments of the edit."""
         found = at.behind(*self.behind)
         return at.flow.between(found[-1], at.step.output) if found else [at.step]
 
@@ -162,7 +160,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the dominators of a value, the nearest first. If a dominator is a view of the next one, omit it."""
+    """Yield the dominators of a value, the nearest first, but only one of those between which all steps are views."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -251,7 +249,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the value of which a value is a view; if it is no view, the value itself.
+    """Return the value behind a view, or the value itself if it is no view.
 
     If `in_order` is set, views that change the order of the numbers are not followed.
     """

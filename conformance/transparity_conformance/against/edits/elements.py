@@ -49,7 +49,6 @@ def _edit(says: str, change: Function, kind: str = "order", rank: int = 2) -> Ed
 
 
 def masks(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that show or hide other keys in a mask."""
     for place, item in references(at.step):
         if _is_mask(at.program.values[item.index]):
             for says, change in MASKS.items():

@@ -51,7 +51,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """A result or an argument of a step, by position; it also has an index in other runs of the same line."""
+    """A result or an argument of a step, by position."""
 
     step: Step
     output: int = -1
@@ -186,7 +186,7 @@ def norms(numbers: Sequence[float]) -> dict[str, Function]:
         "the standard deviation, after the mean is subtracted": layer,
         "the sum": lambda x: x / x.sum(-1, keepdim=True),
         "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
-        "the sum of exponentials, including its own": lambda x: x.softmax(-1),
+        "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
     }
     for eps in dict.fromkeys([1e-5, *(number for number in numbers if 0 < number <= 1e-3)]):
         found[f"the root mean square with the epsilon {eps:g}"] = functools.partial(rms, eps=eps)

@@ -69,7 +69,6 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_layer(at: At, mine: str, theirs: str) -> Change | None:
-    """Return the change that runs the step with the parameters of another layer."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     others = {place: by_name[theirs + name.removeprefix(mine)] for place, name in read.items() if name.startswith(mine)}
@@ -105,7 +104,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Return a view of `given`: the view that the value `index` is of a parameter."""
+    """Apply to `given` the views by which the value `index` is made from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -140,7 +139,6 @@ def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change 
 
 
 def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
-    """Return the change that runs the step with other parameters at some positions."""
 
     def changed(args: list[Any], values: Values) -> list[Any]:
         for place, index in others.items():

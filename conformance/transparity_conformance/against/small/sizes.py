@@ -25,7 +25,7 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The size of a head, the narrowest width that shrinks, and the largest numbers of heads and labels."""
+"""The small size of a head, the smallest width that is reduced, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
 """The lowest id of a special token that gets a new id, at the end of the small vocabulary, which texts do not use."""

@@ -86,11 +86,6 @@ class Departure:
             found += places[order : order + 1]
         return found
 
-    def with_other(self, number: int) -> Departure:
-        """Return the departure with one of its other edits; only later edits remain alternatives."""
-        other, rest = self.others[number], self.others[number + 1 :]
-        return dataclasses.replace(self, edit=other.edit, step=other.step, steps=other.steps, others=rest)
-
 
 class Departures:
     """Finds the departures in one call, in the order of computation."""
@@ -271,8 +266,10 @@ def changes_of(
 def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
     """Yield copies of the list in which one departure has an alternative edit."""
     for place, each in enumerate(found):
-        for number in range(len(each.others)):
-            yield [*found[:place], each.with_other(number), *found[place + 1 :]]
+        for number, other in enumerate(each.others, 1):
+            rest = each.others[number:]
+            tried = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps, others=rest)
+            yield [*found[:place], tried, *found[place + 1 :]]
 
 
 def _constant(tensor: Any) -> Change:

@@ -58,7 +58,7 @@ def explain(
         clock: The remaining time; if it runs out, the segment has no cause.
         deepest: The largest number of faults in a combination.
     """
-    search = Search.at(segment, sites, known, clock)
+    search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same

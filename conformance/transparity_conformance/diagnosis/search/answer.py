@@ -82,7 +82,7 @@ class Answer:
 
     @functools.cached_property
     def search(self) -> Search:
-        return Search.at(self.segment, self.sites, (), self.clock)
+        return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
         """Find the single faults that, made at every possible tap, reproduce the logits; return the first.
@@ -168,7 +168,7 @@ class Answer:
         """Return the single faults that, made at every possible tap, reproduce the logits together with `known`."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
-            found, remains = Search.at(self.segment, self.sites, known, clock, only_wide=True).run([], 1)
+            found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)
             return [] if remains else found
         return []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import numpy as np
 
@@ -78,46 +77,29 @@ class Effects:
 
 
 class Search:
-    """A search among `candidates` for faults that explain the difference at `segment`.
+    """A search in the catalogue for faults that explain the difference at `segment`.
 
     Args:
-        known: Faults that are already applied.
-        screen: The probe on which candidates are ranked.
         sites: The taps at which faults may be made.
+        known: Faults that are already applied.
         clock: The remaining walks and time.
-        only_wide: Whether faults with a number are only made at all possible taps together.
+        only_wide: Whether each fault is only made at all possible taps together.
 
     Every method may raise `OutOfTime`.
     """
 
     def __init__(
-        self,
-        segment: Segment,
-        known: Combination,
-        screen: Probe,
-        candidates: list[Hypothesis],
-        sites: list[str],
-        clock: Clock,
-        *,
-        only_wide: bool = False,
+        self, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
     ) -> None:
-        self.only_wide = only_wide
-        self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
-        self.candidates, self.sites = candidates, sites
+        self.segment, self.sites, self.known, self.clock, self.only_wide = segment, sites, known, clock, only_wide
+        self.screen = screen_of(segment, known)
+        """The probe on which candidates are ranked."""
+        candidates = hypotheses(self.screen.config, sites, segment.ranks)
+        if segment.tap == "logits":
+            candidates += whole_model(self.screen.config)
+        self.candidates = widest(candidates) if only_wide else candidates
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
         """The fitted faults and what they were fitted from, by `id`."""
-
-    @classmethod
-    def at(
-        cls, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
-    ) -> Self:
-        """Return a search of the whole catalogue; `only_wide` restricts it to faults at all possible taps."""
-        screen = screen_of(segment, known)
-        candidates = hypotheses(screen.config, sites, segment.ranks)
-        if segment.tap == "logits":
-            candidates += whole_model(screen.config)
-        chosen = widest(candidates) if only_wide else candidates
-        return cls(segment, known, screen, chosen, sites, clock, only_wide=only_wide)
 
     def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
         """Return combinations of at most `deepest` faults, and whether a difference remains with them.

@@ -176,7 +176,7 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
         port = call_port(port, *given)
         is_filled = bool(given) or filled_by_name(port, weights)
     elif is_instance(port, "torch.nn", "Module"):
-        with contextlib.suppress(Exception):  # A module that cannot be copied is called itself.
+        with contextlib.suppress(Exception):  # If the module cannot be copied, call the module itself.
             port = copy.deepcopy(port)
     made: Any = call_port(called_by_its_names, port)
     made.is_filled = is_filled
@@ -220,7 +220,7 @@ def _configure(model: Any, folder: Path | None) -> None:
         return
     from transparity_conformance.against.small.build import read_config
 
-    with contextlib.suppress(AttributeError):  # a model with slots; its inputs must be given
+    with contextlib.suppress(AttributeError):  # a model with slots takes no attribute, so its inputs must be given
         model.config = read_config(folder)
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
 

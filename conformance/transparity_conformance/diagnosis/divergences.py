@@ -83,12 +83,12 @@ def _consistent(
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     follows = answer.follows(results, told, unexplained)
-
     after = {each for tap in unexplained for each in fed_by(tap, results)}
 
     def contradicts(tap: str) -> bool:
-        is_beside = tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
-        return tap in answer.found and (not follows or is_beside)
+        if tap not in answer.found:
+            return False
+        return not follows or tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
 
     def is_used(tap: str) -> bool:
         with contextlib.suppress(Impossible):
@@ -96,7 +96,9 @@ def _consistent(
         return True
 
     return [
-        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None) if contradicts(each.where) else each
+        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None)
+        if each.causes and contradicts(each.where)
+        else each
         for each in divergences
         if not each.causes or is_used(each.where)
     ]
@@ -145,7 +147,9 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations without a match
+    if rest := tuple(
+        each for each in told if each.fault.id not in placed
+    ):  # these faults are at activations that were not found
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))

@@ -183,7 +183,7 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
     view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
     for name, inputs in telling(probes).items():
         if any("mask" in each and not value[:, -1].all() for each, value in inputs.items()):
-            continue  # no text is continued after padding
+            continue  # no token can follow padding on the right
         try:
             is_clear = _is_clear(view, sides.reference, inputs)
         except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
@@ -227,7 +227,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
         return not_compared(f"{LOSS.claim}: {reason}")
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
     view = LOSS.reference(sides.reference)
-    try:  # a text of one token has no next token, and so no loss
+    try:  # a text of one token has no next token, and therefore no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
         return not_compared(f"{LOSS.claim}: with these labels the reference raises {describe_error(error)}")

@@ -154,7 +154,9 @@ def draw(model: torch.nn.Module, seed: int) -> None:
     Tables of sines keep their numbers.
     """
     generator = torch.Generator().manual_seed(seed)
-    modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # these own tied weights
+    modules = sorted(
+        model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding)
+    )  # embeddings own tied weights
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}
     with torch.no_grad():
         for name, each in model.named_parameters():

@@ -130,9 +130,8 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
-    is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(
-        maps & ours
-    )  # the port transposes most matrices
+    # Most matrices of the port are transposed.
+    is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)
     found: dict[str, Place] = {}
     for name, value in theirs.items():
         fitting = [place for place in free if _fits(place, value, port)]

@@ -130,7 +130,7 @@ class Answer:
         """
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
-            for these in {new, frozenset(kinds)} - self.tried:
+            for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
                 self.tried.add(these)
                 made = self._widened([kinds[each] for each in kinds if each in these])
                 widest = max(made, key=lambda chosen: sum(len(each.sites) for each in chosen))

@@ -119,11 +119,7 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination in `every` that leaves the fewest activations wrong.
-
-    Activations that were found by value may stay wrong. The result is empty if other activations stay wrong, or if
-    `every` is empty. An explanation in `earlier` with the same faults is kept.
-    """
+    """Return the divergences of the combination that leaves the fewest activations, all found by value, wrong."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:

@@ -67,23 +67,14 @@ def judge(
 ) -> Report:
     """Judge the activations of a port that was run on `probes`.
 
-    Args:
-        name: The name of the model.
-        probes: The probes by name.
-        actual: The port's activations, by probe and tap.
-        port: The name of the port.
-        dtype: The precision whose budgets apply.
-        logits_only: Whether to compare only the logits.
-        progress: Called with the progress.
-        not_compared: Further lines of the report on what was not compared.
-        repeated: The claim that two runs are equal, if there were two.
-        clock: The time for the search for causes.
-        located: Called with the report before the search for causes.
-        ranks: The number of ranks, if the port is right on one rank; otherwise 1.
-        needs_logits: Whether probes without logits are skipped.
-        answer: The logits and the faults that explain them, if taps were found by value.
+    Raise `Interrupted`, with the report, if Ctrl-C ends the search.
 
-    Raises `Interrupted`, with the report, if Ctrl-C ends the search.
+    Args:
+        port, dtype: The name of the port, and the precision whose budgets apply.
+        logits_only, needs_logits: Whether to compare only the logits, and whether to skip probes without logits.
+        not_compared, repeated: Further lines of the report, and the claim that two runs are equal.
+        clock, located: The time for the search for causes, and a function that receives the report before the search.
+        ranks, answer: The ranks of a port that is right on one, otherwise 1; the logits if taps were found by value.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)

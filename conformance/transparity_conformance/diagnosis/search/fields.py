@@ -103,7 +103,7 @@ def several_fields(
         best, left = fewest_wrong(results, tried, dtype, left - 1)
         if best is None:
             break
-        chosen = {**best.fault.fields}
+        chosen = {**(best.fault.fields or {})}
     if len(chosen.keys() - ONLY_FORMS) < 2 or left > len(places) // 2:
         return {}
     return {name: (getattr(config, name), value) for name, value in chosen.items()}

@@ -63,7 +63,7 @@ class Request:
     The object may be a loader, a class, a module or a function of the inputs.
     """
     against: Any
-    """The reference: like `port`, or `transformers`.
+    """The reference: a file, an object (as for `port`), or `transformers`.
 
     A list of two implementations adds a third implementation to the comparison.
     """

@@ -27,7 +27,7 @@ If i is the number of layers, it is the part after all layers.
 
 @functools.lru_cache(maxsize=2**14)
 def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """Return the stack, the layer and the rest of a name; cached, because every walk uses the same names."""
+    """Return the stack, the layer and the rest of a name; the same names are split often, so results are cached."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 

@@ -165,7 +165,7 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return the single faults that, made at every possible tap, reproduce the logits together with `known`."""
+        """Return each fault at all possible taps that, added to the faults `known`, reproduces the logits."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
             found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)

@@ -55,7 +55,7 @@ class Effects:
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append the difference that remains with the next fault."""
+        """Append `left`, the difference that remains if the next fault is in the reference."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property

@@ -75,7 +75,7 @@ MISTAKES = {
     "number": ("q @ k.mT * 0.5", "q @ k.mT * 0.25", "uses 0.25 instead of 0.5"),
     "left out": ("h = self.norm2(x)", "h = x", "leaves out `self.norm2(x)`"),
     "twice": ("h = self.norm(x)", "h = self.norm(self.norm(x))", "applies `self.norm(x)` twice"),
-    "operand": ("weights @ v", "weights @ k", "where theirs passes"),
+    "operand": ("weights @ v", "weights @ k", "where the reference passes"),
     "function": ("functional.silu", "functional.relu", "applies ReLU"),
     "mask": (".tril()", ".tril(1)", "shows one later key"),
     "axis": ("scores.softmax(-1)", "scores.softmax(-2).nan_to_num()", ""),
@@ -314,10 +314,10 @@ def test_another_order_is_told_with_another_number_in_the_same_operations(old: s
     port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))").replace(old, new)
     first, second = against_theirs(tmp_path, port, f"port_{len(new)}", IN_ORDER, budget=60.0).faults
     assert any(says in first.causes[0].says for says in ("by 1.5", "0.25 instead of 0.5"))
-    assert "theirs does the opposite" in second.causes[0].says
+    assert "the reference does the opposite" in second.causes[0].says
 
 
 def test_another_order_is_the_only_fault_where_the_rest_is_unchanged(tmp_path: Path) -> None:
     port = IN_ORDER.replace("k = self.turned(self.scaled(k))", "k = self.scaled(self.turned(k))")
     (fault,) = against_theirs(tmp_path, port, reference=IN_ORDER, budget=60.0).faults
-    assert "theirs does the opposite" in fault.causes[0].says
+    assert "the reference does the opposite" in fault.causes[0].says

@@ -125,7 +125,7 @@ def test_modules_classes_functions_and_files_give_one_report() -> None:
             report = check(given, against=against, inputs=inputs)
             assert report.verdict == "diverges", name
             says = [cause.says for fault in report.faults for cause in fault.causes]
-            assert says == ["your port applies ReLU, where theirs applies `silu`"], name
+            assert says == ["your port applies ReLU, where the reference applies `silu`"], name
 
 
 def test_a_right_port_passes_and_a_wrong_one_raises_the_report() -> None:

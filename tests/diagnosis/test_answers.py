@@ -7,7 +7,7 @@ import pytest
 
 from transparity_conformance.catalogue import hypotheses
 from transparity_conformance.catalogue.fault import Hypothesis
-from transparity_conformance.diagnosis.divergences import explain_all, without_moved
+from transparity_conformance.diagnosis.divergences import explain_all, fed_by
 from transparity_conformance.diagnosis.probe_result import Results, compare_segments
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import Clock
@@ -17,7 +17,6 @@ from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probes_of
-from transparity_conformance.report.report import Cause, Divergence
 
 LLAMA = MODELS["llama"]
 WRONG = ("attention-scale", "1/head_dim"), ("rotary-missing", "keys")
@@ -104,13 +103,24 @@ ORDER, GATE = ("query-key-norm", "behind the rotation"), ("gate-swapped", "swapp
 
 
 def test_a_norm_that_is_found_after_the_rotation_is_not_called_missing_before_it() -> None:
-    probe = next(iter(probes_of(MODELS["qwen"], "qwen").values()))
-    order, scope = everywhere(probe, *ORDER)[0], "decoder.layers.0.self_attention"
-    missing = Cause("norm-missing", "this norm is missing", None, 0.0, 1.0)
-    seeming, other = (Divergence(f"{scope}.{tap}", 1.0, 1e-6, (missing,)) for tap in ("query_norm", "key_norm"))
-    elsewhere = Divergence("decoder.final_norm", 1.0, 1e-6, (missing,))
-    assert without_moved([seeming, other, elsewhere], (order,)) == [elsewhere]
-    assert without_moved([seeming, elsewhere], ()) == [seeming, elsewhere]
+    every = probes_of(MODELS["qwen"], "qwen")
+    probes, unknown = {name: every[name] for name in list(every)[:3]}, "decoder.layers.1.feed_forward.hidden"
+    order = everywhere(next(iter(probes.values())), *ORDER)[0]
+    actual: dict[str, Arrays] = {}
+    for name, probe in probes.items():
+        noise = np.random.default_rng(0).normal(size=probe.oracle.expected[unknown].shape)
+        taps = {**walk(probe, {unknown: noise}, [order]), unknown: noise}
+        for tap in [tap for tap in taps if tap.endswith(("query_norm", "key_norm"))]:
+            taps[tap] = taps[tap.removesuffix("_norm")]
+        actual[name] = {tap: value.astype(np.float32) for tap, value in taps.items()}
+    results, answer = results_of(probes, actual), answer_of(probes, actual)
+    faulty = [tap for tap in next(iter(results.values())).order if any(tap in each.wrong for each in results.values())]
+    answer.found = {tap for taps in actual.values() for tap in taps} - {"logits"}
+    norm = "decoder.layers.0.self_attention.query_norm"
+    assert norm in faulty and fed_by(norm, results) and not fed_by(norm, results, (order,))
+    told = explain_all(results, faulty, "float32", lambda *_: None, Clock(), answer=answer)
+    assert {cause.mistake for each in told for cause in each.causes} == {ORDER[0]}
+    assert norm not in {each.where for each in told} and unknown in {each.where for each in told}
 
 
 def test_an_operation_in_another_place_and_a_number_are_told_together() -> None:

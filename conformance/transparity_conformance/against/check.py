@@ -63,7 +63,7 @@ class Request:
     The object may be a loader, a class, a module or a function of the inputs.
     """
     against: Any
-    """The reference: like `port`, or `transformers`.
+    """The reference: a file, an object (as for `port`), or `transformers`.
 
     A list of two implementations adds a third implementation to the comparison.
     """
@@ -78,10 +78,10 @@ class Request:
 
 
 def check_against(asked: Request, progress: Progress = ignore_progress) -> Report:
-    """Check a port against another implementation. A port given by name runs in a separate process.
+    """Check a port against another implementation.
 
-    If there is a second reference, it is called like the port. The report then says which of the three differs from the
-    other two.
+    A port that is a file runs in a separate process. With a second reference, the report says which of the three
+    implementations differs from the other two.
     """
     if asked.dtype not in RULES:
         raise UsageError(f"dtype is {shown(asked.dtype)}; expected one of {', '.join(RULES)}.")
@@ -122,7 +122,7 @@ def _name_of(given: Any) -> str:
 
 @contextlib.contextmanager
 def _made_by(asked: Request) -> Iterator[Make]:
-    """Yield the function that makes the port's forward pass, from a loader's folder or a module's tensors."""
+    """Yield the function that makes the port's forward pass."""
     if asked.port == TRANSFORMERS:
         yield lambda folder, _: called_by_its_names(from_transformers(folder))
         return
@@ -140,14 +140,17 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes forward passes of a port that have the reference's tensors, even if the tensors have other names."""
+    """Makes the port's forward pass, and fills the port with the reference's tensors.
+
+    The tensors may have other names in the port.
+    """
 
     make: Make
     reference: Reference
     folder: Path | None
     probes: Mapping[str, Inputs]
     found: Paired | None = None
-    """The reference's tensors in the port; None before the search."""
+    """The port's tensor for each tensor of the reference; None before the search."""
 
     @property
     def notes(self) -> list[str]:
@@ -173,7 +176,7 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
         port = call_port(port, *given)
         is_filled = bool(given) or filled_by_name(port, weights)
     elif is_instance(port, "torch.nn", "Module"):
-        with contextlib.suppress(Exception):  # A module that cannot be copied is called itself.
+        with contextlib.suppress(Exception):  # If the module cannot be copied, call the module itself.
             port = copy.deepcopy(port)
     made: Any = call_port(called_by_its_names, port)
     made.is_filled = is_filled
@@ -189,7 +192,10 @@ def _is_maker(given: Any, folder: Path | None) -> bool:
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference, and the folder for loaders: the user's folder, or a temporary folder with a small model."""
+    """Yield the reference and the folder for loaders.
+
+    With a configuration, the folder is temporary and contains a small model.
+    """
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -209,12 +215,12 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Set the folder's configuration on a model that has none, so that inputs can be drawn from it."""
+    """Give a model without a configuration the folder's configuration, from which inputs can be drawn."""
     if folder is None or is_configured(model):
         return
     from transparity_conformance.against.small.build import read_config
 
-    with contextlib.suppress(AttributeError):  # a model with slots; its inputs must be given
+    with contextlib.suppress(AttributeError):  # a model with slots takes no attribute, so its inputs must be given
         model.config = read_config(folder)
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
 
@@ -285,7 +291,7 @@ def _report(
 ) -> tuple[Report, Sequence[Answer]]:
     """Compare a port with a reference; return the report, and the answers of the forward pass.
 
-    If the forward pass agrees, the other ways to call both are compared too.
+    If the forward passes agree, the report also covers other calls, such as generation.
     """
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))
@@ -334,7 +340,7 @@ Repeated calls come last, because they show a state that an earlier call changed
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:
-    """Add the results of other ways to call both, up to the first way that differs."""
+    """Run the comparisons of `DRAWN` and `COMPARISONS` until one differs, and add their results to the report."""
     for name in (*DRAWN, *COMPARISONS):
         if report.verdict != "agrees":
             reason = "an earlier comparison differs" if report.verdict == "diverges" else "no forward pass was compared"

@@ -38,7 +38,6 @@ class Call:
 
     @functools.cached_property
     def recorded(self) -> Recorded:
-        """Return the recorded call of the port."""
         answer, operations = self.listen(self.inputs)
         return Recorded(operations, np.asarray(answer, np.float64))
 
@@ -74,9 +73,9 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits that explain one call and that also give the port's answer in every other call.
+    """Finds edits of the reference that explain one call and that give the port's answer in every other call.
 
-    Another call may have more differences, for example beyond a window or at padding.
+    Another call may show more differences, for example beyond a window or at padding.
     """
 
     departures: Departures
@@ -85,7 +84,10 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences in the call, and the last comparison, without edits that other calls contradict."""
+        """Return the differences found in the call, and the comparison after their edits.
+
+        Every edit also gives the port's answer in the other calls.
+        """
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -112,14 +114,13 @@ class Confirming:
                 self.departures.search.refuse(step, edit)
 
     def _failing(self, found: Sequence[Departure]) -> Call | None:
-        """Return the first call in which the edits do not give the port's answer, or None."""
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return the differences, and further differences in each call that they do not explain.
+        """Return the differences `found`, and the further differences of each call in which their edits fail.
 
-        If no edit explains such a call, the last difference has no edit. The list is empty if no difference is
-        found, or if the first call is no longer explained.
+        The last difference has no edit if the search finds none. The list is empty if the search finds no further
+        difference, or if all edits together no longer explain the first call.
         """
         more = list(found)
         while failing:
@@ -131,7 +132,7 @@ class Confirming:
         return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether another wrong call differs only on the same lines. The most informative call is tried."""
+        """Return whether the most informative of the other wrong calls differs only on the lines in `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -145,7 +146,6 @@ class Confirming:
 
 
 def without_edit(departure: Departure) -> Departure:
-    """Return the difference without its explanation."""
     return dataclasses.replace(departure, edit=None, others=())
 
 
@@ -158,14 +158,13 @@ class Outcome:
 
     answers: Sequence[Answer]
     faults: Sequence[Divergence] = ()
-    """The places where both diverge, with both lines and with the edit that explains the difference."""
+    """The differences, each with the port's line, the reference's line and the edit that explains it."""
     notes: Sequence[str] = ()
     lost: float = math.inf
-    """The number of operations of the port without a counterpart, after all explained differences."""
+    """The number of operations of the port that have no counterpart in the edited reference."""
 
     @property
     def is_explained(self) -> bool:
-        """Return whether edits explain all differences."""
         return bool(self.faults) and all(each.causes for each in self.faults)
 
     @property
@@ -200,7 +199,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find the differences on one probe, and confirm their edits on the other probes."""
+    """Find edits that explain the most informative wrong answer, and confirm them on the other probes."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))

@@ -1,4 +1,4 @@
-"""Compare a port's operations with a run of the reference: find equal values, and the first values that differ."""
+"""Match the values of a port's operations with the values of the reference."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from transparity_conformance.matching.values import Known, agreeing, apart
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A port, compared with one run of the reference."""
+    """The values of a port, matched with one run of the reference."""
 
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
-    """For each reference value, the port's operations that have its numbers."""
+    """For each value of the reference, the port's operations that return the same numbers."""
     lost: Sequence[int]
-    """Operations of the port that lead to no matched value."""
+    """The operations of the port from which no matched value is computed."""
     agrees: bool
-    """Whether the answers of both are equal."""
+    """Whether the port's answer equals the reference's answer within the tolerance."""
     shares: Mapping[int, float]
-    """The tolerance of each value of this run, relative to the value's largest number."""
+    """The tolerance of each value, relative to the value's largest number."""
 
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
-        """Return, for each operation of the port, the reference's values that have its numbers."""
+        """Return the reference's values that equal each operation's result, by the operation's index."""
         found: dict[int, list[int]] = {}
         for index in sorted(self.have):
             for operation in self.have[index]:
@@ -64,11 +64,11 @@ class Comparer:
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return a step as a place for edits, after earlier changes."""
+        """Return the place of a step in the changed program, at which edits can be made."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Return the changes of an edit at some steps, together with earlier changes."""
+        """Return the changes that an edit makes at some steps, added to the changes `before`."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
@@ -79,7 +79,7 @@ class Comparer:
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Match the values that are not in `have`, which holds the matches of the other values."""
+        """Add the matches of all further values to `have`, and return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -92,7 +92,7 @@ class Comparer:
         return Comparison(changes, values, have, lost, self.is_answer(values, within), within)
 
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
-        """Return whether the answer of a run is the port's answer."""
+        """Return whether a run of the reference gives the port's answer."""
         return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:
@@ -101,10 +101,7 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Compare after further changes.
-
-        Return None if a change raises an error, because then the port did not make it.
-        """
+        """Return the comparison after further changes, or None if one of them raises an error."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -116,16 +113,16 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Compare again, with tolerances measured for the changed reference, which may round more."""
+        """Compare again with the tolerances of the changed reference, which may round more."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
-        except Exception:  # noqa: BLE001 - changes that do not run in the precision are judged as without them
+        except Exception:  # noqa: BLE001 - a change may not run in the port's precision
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
         """Return the port's first unmatched operations, and the reference's first unmatched steps.
 
-        Only steps with matched inputs are returned, if there are any.
+        Steps that share an input with these operations are preferred.
         """
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
@@ -142,12 +139,12 @@ class Comparer:
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
     def codes(self, now: Comparison, operation: int) -> set[Any]:
-        """Return the functions that run the counterparts of an operation of the port."""
+        """Return the code objects that run the steps whose results equal an operation's result."""
         makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
     def missing(self, now: Comparison) -> set[int]:
-        """Return the reference's steps that lead to no matched value."""
+        """Return the reference's steps from which no matched value is computed."""
         steps, have = self.program.steps, now.have
         return leading_nowhere(
             self.relevant,
@@ -157,7 +154,7 @@ class Comparer:
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
-    """Return the changes of an edit, at each step to which it applies."""
+    """Return the changes that an edit makes at the steps to which it applies."""
     changes = {}
     for number in numbers:
         with contextlib.suppress(Exception):  # the step has another form, for example without the argument

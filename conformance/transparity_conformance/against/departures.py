@@ -1,6 +1,7 @@
-"""Find every place where a port departs from the reference.
+"""Find every departure: a place where the port computes other numbers than the reference.
 
-An edit explains the departure, or the reference continues from the port's value.
+The search tries edits of the reference that give the port's numbers. If no edit does, the reference continues with the
+port's value.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from transparity_conformance.matching.values import HUGE
 
 @dataclass(frozen=True, eq=False)
 class Departure:
-    """A place where the port departs from the reference."""
+    """A place where the port computes other numbers than the reference."""
 
     by: Departures
-    """The search that found the departure, in one call."""
+    """The search that found the departure."""
     operation: int
     """The index of the port's first operation at this place."""
     step: Step
-    """The reference's step that was edited, or that has no counterpart."""
+    """The step of the reference that the edit changes, or that has no counterpart in the port."""
     edit: Edit | None
     """The edit that gives the port's numbers; None if no edit does."""
     steps: Sequence[int] = ()
-    """The numbers of the edited steps, one for each layer."""
+    """The indices of the edited steps, one for each layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain the departure equally well."""
     matched: Collection[int] = frozenset()
-    """The port's operations that had counterparts before this edit."""
+    """The port's operations whose values were already matched before this edit."""
     made: Any = None
-    """The port's value from which the reference continued, if there is no edit."""
+    """The port's value with which the reference continues, if there is no edit."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port's operation that runs no operation with a counterpart."""
+        """Return the port's line: the innermost line of the operation that runs no matched operation of its kind."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
@@ -75,7 +76,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the edited steps in another call: the same places in the code, in the same layers."""
+        """Return the edited steps in the program of another call, found by their places in the code."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -85,24 +86,19 @@ class Departure:
             found += places[order : order + 1]
         return found
 
-    def with_other(self, number: int) -> Departure:
-        """Return the departure with another edit; the edits after it remain alternatives."""
-        other, rest = self.others[number], self.others[number + 1 :]
-        return dataclasses.replace(self, edit=other.edit, step=other.step, steps=other.steps, others=rest)
-
 
 class Departures:
-    """Finds the departures of one call, in order."""
+    """Finds the departures in one call, in the order of computation."""
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the call is also recorded with another implementation of experts, in which more edits may run."""
+        """Whether the reference also has another implementation of experts, in which more edits may run."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures, and the last comparison. Each departure leaves fewer unexplained operations.
+        """Return the departures, and the comparison after their edits.
 
         Args:
-            before: Departures of another call, whose edits are also applied here.
+            before: Departures found in another call, whose edits are also applied here.
         """
         found: list[Departure] = []
         now: Comparison = self.comparer.compared(self.changes_of(before))
@@ -136,10 +132,10 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched)
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation that an edit explains.
+        """Return the port's operation to report for an edit.
 
-        This is the first operation that gains a counterpart or, if a step is left out, the last operation before that
-        step. If no operation gains a counterpart, it is the first operation that the reference lacks.
+        Report the first operation that the edit matches or, if the edit leaves out a step, the operation before this
+        step. If the edit matches no operation, report the first operation that only the port has.
         """
         comparer, after = self.comparer, found.after
         explained = set(now.lost) - set(after.lost)
@@ -158,14 +154,14 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove edits that are not needed; this may require an alternative edit elsewhere."""
+        """Remove each departure without which the answers agree, if necessary with alternative edits of the others."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
                 after = self.comparer.tried(self.changes_of(tried), now)
                 if after is None or not after.agrees or after.lost:
                     continue
-                # A run with the edits does not record the values inside of edited segments.
+                # The run does not show the values inside edited segments, so these values may become unmatched.
                 edits = [
                     (each.edit, number) for each in tried if each.edit and each.edit.behind for number in each.steps
                 ]
@@ -177,19 +173,18 @@ class Departures:
         return found
 
     def changes_of(self, found: Sequence[Departure]) -> dict[int, Change]:
-        """Return the changes of all departures together."""
         return changes_of(found, self.comparer.program, self.comparer.flow, self)
 
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Let the reference continue from the port's value if no edit explains it.
+        """Let the reference continue with a value of the port that no edit explains.
 
-        The reference's most similar step returns this value. Without a suitable step, no comparison is returned.
+        The value replaces the result of the most similar step. If no replacement helps, return no comparison.
         """
         program = self.comparer.program
         fronts = port or now.lost[:1]
-        # A port without the step continues from the step's input; with more steps, from a later value.
+        # The port may lack the step, so its input is tried too; with additional steps, a later value fits.
         given = [each for index in fronts for each in self.comparer.port.operations[index].inputs]
         nearest = sorted(self._layouts([*fronts, *given], steps, now), key=lambda each: -each[0])
         for _, tensor, operation, number in itertools.chain(nearest, self._layouts(now.lost, steps, now)):
@@ -205,9 +200,9 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield pairs of a port's value and a step.
+        """Yield pairs of an operation and a step whose results have the same size.
 
-        Each has the similarity, the value in the step's layout, and both indices.
+        Each pair has the similarity, the port's value in the step's layout, the operation and the step.
         """
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
@@ -215,7 +210,7 @@ class Departures:
                 yield *found, operation, number
 
     def _run_by_its_line(self, number: int) -> list[int]:
-        """Return a step, and the later steps of the same line."""
+        """Return a step, and the steps of the same line that use its result."""
         program, line = self.comparer.program, self.comparer.program.steps[number].places[:1]
 
         def readers(step: int) -> Iterator[int]:
@@ -224,9 +219,9 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return the similarity of a port's value to a step's value, and the port's value in the step's layout.
+        """Return the cosine of a port's value and a step's value, and the port's value in the step's layout.
 
-        Return None if their sizes differ.
+        Return None if the port's value has no such layout.
         """
         import torch
 
@@ -255,7 +250,10 @@ MOST_AXES = 5
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes of all departures in a program; a value of the port is used only in the call `by`."""
+    """Return the changes that all departures make in a program.
+
+    A departure without an edit changes only the call that the search `by` compares, because it has the port's value.
+    """
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:
@@ -266,10 +264,12 @@ def changes_of(
 
 
 def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
-    """Yield the departures, each time with an alternative edit of one of them."""
+    """Yield copies of the list in which one departure has an alternative edit."""
     for place, each in enumerate(found):
-        for number in range(len(each.others)):
-            yield [*found[:place], each.with_other(number), *found[place + 1 :]]
+        for number, other in enumerate(each.others, 1):
+            rest = each.others[number:]
+            tried = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps, others=rest)
+            yield [*found[:place], tried, *found[place + 1 :]]
 
 
 def _constant(tensor: Any) -> Change:

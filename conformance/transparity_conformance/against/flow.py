@@ -1,4 +1,4 @@
-"""The data flow of a program: which values depend on the input, and which values all of the input passes through."""
+"""The data flow of a program: which values depend on the input, and through which values all of the input passes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import numpy as np
 from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
-"""Stands for the input, through which everything passes."""
+"""The dominator of the program's inputs; it stands for all inputs together."""
 
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. If the segment runs again on another value, its steps are unchanged."""
+    """A change of a segment's result. When the segment runs again on another value, its own steps are unchanged."""
 
     change: Change
 
     def __call__(self, values: Values) -> Any:
-        """Return the changed result of the segment's last step."""
         return self.change(values)
 
 
@@ -52,7 +51,7 @@ class DataFlow:
                     self._depth[index] = self._depth[passed] + 1
 
     def within(self, changes: Mapping[int, Change]) -> Self:
-        """Return the same flow, in which steps have these changes when they run again."""
+        """Return a copy of the flow whose steps have these changes when they run again."""
         flow = copy.copy(self)
         flow.changes = {number: each for number, each in changes.items() if not isinstance(each, OfSegment)}
         return flow

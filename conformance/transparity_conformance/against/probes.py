@@ -37,7 +37,7 @@ OTHERS = ((11, 1), (11, 2), (11, 3))
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The port's answer to one probe, compared with the reference's answer."""
+    """The port's answer on one probe, compared with the reference's answer."""
 
     probe: str
     inputs: Inputs
@@ -79,8 +79,8 @@ class Source:
 def source_of(model: Any) -> Source:
     """Return a source of inputs with texts of at most `LONGEST` tokens.
 
-    The configuration of transformers describes the inputs. Without one, calls show the names of the inputs, the rows of
-    their tables and the longest text, as in `transparity fit`.
+    A configuration of transformers describes the inputs. Without such a configuration, calls of the model show the
+    names of its inputs, the number of token ids and the longest text.
     """
     if not is_configured(model):
         return _found_by_calls(model)
@@ -152,12 +152,15 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Leave out masks, which must hide no position, because a recurrence may accept no mask with a cache."""
+    """Return the inputs without masks, which must hide no position.
+
+    Some recurrent models refuse a mask if there is a cache.
+    """
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Return the inputs with some padding in every row except the last; None without a mask."""
+    """Return the inputs with padding in every row except the last, or None if the inputs have no mask."""
     if "attention_mask" not in inputs:
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -186,7 +189,6 @@ def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
 
 
 def is_padded(inputs: Inputs) -> bool:
-    """Return whether a mask hides any position."""
     return any("mask" in name and not value.all() for name, value in inputs.items())
 
 
@@ -216,10 +218,10 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer in which most parts of the model take part.
+    """Return the wrong answer that probably shows most about the difference.
 
-    Preferred answers have several rows and tokens, no padding and many wrong numbers; among equal answers, the smallest
-    is chosen.
+    Such an answer has several rows and tokens, no padding and many wrong numbers. Among equal answers, the smallest is
+    returned.
     """
 
     def key(each: Answer) -> tuple[Any, ...]:

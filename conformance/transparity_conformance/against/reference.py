@@ -51,7 +51,7 @@ class Reference:
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Return modules whose weights differ by rounding, each in float64 and in the precision."""
+        """Return copies of the module whose weights differ by rounding, each in float64 and in `dtype`."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -67,10 +67,10 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget from the rounding error at this point only.
+        """Return the answer in float64, and a budget from the rounding error of a single run.
 
-        The error at one point may be small by chance. A port that exceeds this budget is compared within the budget of
-        `answer`.
+        The error of one run may be small by chance. If a port exceeds this budget, the larger budget of `answer`
+        applies.
         """
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
@@ -78,10 +78,10 @@ class Reference:
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
     ) -> float:
-        """Return the rounding budget of an answer, from exact and rounded answers at some points.
+        """Return the budget of an answer, measured from pairs of an exact and a rounded answer.
 
-        Padding, masked scores, and numbers that are not finite in both answers are ignored. `dtype` is the precision;
-        by default, it is the reference's precision.
+        The budget ignores padding, masked scores, and numbers that are not finite in both answers. `dtype` is the
+        precision; by default, it is the reference's precision.
         """
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
@@ -110,10 +110,9 @@ class Reference:
         return self.model if self.dtype == "float32" else copied(self.model).to(getattr(torch, self.dtype))
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the largest difference that rounding can explain, except at padding."""
-        answer, points = self.truth(inputs), []
-        for point, rounded in self.neighbours:
-            points.append((self.exactly_of(point, inputs), self.answer_of(rounded, inputs)))
+        """Return the answer in float64, and its budget, measured with several sets of slightly changed weights."""
+        answer, pairs = self.truth(inputs), self.neighbours
+        points = [(self.exactly_of(point, inputs), self.answer_of(rounded, inputs)) for point, rounded in pairs]
         return answer, self.budget(inputs, answer, points)
 
     def truth(self, inputs: Inputs) -> np.ndarray:
@@ -158,27 +157,23 @@ class Reference:
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
-    @property
+    @functools.cached_property
     def needs_targets(self) -> bool:
         """Return whether the logits of all positions require targets."""
-        return self._needs_targets
-
-    @functools.cached_property
-    def _needs_targets(self) -> bool:
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64; `experts` names the implementation of experts."""
+        """Record a call in float64; `experts` is the name of an implementation of experts, or empty."""
         if experts:
             self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the names of the implementations of experts with which transformers records a model.
+        """Return the names of the implementations of experts that transformers offers and that can be recorded.
 
-        One is a loop, as in many ports. The other consists of products whose shapes do not depend on the choice of
-        experts. A model without experts has a single implementation without a name.
+        `eager` loops over the experts, as many ports do. `batched_mm` multiplies matrices whose shapes do not depend
+        on the router's choice. For a model without experts, the only name is empty.
         """
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
@@ -229,7 +224,7 @@ def _shapes(inputs: Inputs) -> str:
 
 @contextlib.contextmanager
 def exactly() -> Iterator[None]:
-    """Compute every part of a program in float64 within the context."""
+    """Compute everything in float64 within the context."""
     with float64_defaults(), decomposed(), dispatched(executed_exactly):
         yield
 
@@ -249,10 +244,10 @@ def _numbers_in(config: Any) -> Iterator[float]:
 def shares(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> dict[int, float]:
-    """Return the tolerance of each value of a program, relative to its largest number.
+    """Return the tolerance of each value of a program, relative to the value's largest number.
 
-    The program runs with slightly different numbers, in float64 and in `dtype`. Constants that were computed when the
-    model was built, such as rotation frequencies, differ by the rounding of a power: |ln x| ulps.
+    The tolerances are measured by running the program on slightly changed inputs and parameters, in float64 and in
+    `dtype`.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
@@ -266,7 +261,7 @@ def shares(
 def neighbours(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> Iterator[tuple[Values, Values]]:
-    """Yield the values of a program for slightly different inputs and parameters, in float64 and in `dtype`."""
+    """Yield the values of a program for slightly changed inputs and parameters, in float64 and in `dtype`."""
     import torch
 
     precision, ulp = getattr(torch, dtype), epsilon(dtype)
@@ -283,7 +278,10 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Return a tensor with each number changed by up to an ulp or, if not learned, by the rounding of a power."""
+    """Return a tensor with each number changed at random by up to one ulp.
+
+    A constant x changes by up to 1 + |ln x| ulps, because it may be a rounded power, such as a rotation frequency.
+    """
     import torch
 
     if not value.is_floating_point():
@@ -294,7 +292,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 
 
 def _apart(exact: Any, rounded: Any) -> float:
-    """Return the largest difference relative to the largest number, without masked scores."""
+    """Return the largest difference, as a share of the largest number; masked scores are ignored."""
     a, b = numbers_of(exact), numbers_of(rounded)
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0

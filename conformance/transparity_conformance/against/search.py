@@ -1,4 +1,4 @@
-"""Search for an edit of the reference that explains where a port diverges from it, in order of the edits' kinds."""
+"""Search for an edit of the reference that gives the port's numbers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
-"""Edits that are numerous at each step, or whose numbers come from the port, and that are therefore tried later."""
-
+"""Functions that yield many edits for each step, or edits with numbers fitted to the port's values."""
 
 LAG = 2
-"""A step's fitted or numerous edits are tried after the simple edits of steps up to this much farther away."""
+"""Before the edits of `LATER` at a step, the search tries the edits of `SIMPLE` at steps this much farther away."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of fitted or numerous edits. A simpler edit farther away may be preferred to them."""
+"""The lowest rank of an edit with a fitted number. After such an edit, the search looks for a simpler one."""
 
 MEASURED = 3
 """The largest number of edits for which rounding is measured, to limit time."""
@@ -55,44 +54,43 @@ class Explanation:
     """The number of steps in the segment that compute new numbers."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port computes what the edit replaces, and does not use it."""
+    """Whether the port also computes the value that the edit replaces, although its answer does not depend on it."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key for explanations.
+        """Return a sort key; the best explanation has the smallest key.
 
-        The best explanations explain the answer, leave few operations unmatched, are not denied, and are simple and
-        short. Edits of a value are preferred to edits of its views, and edits of many steps to edits of few.
+        After `worth`, simple edits come first, then edits of short segments. An edit of a value comes before an edit
+        of its view, and an edit of many steps before an edit of few.
         """
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
-        """Return a sort key: is the answer still unexplained, how many operations are unmatched, is it denied."""
+        """Return a sort key: whether the answers still differ, the number of unmatched operations, and `is_denied`."""
         return not self.after.agrees, len(self.after.lost), self.is_denied
 
 
 class EditSearch:
-    """Searches for edits near the place where two programs diverge."""
+    """Searches for edits near the place where the port and the reference diverge."""
 
     def __init__(self, comparer: Comparer, tried: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether an edit that gives numbers of the port made a later step fail."""
+        """Whether a later step failed after an edit whose result matched a value of the port."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
         )
         self._reserved = 0.0
-        """Seconds of the time limit that are kept for later departures."""
+        """The seconds that must remain for later departures."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
-        """Exclude an edit from the search."""
         self._refused.setdefault(step.site, set()).add(edit.says)
 
     def explanations(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> list[Explanation]:
-        """Return the edits that explain the first unmatched operations of a port, the best first."""
+        """Return the edits that match some of the port's first unmatched operations, the best first."""
         if found := self._of_order(now, port):
             return [found]
         lost = Known({index: self.port.prints[index] for index in now.lost})
@@ -116,7 +114,7 @@ class EditSearch:
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
         """Return the explanations, the best first, after measuring rounding for the first of them."""
         found.sort(key=lambda each: each.key)
-        measured: dict[Any, Comparison] = {}  # edits that give the same numbers round alike
+        measured: dict[Any, Comparison] = {}  # edits with the same result have the same rounding errors
         for place, each in enumerate(found):
             same = *each.after.lost, each.after.values[self.program.answer].numpy().tobytes()
             if each.after.agrees or (same not in measured and len(measured) == MEASURED):
@@ -127,7 +125,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Yield explanations by an edit in every layer, and in a single layer, that reduce the unmatched operations."""
+        """Make an edit in all layers, and in a single one; yield the attempts that leave fewer unmatched operations."""
         for scope in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, scope, now.changes), now)
             if after is None:
@@ -153,9 +151,9 @@ class EditSearch:
         return scopes
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield groups of steps by their distance from the place where the programs diverge.
+        """Yield groups of steps by their distance from the place where the programs diverge, the nearest first.
 
-        The groups extend forward over steps without counterparts, and backward to the last step with a counterpart.
+        The groups extend forward over unmatched steps, and backward to the last matched step.
         """
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
@@ -177,7 +175,7 @@ class EditSearch:
     def _shown(
         self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]
     ) -> Iterator[tuple[Edit, int]]:
-        """Yield the edits of some steps after which one of the next values is a new number of the port."""
+        """Yield the edits of the steps in `ring` that pass `_shows`."""
         for number in ring:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
@@ -196,9 +194,9 @@ class EditSearch:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether an edit soon gives a new value of the port; most edits are rejected here.
+        """Return whether one of the next values after an edit equals an unmatched value of the port.
 
-        `made` holds the results of earlier edits of this step. Equal results are not tried again.
+        `made` contains the results of earlier edits of this step. An edit with one of these results is rejected.
         """
         result = self._result(edit, number, now)
         first = _first(result)
@@ -230,9 +228,9 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find the edit of the first step whose numbers the port reorders.
+        """Find the edit of the first step whose result the port has with the same numbers in another order.
 
-        Only later operations show the difference.
+        Matching ignores the order of numbers, so only later operations differ.
         """
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
@@ -252,7 +250,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result an operation of the port reorders without changing its shape."""
+        """Return the step whose result has the shape and the numbers of an operation's result, in another order."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

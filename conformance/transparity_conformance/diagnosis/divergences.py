@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -21,12 +22,12 @@ from transparity_conformance.diagnosis.probe_result import (
 )
 from transparity_conformance.diagnosis.search.answer import Answer
 from transparity_conformance.diagnosis.search.clock import STAGES, Clock
-from transparity_conformance.diagnosis.search.fields import departures
+from transparity_conformance.diagnosis.search.fields import departures, fewest_wrong
 from transparity_conformance.diagnosis.search.joined import joined, layer_of, scope_of
 from transparity_conformance.diagnosis.search.search import BEAM, PAIR
 from transparity_conformance.diagnosis.segment import Combination, Segment, segment_of
 from transparity_conformance.diagnosis.thresholds import NO_EXPLANATION
-from transparity_conformance.diagnosis.walk import walk
+from transparity_conformance.diagnosis.walk import Impossible, walk
 from transparity_conformance.oracle.undetermined import judged
 from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
@@ -49,9 +50,9 @@ def explain_all(
 ) -> tuple[Divergence, ...]:
     """Explain every segment in `faulty`; segments that an earlier cause also explains are left out.
 
-    Activations that were found by value may be matched wrongly. Causes are then reported only if they reproduce the
-    logits (`answer`), and the smallest set is preferred. Candidates are single faults that reproduce the logits, the
-    fewest faults that explain the segments, and pairs that reproduce the logits.
+    Activations that were found by value may be matched wrongly. With such activations, `answer` contains the logits,
+    and only causes that reproduce the logits are reported. The search tries single faults first, then the fewest faults
+    that explain the segments, then pairs.
 
     On several `ranks`, faults of the sharding are also tried.
     """
@@ -73,42 +74,42 @@ def _consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Return the divergences without causes that contradict the logits.
+    """Drop the causes that the logits contradict, and the divergences of activations that the model does not use.
 
-    Only causes at activations that were found by value can be wrong. They are dropped if all causes together, with the
-    port's values at unexplained taps, do not reproduce the logits. They are also dropped next to an unexplained tap,
-    because the activation may be matched wrongly.
+    Only causes at activations that were found by value can be wrong. Drop all of these causes if the reference with all
+    causes, and with the port's values at unexplained taps, does not reproduce the logits. Also drop a cause next to an
+    unexplained tap, because the activation may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
     follows = answer.follows(results, told, unexplained)
+    after = {each for tap in unexplained for each in fed_by(tap, results)}
 
     def contradicts(tap: str) -> bool:
-        beside = (_feeds(results, tap, other) or _feeds(results, other, tap) for other in unexplained)
-        return tap in answer.found and (not follows or any(beside))
+        if tap not in answer.found:
+            return False
+        return not follows or tap in after or not {*unexplained}.isdisjoint(fed_by(tap, results))
+
+    def is_used(tap: str) -> bool:
+        with contextlib.suppress(Impossible):
+            return tap not in answer.found or bool(fed_by(tap, results, told))
+        return True
 
     return [
-        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None) if contradicts(each.where) else each
-        for each in without_moved(divergences, told)
-    ]
-
-
-def without_moved(divergences: Sequence[Divergence], told: Combination) -> list[Divergence]:
-    """Leave out the norms of queries and keys that seem missing before a rotation, and are found after it."""
-    moved = {scope_of(site) for each in told if each.fault.settings.get("before_norm") for site in each.sites}
-    return [
-        each
+        dataclasses.replace(each, causes=(), indistinguishable=(), split_by=None)
+        if each.causes and contradicts(each.where)
+        else each
         for each in divergences
-        if not (scope_of(each.where) in moved and any(cause.mistake == "norm-missing" for cause in each.causes))
+        if not each.causes or is_used(each.where)
     ]
 
 
-def _feeds(results: Results, tap: str, other: str) -> bool:
-    """Return whether a tap directly feeds another."""
+def fed_by(tap: str, results: Results, known: Combination = ()) -> list[str]:
+    """Return the taps whose values the reference, with the faults `known`, computes directly from a tap."""
     result = next(each for each in results.values() if tap in each.recorded)
     changed = {**result.recorded, tap: 2 * result.recorded[tap] + 1}
-    ours, theirs = (walk(result.probe, given, until=other)[other] for given in (result.recorded, changed))
-    return not np.array_equal(ours, theirs, equal_nan=True)
+    ours, theirs = (walk(result.probe, given, known) for given in (result.recorded, changed))
+    return [each for each in ours if each != tap and not np.array_equal(ours[each], theirs[each], equal_nan=True)]
 
 
 def _by_answer(
@@ -118,11 +119,7 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination that reproduces the logits and contradicts the fewest activations.
-
-    The result is empty if no combination reproduces the logits, or if it contradicts the port's own activations. Other
-    activations may stay wrong. An earlier explanation with the same faults is kept.
-    """
+    """Return the divergences of the combination that leaves the fewest activations, all found by value, wrong."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -146,7 +143,9 @@ def _by_answer(
         elif tap in _worst(results, tap).misshapen:
             divergences.append(divergence_of(results, tap, Explanation()))
     placed = {name for each in explanations.values() for name in _ids(each.chosen)}
-    if rest := tuple(each for each in told if each.fault.id not in placed):  # at activations without a match
+    if rest := tuple(
+        each for each in told if each.fault.id not in placed
+    ):  # these faults are at activations that were not found
         others = tuple(each for each in told if each.fault.id in placed)
         explanations["logits"] = explained_by(answer.segment, others, [rest], probes)
         divergences.append(divergence_of(results, "logits", explanations["logits"]))
@@ -158,9 +157,9 @@ def _ids(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains every segment separately with the port's own earlier activations, until the logits are reproduced.
+    """Explains each segment separately, until the faults that were found reproduce the logits.
 
-    If a segment has no cause, its sublayer is also explained as a whole.
+    If no cause is found for a segment, the whole sublayer is searched as one segment.
     """
 
     def __init__(self, results: Results, dtype: str, clock: Clock, ranks: int, answer: Answer | None) -> None:
@@ -197,7 +196,6 @@ class _BySegment:
         return ()
 
     def _is_known(self, tap: str) -> bool:
-        """Return whether the known faults explain a segment."""
         is_joint = self.joint.get(scope_of(tap), Explanation()).chosen
         return bool(
             is_joint or (self.known and segment_of(self.results, tap, self.dtype, self.ranks).vanishes(self.known))
@@ -219,7 +217,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment, without the known faults in it."""
+        """Explain the sublayer of a tap as one segment; faults that were already found in it are not applied."""
         end, results = joined(self.results, tap, faulty, found, self.dtype)
         if not end:
             return Explanation()
@@ -227,12 +225,11 @@ class _BySegment:
         return explain(segment, sites, self._outside(scope_of(tap)), self.others, self.joint, self.clock, PAIR)
 
     def _outside(self, scope: str) -> Combination:
-        """Return the known faults outside a sublayer."""
         return tuple(each for each in self.known if scope not in map(scope_of, each.sites))
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Return the divergences, with names for swaps and for changed shapes."""
+    """Return the divergences; swaps get the name of the swap, and wrong shapes the cause that explains the shape."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
@@ -242,7 +239,7 @@ def _worst(results: Results, tap: str) -> ProbeResult:
 
 
 def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
-    """Return the divergence of a segment with its explanation; without one, with the profile of its error."""
+    """Return the divergence of a segment. If `dtype` is set and there is no cause, add the profile of the error."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if dtype and not found.causes:
@@ -254,7 +251,7 @@ def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
-    """Return a note on fields that probably differ, if only the logits are known and they have no cause."""
+    """If the port shows only wrong logits, and they have no cause, return a note on fields that probably differ."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
@@ -277,7 +274,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """Return the remaining difference without a cause, on the probe where it is largest."""
+    """Return the divergence that remains with the `known` faults, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     recorded = segment.recorded[probe.name]
     ours = walk(probe, recorded, known, until=segment.tap)[segment.tap]
@@ -287,7 +284,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Return the divergence with a cause if the shape is wrong and a fault explains the shape and all later taps."""
+    """If a tap has a wrong shape, and a single fault explains the shape and a later tap, return its cause too."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -296,7 +293,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name a swap if each of two sites uses the parameters of the other; if only one does, nothing changes."""
+    """Name a swap if two sites use each other's parameters, or three sites in a cycle; otherwise change nothing."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -320,7 +317,6 @@ def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) 
 
 
 def _alone(explanation: Explanation | None) -> Fault | None:
-    """Return the fault of an explanation that consists of a single fault, otherwise None."""
     return explanation.chosen[0].fault if explanation and len(explanation.chosen) == 1 else None
 
 
@@ -329,11 +325,9 @@ def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combi
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config
-    most = min(len(faulty) // 2, len(faulty) - 2)
     candidates = [hypothesis for hypothesis in whole_model(config) if hypothesis.fault.id != "low-precision"]
-    counted = [(len(still_wrong(results, (h,), dtype, most)), i, h) for i, h in enumerate(candidates)]
-    left, _, best = min(counted, key=lambda item: item[:2], default=(most + 1, 0, None))
-    return (best,) if best is not None and left <= most else ()
+    best, _ = fewest_wrong(results, candidates, dtype, min(len(faulty) // 2, len(faulty) - 2))
+    return () if best is None else (best,)
 
 
 def _whole_model_divergence(results: Results, tap: str, known: Combination) -> Divergence:

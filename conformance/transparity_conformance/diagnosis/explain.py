@@ -51,14 +51,14 @@ def explain(
     """Find the causes of the difference at `segment`.
 
     Args:
-        sites: Taps at which the fault may be.
+        sites: The taps at which faults may be made.
         known: Faults that are already applied.
         others: All probes; one of them may distinguish equally good causes.
-        earlier: Explanations of other segments; a fault of one layer is likely to be in the next, too.
-        clock: The remaining time; when it is over, the segment has no cause.
-        deepest: The largest number of faults.
+        earlier: Explanations of other segments; a fault of one layer is likely to be in the next layer, too.
+        clock: The remaining time; if it runs out, the segment has no cause.
+        deepest: The largest number of faults in a combination.
     """
-    search = Search.at(segment, sites, known, clock)
+    search = Search(segment, sites, known, clock)
     before = rms(segment.left(search.screen, known))
     if (same := _same_as_earlier(segment, known, before, search.screen, earlier)) is not None:
         return same
@@ -69,6 +69,7 @@ def explain(
     found, remains = list[Combination](), False
     with contextlib.suppress(OutOfTime):
         found, remains = search.run(likely, deepest)
+        found = found or search.partial()
     if not found:
         return Explanation()
     found = _uncontradicted_first(segment, known, search.screen, found)
@@ -97,7 +98,7 @@ def explained_by(
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop the first combinations if they make right segments wrong, provided that a later combination does not.
+    """Drop leading combinations that make a right segment wrong; if all combinations do, return all.
 
     For example, a residual that is missing after both sublayers explains the last segment as well as a residual that is
     missing only there.
@@ -111,7 +112,7 @@ def _uncontradicted_first(
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """Return the explanation of an earlier segment of the same kind, if it also holds here."""
+    """Return the explanation of an earlier segment of the same kind, if its faults also explain this segment."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             *others, last = _causes(segment, known, chosen, before, screen)
@@ -124,7 +125,7 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Return the faults of earlier segments of the same kind, made at this segment."""
+    """Return the faults of earlier segments of the same kind, made at this segment, and the earlier explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -136,7 +137,7 @@ def _made_before(
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
-    """Return the fault as it is made at this segment, or None if that is impossible."""
+    """Return the variant of a fault for this segment, or None if the fault cannot be made here."""
     every = faults_at(screen.config, segment.tap, segment.ranks)
     made = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (each.make(1.0).id for each, _ in fittables(screen.config, [segment.tap]))
@@ -162,7 +163,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the causes of an explanation; after a complete one, only rounding remains, so all is explained."""
+    """Return the causes of the faults `chosen`. If they are complete, the last one explains the whole difference."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 
@@ -181,14 +182,14 @@ def _cause(
 
 
 def _begins(applied: Combination, screen: Probe) -> str:
-    """Return the first tap that the last fault changes or removes; used for faults of the whole model."""
+    """Return the first tap that the last fault changes or removes."""
     right, wrong = walk(screen, {}, applied[:-1]), walk(screen, {}, applied)
     changed = (tap for tap in right if tap not in wrong or not np.array_equal(right[tap], wrong[tap], equal_nan=True))
     return next(changed, "")
 
 
 def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add other numbers that explain the difference equally well to the cause."""
+    """Add to the cause the other numbers of the same fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     if fault.value is None:

@@ -1,4 +1,4 @@
-"""The verdict on a port, whose activations are compared with the oracle; wrong segments are located and explained."""
+"""The verdict on a port: compare its activations with the oracle, and locate and explain wrong segments."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def judge(
 ) -> Report:
     """Judge the activations of a port that was run on `probes`.
 
-    Args:
-        port, dtype, logits_only: Its name; the precision whose budgets apply; whether to compare only the logits.
-        not_compared, repeated: More lines for the report; the claim that two runs are equal, if there were two.
-        clock, located: The time for the search for causes; called with divergences before the search.
-        ranks, needs_logits: The ranks of a port that is right on one, otherwise 1; whether probes need logits.
-        answer: The logits and the faults that explain them, if taps were found by value.
+    Raise `Interrupted`, with the report, if Ctrl-C ends the search.
 
-    Raises `Interrupted`, with the report, if Ctrl-C ends the search.
+    Args:
+        port, dtype: The name of the port, and the precision whose budgets apply.
+        logits_only, needs_logits: Whether to compare only the logits, and whether to skip probes without logits.
+        not_compared, repeated: Further lines of the report, and the claim that two runs are equal.
+        clock, located: The time for the search for causes, and a function that receives the report before the search.
+        ranks, answer: The ranks of a port that is right on one, otherwise 1; the logits if taps were found by value.
     """
     with np.errstate(all="ignore"):  # a port may return any number
         results, missing = _compare(probes, actual, dtype, logits_only, progress or ignore_progress, needs_logits)
@@ -93,7 +93,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe that has logits or other taps; also return a line for everything that is missing."""
+    """Compare every probe for which the port returned activations; also return a line for everything missing."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -142,7 +142,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the verdict, which can be `agrees` only if the results are `complete`."""
+    """Return the report; the verdict can be `agrees` only if `complete` is true."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)

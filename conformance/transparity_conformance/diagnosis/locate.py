@@ -40,11 +40,11 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
     """List the wrong segments, and the segments that differ only in form, each in the order of the forward pass.
 
-    A tap inside a sublayer differs only in form if a single map turns our value into the port's (`is_equivalent`). In
-    addition, the tap must be right, or a later tap that contains its whole effect.
+    A tap inside a sublayer differs only in form under two conditions. A single map turns our value into the port's
+    value (`is_equivalent`), and the port's result at the end of the sublayer is right.
 
-    A port may fold the gain and bias of a norm into the next weights. The norm's output then also differs only in form,
-    if everything after it is right. Scores, weights and context are computed from the port's queries, keys and values.
+    A port may fold the gain and bias of a norm into the next weights. Then the norm's output differs only in form if
+    everything after the norm is right.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
@@ -64,17 +64,20 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 
 
 def _wrong(results: Results) -> list[tuple[str, str]]:
-    """Return the pairs of a probe and a tap that is wrong on it."""
+    """Return pairs of a probe and a tap that is wrong on this probe."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 
 def _healed(
     results: Results, suspects: set[str], dtype: str, without: Collection[str] = INTERNAL
 ) -> set[tuple[str, str]]:
-    """Return the pairs of a probe and a tap where the port has an equivalent form and a right result.
+    """Return pairs of a probe and a tap in `suspects` that differs only in form on this probe.
 
     Args:
-        without: Taps of sublayers that the reference computes itself, like the suspects.
+        results: The results of all probes.
+        suspects: The taps to examine. The reference computes them itself, without the port's values.
+        dtype: The precision of the port.
+        without: The kinds of other taps that the reference also computes itself.
     """
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
@@ -103,7 +106,7 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
-    """Return, for each tap, whether the port's value is right when it is computed from the `outer` values."""
+    """Return, for each tap, whether the port's value is right if the reference continues only with `outer` values."""
     ours = walk(result.probe, outer)
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
     budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
@@ -114,7 +117,6 @@ def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> 
 
 
 def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], right: Mapping[str, bool]) -> bool:
-    """Return whether the values computed from `tap` are right."""
     ends = right[tap] or any(right.get(end) for end in _ends(tap, outer, result))
     return ends if is_internal(tap) else all(right[name] for name in outer)
 
@@ -127,7 +129,7 @@ def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
 
 
 def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> list[str]:
-    """Return the taps that contain the whole effect of `tap`: if one of them is right, the effect is right."""
+    """Return later taps through which every effect of `tap` on the logits passes."""
     attention, _, last = tap.rpartition(".")
     through = {"hidden": (), "value": INSIDE[2:], "scores": INSIDE[1:], "weights": INSIDE[2:], "context": ()}
     behind = result.order[result.order.index(tap) + 1 :]
@@ -136,10 +138,10 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`, with masked ALiBi scores replaced.
+    """Return the port's value at `tap`; masked ALiBi scores are replaced by the reference's scores.
 
-    ALiBi may use the position of the key instead of its distance (BLOOM). This adds a number to each row of scores, but
-    not to masked scores.
+    A port may use the key's position instead of its distance, as BLOOM does. This adds a number to each row of scores,
+    but not to masked scores.
     """
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
@@ -151,7 +153,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str]:
-    """List the taps that differ at tokens although the logits agree; padding that nothing sees may differ."""
+    """List the taps in `faulty` that differ at tokens; taps that differ only at padding are left out."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -162,16 +164,17 @@ def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str
 
 
 def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
-    """Return whether the port differs from the oracle at tokens, not only at padding."""
+    """Return whether the port differs from the oracle at any token."""
     oracle, tokens = result.probe.oracle, real_positions(result.probe, tap)[..., None]
     error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, dtype)
     return share(error, oracle.budget(tap, dtype)) > 1
 
 
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
-    """List the taps at which a fault that shows at `tap` may be, in order.
+    """List the taps at which a fault may cause a difference at `tap`, in the order of the forward pass.
 
-    These are `tap` itself, earlier taps that the port does not record, and taps that its residual adds.
+    These are `tap` itself, earlier taps that the port does not record, and outputs of sublayers that the residual
+    stream adds before `tap`.
     """
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])

@@ -62,7 +62,7 @@ Results = Mapping[str, ProbeResult]
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
-    """Walk the reference through the activations `shown`, and compare every segment."""
+    """Compare each activation in `shown` with the reference's value, computed from the port's earlier activations."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {

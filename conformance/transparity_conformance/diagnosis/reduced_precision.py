@@ -1,7 +1,7 @@
-"""Rounding to fewer bits that explains every difference: of weights, of all arithmetic, or of matrix products.
+"""Find a rounding to fewer bits that explains every difference: of the weights, of all arithmetic, or of products.
 
 Tensor cores multiply rounded factors (TF32 or half precision) and sum in float32. To test for this rounding, the
-reference is run on arrays whose matrix products round both factors.
+reference runs on arrays whose matrix products round both factors.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PARAMETERS = "parameters"
 
 
 def find_rounding(results: Results, dtype: str) -> Cause | None:
-    """Return a rounding to fewer bits that explains every difference; None without one, or if a shape is wrong."""
+    """Return a rounding to fewer bits that explains every difference, or None; no rounding explains a wrong shape."""
     if any(result.misshapen for result in results.values()) or _is_beyond_rounding(results):
         return None
     return _rounded_weights(results, dtype) or _rounded_arithmetic(results, dtype) or _rounded_products(results)
 
 
 def _is_beyond_rounding(results: Results) -> bool:
-    """Return whether the first wrong segment differs by more than bfloat16, the coarsest precision, explains."""
+    """Return whether the first wrong segment differs by more than the rounding of bfloat16, the coarsest precision."""
     first = next((result for result in results.values() if result.wrong), None)
     if first is None or not math.isfinite(first.errors[first.wrong[0]]):  # float16 overflows
         return False
@@ -69,7 +69,7 @@ def _rounded_weights(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return a precision that represents every recorded value exactly, and whose budgets every segment satisfies."""
+    """Return the rounding of a precision that represents every recorded value, and whose budgets no error exceeds."""
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -110,9 +110,9 @@ def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
 
 
 def left_with(actual: np.ndarray, ours: np.ndarray, rounded: np.ndarray) -> float:
-    """Return the share of the difference from `ours` that remains with `rounded`, for a typical element.
+    """Return median |actual − rounded| / median |actual − ours|, the share of a difference that rounding leaves.
 
-    The share is infinite if a difference is larger than rounding can cause. Elements that are equal in all three
+    The share is infinite if an element differs by more than rounding can cause. Elements that are equal in all three
     arrays, such as weights of zero, are ignored.
     """
     ours, rounded = np.asarray(ours), np.asarray(rounded)
@@ -158,7 +158,7 @@ def products_of(taps: list[str]) -> Iterator[Hypothesis]:
 
 
 def _alter(kind: str, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Return the parameters in memory as arrays that round in products; matrices in files round block by block."""
+    """Return the parameters in memory as `Factors`; parameters in files are read and rounded block by block."""
     in_memory = {name: value for name, value in parameters.items() if not isinstance(value, Mapped)}
     return {name: factors(kind, value) for name, value in in_memory.items()} if site == PARAMETERS else {}
 

@@ -1,7 +1,7 @@
-"""The start of a walk: layers before the first one that is needed are skipped.
+"""Skip the first layers of the reference if their output is known.
 
 A stack that starts at its third layer is a shorter stack, whose embedding is the output of the second layer. The
-reference runs the shorter stack unchanged, with a tap that renames activations.
+reference runs this shorter model, with a tap that renames activations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from transparity_conformance.oracle.oracle import Arrays
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, (1, i) of the decoder; if i is the number of layers, the part after all layers."""
+"""(0, i) is layer i of the encoder, and (1, i) is layer i of the decoder.
+
+If i is the number of layers, it is the part after all layers.
+"""
 
 
 @functools.lru_cache(maxsize=2**14)
 def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """Return the stack, the layer and the rest of a name; cached, because every walk uses the same names."""
+    """Return the stack, the layer and the rest of a name; the same names are split often, so results are cached."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 
@@ -52,7 +55,7 @@ def depth(config: TransformerConfig, name: str) -> Depth:
 
 @dataclass(frozen=True)
 class Start:
-    """The number of skipped layers of each stack, and the activations `given` instead of them."""
+    """The number of skipped layers of each stack, and the known activations, `given`."""
 
     config: TransformerConfig
     given: Mapping[str, Any]
@@ -118,7 +121,7 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """Return the latest start at or before `earliest` for which `given` has the needed activations."""
+    """Skip as many layers before `earliest` as possible: the output of the last skipped layer must be in `given`."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers

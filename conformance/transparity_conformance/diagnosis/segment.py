@@ -1,4 +1,4 @@
-"""A segment that disagrees, and the difference that remains when faults are put into the reference."""
+"""A wrong segment, and the difference that remains when faults are put into the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port disagrees, on every probe that has this tap."""
+    """A tap at which the port differs from the reference, on every probe that has this tap."""
 
     tap: str
     probes: Sequence[Probe]
@@ -40,11 +40,11 @@ class Segment:
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the port shows no other activation, so that the segment is the whole model."""
+        """Whether the port shows only this tap, so that the segment is the whole model."""
         return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     def _base(self, probe: Probe) -> Base | None:
-        """Return a walk that all walks of `probe` can reuse, if the port shows no other activation; otherwise None."""
+        """Return the walk without faults, from which others start; None if the port shows several activations."""
         if len(self.recorded[probe.name]) > 1:
             return None
         if probe.name not in self._bases:
@@ -52,7 +52,7 @@ class Segment:
         return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's with `chosen` applied; 0 where a convention decides."""
+        """Return the port's value minus the reference's value with faults; 0 where a convention decides."""
         recorded = self.recorded[probe.name]
         try:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)
@@ -63,7 +63,10 @@ class Segment:
         return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference relative to the budget; if it is close, the budget is measured again."""
+        """Return the remaining difference, relative to the budget.
+
+        If the difference is slightly above the budget, the budget is measured again with the faults `chosen`.
+        """
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         if budget < error < REMEASURED_WITHIN[self.dtype] * budget:
             others = [name for name in self.recorded[probe.name] if name != self.tap]
@@ -74,7 +77,7 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether `chosen` makes an earlier right segment wrong, or is impossible there.
+        """Return whether the faults `chosen` make a right segment wrong, or raise an error.
 
         For example, this rules out a fault of all layers if an earlier layer is right.
         """
@@ -93,11 +96,10 @@ class Segment:
         return any(error > REMEASURED_WITHIN[self.dtype] * right[tap] for error, tap in errors)
 
     def rms(self, probe: Probe, chosen: Combination) -> float:
-        """Return the root mean square of the remaining difference."""
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the remaining difference may be within the budget."""
+        """Return whether the remaining difference would be within the largest budget that `share` may measure."""
         return self.largest(probe, chosen) <= REMEASURED_WITHIN[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
@@ -105,11 +107,10 @@ class Segment:
         return all(self.share(probe, chosen) <= 1 for probe in (self.probes if probes is None else probes))
 
     def largest(self, probe: Probe, chosen: Combination) -> float:
-        """Return the largest remaining difference."""
         return self._size(probe, chosen)[1]
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """Return the root mean square and the maximum of the remaining difference, which are cached."""
+        """Return the root mean square and the maximum of the remaining difference; they are computed once."""
         # Hypotheses are not hashable, so the key is their `id`. They are stored, so that no other object gets this id.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
@@ -137,6 +138,5 @@ def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segmen
 
 
 def rms(left: np.ndarray) -> float:
-    """Return the root mean square, which shows better than the maximum how close a hypothesis is."""
     with np.errstate(over="ignore"):
         return float(np.sqrt(np.mean(np.square(left)))) if left.size else 0.0

@@ -15,8 +15,8 @@ class Threshold(float):
 
 
 CHANGED_BUDGET = (
-    "budgets of logits were measured with 155 faults of three models, one at a time. They are "
-    "at most 5.5 × the original budgets in float32, 6.5 × in bfloat16, and 100 × for large scores"
+    "budgets of logits were measured with each of 155 faults in three models. With a fault, a budget was at most 5.5 × "
+    "the budget without it in float32, 6.5 × in bfloat16, and 100 × for large scores"
 )
 REMEASURED_WITHIN = {
     "float64": Threshold(1000, CHANGED_BUDGET),
@@ -30,7 +30,7 @@ applied."""
 LUCK = Threshold(
     4.5, "with large scores, a right program's error was up to 4.5 × the error at three points (144 models)"
 )
-"""The largest error of a right program, in budgets that are measured at few points."""
+"""The largest error of a right program, relative to a budget that is measured at only three points."""
 
 EQUIVALENT_ULPS = Threshold(
     1024,
@@ -41,31 +41,34 @@ EQUIVALENT_ULPS = Threshold(
 
 NO_EXPLANATION = Threshold(
     0.5,
-    "of 53 faults, the right one leaves at most 1.1e-4 of the difference in float32. A wrong one leaves more than half "
-    "in 99.6 % of 7,268 cases (two models, two probes, one of them with large scores)",
+    "each of 53 faults was planted in float32. The planted fault leaves at most 1.1e-4 of the difference. Any other "
+    "fault leaves more than half in 99.6 % of 7,268 cases (two models, two probes, one of them with large scores)",
 )
 """A fault that leaves more than this share of a difference does not explain it."""
 
 ROUNDED_PRODUCTS = (
-    "for products rounded to TF32 and bfloat16, the right rounding leaves at most 3e-4 of the difference (five probes, "
-    "20 runs). With another rounding, or with queries that are also 5 % too large, at least 0.78 typically remains, "
-    "and 0.96 at worst. The limits allow for accelerators, which may round factors near a tie differently"
+    "products were rounded to TF32 and bfloat16 (five probes, 20 runs). The reference with the same rounding leaves at "
+    "most 3e-4 of the difference. With another rounding, the median is at least 0.78, and the maximum at least 0.96. "
+    "The same holds if queries are also 5 % too large. The limits allow for accelerators, which may round factors near "
+    "a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
+"""The share of a difference that undeclared rounding may leave in the median over the probes."""
+
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
-"""The share of a difference that undeclared rounding may leave: on most probes, and on every probe."""
+"""The share of a difference that undeclared rounding may leave on any probe."""
 
 FURTHEST_ROUNDED = Threshold(
     4,
-    "in the same runs, it is 0.51 with the right rounding. Queries that are 5 % too large give 25 with TF32. With "
-    "bfloat16, they give 3.1, but the share that remains shows the fault",
+    "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, it is 25 in TF32. "
+    "In bfloat16, it is 3.1, but the share that remains shows the fault",
 )
 """The largest difference of any element, relative to the largest difference that the rounding causes."""
 
 COHERENT = Threshold(
     4,
-    "measured on the PyTorch and Flax columns with nine configurations in bfloat16 and one set of weights. Projections "
-    "were 1.0 × the reference's own in the median, and at most 1.65 × (a Llama). The limit is above twice this. The "
-    "test is not made in float32, whose budgets are narrow; there, projections reached 1.93 ×",
+    "measured on the PyTorch and Flax columns with nine configurations in bfloat16 and one set of weights. The median "
+    "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test is not made in "
+    "float32, whose budgets are narrow; there, the ratio reached 1.93",
 )
 """The largest projection of an error onto an effect, relative to the largest projection of the reference's rounding."""

@@ -1,8 +1,8 @@
-"""The walk: the reference computes each activation from the port's own earlier activations.
+"""The walk: a forward pass of the reference that computes each activation from the port's earlier activations.
 
-At each tap, the reference computes a value from the port's earlier activations, and then continues with the port's
-value. Each segment is thus judged separately: a fault shows only where it is made, and several faults show in one walk.
-A walk is a single forward pass. If only logits are recorded, the whole model is one segment.
+At each tap, the reference computes a value, and then continues with the port's value. The computation between two taps
+is a segment. A fault changes only the segment in which it is made, so a single walk shows several faults. If the port
+shows only logits, the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """A finished walk without faults; other walks with the same activations can reuse its values."""
+    """The values of a walk without faults; walks with faults start from these values."""
 
     computed: MutableMapping[str, np.ndarray]
+    """The value that the reference computes at each tap."""
     taps: Mapping[str, np.ndarray]
+    """The value with which the walk continues after each tap."""
 
 
 def base_of(probe: Probe, recorded: Mapping[str, np.ndarray]) -> Base:
-    """Return a walk through the whole model without faults."""
     taps = probe.room()
     return Base(walk(probe, recorded, taps=taps), taps)
 
@@ -85,9 +86,9 @@ def walk(
         until: The last tap to compute.
         dtype: The precision of the computation.
         index: The number of a nearby point at which rounding is measured; 0 is the probe itself.
-        base: A walk with the same activations, whose common part is reused.
+        base: A walk without faults through the same activations. Its values before the first fault are reused.
         taps: Filled with the values with which the walk continues after each tap.
-        choices: The same walk in float64, whose routers' choices are used.
+        choices: The same walk in float64. The walk uses its choices of experts.
     """
     with under_hypothesis() if hypotheses else contextlib.nullcontext():
         right, tokens = neighbour(probe.parameters, index), dict[str, Any](probe.inputs)
@@ -108,20 +109,20 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Return the parameters in `dtype`; the `known` ones have it already, and skipped layers do not need it."""
+    """Return the parameters rounded to `dtype`. Parameters in `known` and in skipped layers stay unchanged."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
 
 def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
-    """Return storage for computed values; values of a model with the same fields are reused."""
+    """Return the storage for computed values; if no fault changes the configuration, it has the values of the base."""
     if base is None or model.config is not probe.config:
         return probe.room()
     return copy.copy(base.computed)
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the values with which the walk continues, including those before the start."""
+    """Return the storage for the values with which the walk continues. It starts with the values of skipped layers."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))
@@ -137,7 +138,7 @@ class Model:
     touched: list[str] = field(default_factory=list)
     """Taps and parameters at which faults are made."""
     downstream: list[str] = field(default_factory=list)
-    """Taps after which a fault changes the value that continues."""
+    """Taps at which a fault changes the value with which the walk continues."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
@@ -204,7 +205,6 @@ def made_with(hypotheses: Sequence[Hypothesis], state: WalkState, name: str, val
 
 
 def _formulas(faults: Sequence[Fault]) -> dict[Formula, dict[str, Any]]:
-    """Return each formula with the settings of all faults that change it."""
     formulas: dict[Formula, dict[str, Any]] = {}
     for fault in faults:
         if fault.formula is not None:
@@ -223,7 +223,7 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Return the latest layer at which the walk can start with the same result."""
+    """Return the start that skips all layers before the first fault and before `until`, as far as possible."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
@@ -244,10 +244,15 @@ def segment_budgets(
     neighbours: int = 3,
     truth: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Measure the reference's own rounding error in `dtype` for each segment.
+    """Return the budget of each segment, measured from the reference's own rounding errors in `dtype`.
 
     Args:
-        neighbors: The number of points at which the error is measured.
+        probe: The probe.
+        recorded: The port's activations.
+        dtype: The precision.
+        hypotheses: The faults in the reference.
+        until: The last tap to compute.
+        neighbours: The number of points at which the error is measured.
         truth: The same walk in float64, if it is known.
     """
     rule, ulp = RULES[dtype], epsilon(dtype)
@@ -267,6 +272,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Perturb `value` within its rounding, because a port may continue with unrounded values."""
+    """Change each number at random by up to half an ulp, because a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

@@ -1,4 +1,4 @@
-"""An edit: a change to how one step of a program, or a few consecutive steps, compute their results."""
+"""An edit: a change of the computation of one step of a program, or of a few consecutive steps."""
 
 from __future__ import annotations
 
@@ -36,18 +36,17 @@ class At:
 
     @property
     def value(self) -> Any:
-        """Return the result of the step, or None."""
         return self.program.values.get(self.step.output)
 
     @property
     def line(self) -> str:
-        """Return the innermost expression that runs the step."""
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which consecutive segments start.
+        """Return the values at which consecutive segments start, from the last segment to the first.
 
-        The last segment ends at this step; every other segment ends where the next segment starts.
+        The last segment ends at this step. A segment starts `count` values before its end; `starts` yields these
+        values.
         """
         found, end = [], self.step.output
         for count in counts:
@@ -59,7 +58,10 @@ class At:
         return found
 
     def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
-        """Return the change that runs the step with other arguments, given its own arguments and all values."""
+        """Return the change that runs the step with the arguments that `change` computes.
+
+        `change` receives the step's own arguments and all values of the program.
+        """
 
         def changed(values: Values) -> Any:
             args = change(list(filled(self.step.args, values)), values)
@@ -72,7 +74,7 @@ class At:
         return self.with_arguments(lambda args, _: with_item(args, place, change(args[place])))
 
     def with_result(self, change: Function) -> Change:
-        """Return the change that alters the step's result."""
+        """Return the change that applies a function to the step's result."""
 
         def changed(values: Values) -> Any:
             now = dict(values)
@@ -82,7 +84,7 @@ class At:
         return changed
 
     def fitting(self, made: Any) -> Any:
-        """Return a tensor with the axes of the value that it replaces; raise `ValueError` if its shape does not fit."""
+        """Return a tensor in the shape of the step's result; raise `ValueError` if its shape does not fit."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the result has another shape or kind than the step's result")
@@ -90,7 +92,6 @@ class At:
 
 
 def with_item(items: Sequence[Any], place: int, item: Any) -> list[Any]:
-    """Return a copy of a sequence with another item at one position."""
     return [*items[:place], item, *items[place + 1 :]]
 
 
@@ -103,22 +104,25 @@ class Edit:
 
     kind: str
     words: str | Callable[[], str] = field(repr=False)
-    """The difference in words, to follow "your port", or a function that returns these words."""
+    """The words that follow "your port" in a report, or a function that returns them."""
     make: Make = field(repr=False)
     """Returns the change at a step, or None if the edit does not apply there."""
     rank: int = 0
     """Among equally good explanations, the edit with the lowest rank is preferred."""
     behind: tuple[int, ...] = ()
-    """For each segment, the number of values by which it starts earlier; empty if only one step is changed."""
+    """For each edited segment, the number of values from its end back to its start, as in `At.behind`.
+
+    It is empty if the edit changes a single step.
+    """
     module: str = ""
-    """The module in which all steps with parameters are edited; empty if the steps of one line are edited."""
+    """The name of a module, if the edit changes all of the module's steps that use parameters; otherwise empty."""
 
     @functools.cached_property
     def says(self) -> str:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces; for swapped segments, the steps of the earlier segment."""
+        """Return the steps that the edit replaces; if it swaps two segments, the steps of the earlier segment."""
         found = at.behind(*self.behind)
         if not self.behind or found is None:
             return [at.step]
@@ -126,19 +130,18 @@ class Edit:
         return computing(at.flow.between(ends[-1], ends[-2])) or [at.step]
 
     def all_steps(self, at: At) -> Sequence[Step]:
-        """Return the steps of all its segments."""
         found = at.behind(*self.behind)
         return at.flow.between(found[-1], at.step.output) if found else [at.step]
 
 
 @dataclass(frozen=True)
 class Context:
-    """Numbers that edits may try."""
+    """Numbers from which edits are made."""
 
     numbers: Sequence[float] = ()
     """Numbers of the configuration."""
     wanted: Sequence[np.ndarray] = ()
-    """Fingerprints of the port's values at which the programs diverge."""
+    """Fingerprints of the port's first unmatched values."""
 
 
 def short(step: Step) -> str:
@@ -152,15 +155,12 @@ def _short(func: Any) -> str:
 
 
 def computing(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that compute new numbers."""
+    """Return the steps that are not views."""
     return [each for each in steps if short(each) not in VIEWS]
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the values on which a value depends entirely, the nearest first.
-
-    A step that computes new numbers lies between two of them.
-    """
+    """Yield the dominators of a value, the nearest first, but only one of those between which all steps are views."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -171,9 +171,10 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Return a value in the shape of another value, if there is only one way to do so.
+    """Return a value in the shape of another value.
 
-    Neighboring axes may be merged or split. Otherwise, exactly one order of axes must have that shape.
+    The value is returned unchanged unless merging or splitting neighboring axes, or exactly one order of the axes,
+    gives this shape.
     """
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
@@ -214,7 +215,11 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe some steps of a program by the expression that runs them, and their part of it."""
+    """Describe consecutive steps of a program.
+
+    The description contains the expression that runs the steps. If the expression also runs other steps, the
+    description contains the names of the operations too.
+    """
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -229,13 +234,12 @@ def part_of(program: Program, steps: Sequence[Step]) -> str:
 
 
 def result_of(step: Step, part: int = 0) -> str:
-    """Return a description of a step's result."""
     which = f"part {part + 1} of " if len(step.outputs) > 1 and not step.aliases else ""
     return f"{which}the result of `{line_of(step)}`"
 
 
 def origin(program: Program, index: int) -> str:
-    """Return a description of a value."""
+    """Describe where a value comes from: an input, a parameter, a constant or a step."""
     if index in program.names:
         return program.names[index]
     if index not in program.maker:
@@ -245,9 +249,9 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Follow views back to the earliest value that has the same numbers.
+    """Return the value behind a view, or the value itself if it is no view.
 
-    If `in_order` is set, the numbers must also have the same order.
+    If `in_order` is set, views that change the order of the numbers are not followed.
     """
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
@@ -258,7 +262,7 @@ def behind_views(program: Program, index: int, *, in_order: bool = False) -> int
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the given value that an argument is, or is a view of; -1 for other arguments."""
+    """Return the index of the parameter or input behind an argument, which may be a view of it; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 

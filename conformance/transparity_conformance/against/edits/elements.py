@@ -1,4 +1,4 @@
-"""Edits of the elements of a result or of a mask: another order or sign, and other visible keys."""
+"""Edits that change the order or sign of a result's elements, or that change which keys a mask hides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
     """Yield edits that reorder elements along one axis."""
     for parts in [n for n in range(2, size) if size % n == 0]:
         says = f"orders {where} on axis {axis} as {size // parts} × {parts} instead of {parts} × {size // parts}"
-        yield _edit(says, functools.partial(_regrouped, axis=axis, parts=parts))
+
+        def regrouped(x: Any, parts: int = parts) -> Any:
+            return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)
+
+        yield _edit(says, regrouped)
     if size > 1:
         if size % 2 == 0:
             yield _edit(f"swaps the halves of {where} on axis {axis}", lambda x: x.roll(size // 2, axis))
@@ -40,17 +44,11 @@ def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
         yield _edit(f"reverses {where} on axis {axis}", lambda x: x.flip(axis), rank=3)
 
 
-def _regrouped(x: Any, axis: int, parts: int) -> Any:
-    """Return elements of the order (parts, rest) in the order (rest, parts)."""
-    return x.unflatten(axis, (parts, -1)).transpose(axis - 1, axis).reshape(x.shape)
-
-
 def _edit(says: str, change: Function, kind: str = "order", rank: int = 2) -> Edit:
     return Edit(kind, says, lambda at: at.with_result(change), rank)
 
 
 def masks(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits of a mask that show or hide other keys."""
     for place, item in references(at.step):
         if _is_mask(at.program.values[item.index]):
             for says, change in MASKS.items():
@@ -64,7 +62,11 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Function) -> Change:
-    """Return the change of a mask. A mask of numbers keeps its numbers where both masks show a key."""
+    """Return the change that runs the step with another mask.
+
+    `change` receives and returns a mask that is true where a key is visible. In a mask of numbers, keys that stay
+    visible keep their numbers.
+    """
     hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
 
     def changed(mask: Any) -> Any:
@@ -91,6 +93,6 @@ MASKS: dict[str, Callable[[Any], Any]] = {
     "hides each query's last key": lambda x: x & _shifted(x, -1, False),
     "shows one more key before the window": lambda x: x | _shifted(x, -1, False),
     "hides the first key of the window": lambda x: x & _shifted(x, 1, True),
-    "hides the keys that theirs shows": lambda x: ~x,
+    "hides the keys that the reference shows": lambda x: ~x,
     "swaps queries and keys of the mask": lambda x: x.mT,
 }

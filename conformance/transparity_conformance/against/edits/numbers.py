@@ -1,4 +1,4 @@
-"""Edits that change a number: among the arguments of a step, or as a factor, term or rounding of its result."""
+"""Edits that change a number among the arguments of a step, or that scale, shift or round its result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
-"""Constants that models use: factors, epsilons, and bases of rotations."""
+"""Common factors, epsilons and bases of rotations."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
 """Operations whose integer arguments are sizes."""
 
 Path = tuple[Any, ...]
-"""Where a number is among the arguments: the position and, in a list, the position within it; or a keyword."""
+"""The location of a number among the arguments: a position or a keyword, then positions within nested lists."""
 
 
 def numbers(at: At, context: Context) -> Iterator[Edit]:
@@ -58,7 +58,7 @@ def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield numbers derived from the old number, from sizes or from the configuration, and common constants."""
+    """Yield numbers that may replace `old`: multiples of it, functions of sizes, constants, and the configuration's."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -72,7 +72,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Return a number as text; the root of an integer and its inverse also get their names."""
+    """Return a number as text; add a form such as √12 or 1/√12 if the number equals it."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -168,16 +168,13 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
             ordered = np.sort(a * ours)
             b = float((theirs - ordered).mean())
             says = _scale_in_words(a, b, float(np.abs(theirs).max()), result_of(at.step))
-            yield Edit("scale", says, functools.partial(_scaled, a=a, b=b), rank=3)
+            change = lambda x, a=a, b=b: x * a + b
+            yield Edit("scale", says, functools.partial(At.with_result, change=change), rank=3)
 
 
 def _is_plain(numbers: np.ndarray) -> bool:
     """Return whether the numbers contain no masked score."""
     return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
-
-
-def _scaled(at: At, a: float, b: float) -> Change:
-    return at.with_result(lambda x: x * a + b)
 
 
 def _scale_in_words(a: float, b: float, size: float, where: str) -> str:

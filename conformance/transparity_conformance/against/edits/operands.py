@@ -24,19 +24,19 @@ from transparity_conformance.against.edits.edit import (
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
 
 MOST = 24
-"""At most this number of other values is tried, the nearest first, to limit the time."""
+"""The largest number of values that are tried in place of an operand, to limit time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use another value of the same size, computed or read earlier."""
+    """Yield edits that replace an operand by an earlier value of the same size, or that swap operands."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         theirs = origin(program, behind_views(program, item.index, in_order=True))
         for other in itertools.islice(_others(program, step, item.index), MOST):
             yours = origin(program, behind_views(program, other.index(), in_order=True))
-            says = f"passes {yours} to `{short(step)}`, where theirs passes {theirs}"
+            says = f"passes {yours} to `{short(step)}`, where the reference passes {theirs}"
             yield Edit("operand", says, functools.partial(_taking, place=place, site=step.site, other=other), rank=3)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
@@ -51,21 +51,21 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """A value that a step returns or receives."""
+    """A result or an argument of a step, by position."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the value's index, at the step itself or at a corresponding step."""
+        """Return the index of the value; with another `step`, the index of this step's corresponding value."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the index of the last such value before `at`.
+        """Return the index of the corresponding value that was computed last before `at`.
 
-        The value comes from the same place in the code or, unless `is_same_site`, from the same line.
+        This value comes from the same place in the code if `is_same_site` is true, otherwise from the same line.
         """
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
@@ -74,7 +74,7 @@ class Other:
 
 
 def _others(program: Program, step: Step, index: int) -> Iterator[Other]:
-    """Yield the values that may replace an operand, the nearest first, back to the previous run of the step."""
+    """Yield the values that may replace an operand, the latest first, back to the previous run of the step's code."""
     mine, seen = program.values[index], {index, behind_views(program, index, in_order=True)}
     last = max((number for number in program.places[step.site] if number < step.number), default=-1)
     for number in range(step.number - 1, last, -1):
@@ -111,10 +111,10 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Groups of operations with the same arguments, which ports may confuse."""
+"""Groups of operations that take the same arguments and may be confused."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""The operation with ordered operands that corresponds to each commutative operation."""
+"""For each commutative operation, the inverse operation, whose operands have an order."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
@@ -126,14 +126,15 @@ def functions(at: At, context: Context) -> Iterator[Edit]:
     for group in ALIKE:
         for other in group if name in group and at.step.args and isinstance(at.step.args[0], Ref) else ():
             if other != name:
-                says = f"applies `{other}`, where theirs applies `{name}`"
+                says = f"applies `{other}`, where the reference applies `{name}`"
                 yield Edit("function", says, functools.partial(_called, other=other), rank=1)
     if name in INVERSE and len(at.step.args) > 1 and all(isinstance(item, Ref) for item in at.step.args[:2]):
-        says = f"applies `{INVERSE[name]}` to the swapped operands, where theirs applies `{name}`"
+        says = f"applies `{INVERSE[name]}` to the swapped operands, where the reference applies `{name}`"
         yield Edit("function", says, functools.partial(_called, other=INVERSE[name], is_turned=True), rank=1)
     for label, function in activations().items() if name in ACTIVATIONS else ():
-        says = f"applies {label}, where theirs applies `{name}`"
-        yield Edit("function", says, functools.partial(_applied, function=function), rank=1)
+        says = f"applies {label}, where the reference applies `{name}`"
+        made = lambda at, function=function: lambda values: at.fitting(function(values[at.step.inputs[0]]))
+        yield Edit("function", says, made, rank=1)
 
 
 def _called(at: At, other: str, is_turned: bool = False) -> Change:
@@ -145,10 +146,6 @@ def _called(at: At, other: str, is_turned: bool = False) -> Change:
         return at.fitting(getattr(torch, other)(*args, **at.step.kwargs))
 
     return changed
-
-
-def _applied(at: At, function: Function) -> Change:
-    return lambda values: at.fitting(function(values[at.step.inputs[0]]))
 
 
 @functools.cache
@@ -189,7 +186,7 @@ def norms(numbers: Sequence[float]) -> dict[str, Function]:
         "the standard deviation, after the mean is subtracted": layer,
         "the sum": lambda x: x / x.sum(-1, keepdim=True),
         "the length": lambda x: x / x.norm(dim=-1, keepdim=True),
-        "the sum of exponentials, including its own": lambda x: x.softmax(-1),
+        "the sum, after exponentiation (softmax)": lambda x: x.softmax(-1),
     }
     for eps in dict.fromkeys([1e-5, *(number for number in numbers if 0 < number <= 1e-3)]):
         found[f"the root mean square with the epsilon {eps:g}"] = functools.partial(rms, eps=eps)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit, Function, given_of, references, short
@@ -28,14 +29,14 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""For each wrong use of a layer norm's weight and bias, a function that returns the weight and bias used."""
+"""Wrong uses of a layer norm's weight and bias: the words of each, and a function that returns what is used instead."""
 
 DEFAULT_EPSILON = 1e-5
 """PyTorch's default epsilon of `layer_norm`."""
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use a sibling module's parameters, or that change how a layer norm uses its own parameters."""
+    """Yield edits that use the parameters of a sibling module, or that change the parameters of a layer norm."""
     own = {place: given_of(at.program, item) for place, item in enumerate(at.step.args)}
     own = {place: index for place, index in own.items() if index in at.program.parameters}
     if not own or short(at.step) in VIEWS:
@@ -43,8 +44,8 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
     module = at.program.names[next(iter(own.values()))].rpartition(".")[0]
     for other in _modules_beside(at.program, module):
         says = f"uses the parameters of {other} for {module} in `{at.line}`"
-        names = module.rpartition(".")[2], other.rpartition(".")[2]
-        yield Edit("parameter", says, functools.partial(_of_module, places=sorted(own), names=names), rank=2)
+        rename = functools.partial(_in_sibling, mine=module.rpartition(".")[2], theirs=other.rpartition(".")[2])
+        yield Edit("parameter", says, functools.partial(_with_parameters, rename=rename), rank=2)
     for says, change in NORMS.items() if short(at.step) == "native_layer_norm" else ():
         for with_epsilon in (False, True):
             what = f"{says}{' and the default epsilon' if with_epsilon else ''} in `{at.line}`"
@@ -53,7 +54,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of another layer or another expert throughout the module."""
+    """Yield edits that use the parameters of another layer, or another expert, in all steps of a module."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -64,20 +65,13 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
             for other in sorted((int(each[place]) for each in alike), key=lambda each: abs(each - number)):
                 mine, theirs = (".".join([*before, str(each)]) for each in (number, other))
                 says = f"uses the parameters of {theirs} for {mine}"
-                make = functools.partial(_of_layer, mine=f"{mine}.", theirs=f"{theirs}.")
+                rename = functools.partial(re.compile(rf"^{re.escape(mine)}\.").sub, f"{theirs}.")
+                make = functools.partial(_with_parameters, rename=rename)
                 yield Edit("parameter", says, make, rank=2, module=mine)
 
 
-def _of_layer(at: At, mine: str, theirs: str) -> Change | None:
-    """Return the change that runs the step with the parameters of another layer."""
-    by_name = {name: index for index, name in at.program.names.items()}
-    read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
-    others = {place: by_name[theirs + name.removeprefix(mine)] for place, name in read.items() if name.startswith(mine)}
-    return _with_parameters(at, others) if others else None
-
-
 def uses(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use a parameter or a constant in another way."""
+    """Yield edits that change a parameter or a constant, such as adding 1 to a weight."""
     for place, item in references(at.step):
         value = at.program.values[item.index]
         if item.index not in at.program.given or not value.is_floating_point():
@@ -94,18 +88,18 @@ def _using(says: str, place: int, change: Function) -> Edit:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits that change the base of frequencies base ** (-i / n), if a constant consists of such frequencies."""
+    """Yield edits with another base, if the numbers of a constant are base ** (-i / n) for i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
     old = last ** (-count / (count - 1))
     for base in BASES:
-        says = f"has the base {base:g} for the base {old:.6g} of {name}"
+        says = f"has the base {base:g} instead of the base {old:.6g} in {name}"
         yield _using(says, place, functools.partial(pow, exp=math.log(base) / math.log(old)))
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Return the same view of another given value."""
+    """Apply to `given` the views by which the value `index` is made from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]
@@ -115,7 +109,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the modules of the same parent whose parameters have the same names and shapes."""
+    """Return the siblings of a module whose parameters have the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")
@@ -125,29 +119,26 @@ def _modules_beside(program: Program, module: str) -> list[str]:
     return [owner for owner in alike if owner.rpartition(".")[0] == parent]
 
 
-def _of_module(at: At, places: Sequence[int], names: tuple[str, str]) -> Change | None:
-    """Return the change that runs the step with the parameters of a sibling module, in every layer."""
+def _in_sibling(name: str, mine: str, theirs: str) -> str:
+    """Return the name of a parameter in the sibling `theirs` of the module `mine`; other names stay unchanged."""
+    owner, _, leaf = name.rpartition(".")
+    parent, dot, module = owner.rpartition(".")
+    return f"{parent}{dot}{theirs}.{leaf}" if module == mine else name
+
+
+def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
+    """Return the change that runs the step with the parameters of other names; None if there are no such parameters."""
     by_name = {name: index for index, name in at.program.names.items()}
-    others: dict[int, int] = {}
-    for place in places:
-        owner, _, leaf = at.program.names.get(given_of(at.program, at.step.args[place]), "").rpartition(".")
-        parent, dot, module = owner.rpartition(".")
-        name = f"{parent}{dot}{names[1]}.{leaf}"
-        if module != names[0] or name not in by_name:
-            return None
-        others[place] = by_name[name]
-    return _with_parameters(at, others)
-
-
-def _with_parameters(at: At, others: Mapping[int, int]) -> Change:
-    """Return the change that runs the step with other parameters at some positions."""
+    read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
+    renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}
+    others = {place: by_name[name] for place, name in renamed.items() if name in by_name}
 
     def changed(args: list[Any], values: Values) -> list[Any]:
         for place, index in others.items():
             args[place] = _viewed(at.program, at.step.args[place].index, values[index])
         return args
 
-    return at.with_arguments(changed)
+    return at.with_arguments(changed) if others else None
 
 
 def _layer_norm(at: At, change: Callable[[Any, Any], tuple[Any, Any]], with_epsilon: bool) -> Change:

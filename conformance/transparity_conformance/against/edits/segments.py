@@ -1,7 +1,6 @@
 """Edits that leave out a segment, apply it twice, swap two segments, or replace a segment by a function.
 
-A segment is a sequence of steps that computes one value from a single other value. The whole input passes through both
-values.
+A segment is the steps between a value and one of its dominators (see `..flow`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The largest number of values by which a segment may start earlier. Longer moves are found as two edits."""
+"""The largest number of values from a segment's end back to its start, as in `At.behind`."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -52,7 +51,7 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
-    """Yield edits of one segment that keep the number of elements."""
+    """Yield edits of one segment whose start and end have the same number of elements."""
 
     def says(form: str) -> Callable[[], str]:
         return lambda: form.format(_in_words(at, start, at.step))
@@ -68,11 +67,11 @@ def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
         yield Edit("function", says(f"applies {label} in place of {{}}"), make, 2, (count,))
     for label, function in norms(context.numbers).items():
         make = functools.partial(_applied, count=count, function=function)
-        yield Edit("normalization", says(f"divides by {label}, where theirs has {{}}"), make, 2, (count,))
+        yield Edit("normalization", says(f"divides by {label}, where the reference has {{}}"), make, 2, (count,))
 
 
 def _applied(at: At, count: int, function: Function) -> Change | None:
-    """Return the change that applies a function to the start of a segment, in place of its steps."""
+    """Return the change that replaces the steps of a segment by a function of its start."""
     found = at.behind(count)
     return None if found is None else lambda values: at.fitting(function(values[found[0]]))
 
@@ -105,7 +104,6 @@ def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
 
 
 def _in_words(at: At, start: int, end: Step) -> str:
-    """Return a description of the steps of a segment."""
     return part_of(at.program, computing(at.flow.between(start, end.output)) or [end])
 
 
@@ -118,11 +116,14 @@ def _exchange_in_words(at: At, last: int, first: int) -> str:
 
 
 def _other_way_round(later: str, earlier: str) -> str:
-    return f"computes {later} before {earlier}; theirs does the opposite"
+    return f"computes {later} before {earlier}; the reference does the opposite"
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that apply a step with several operands before the segment that computes one of them."""
+    """Yield edits that swap a step with the segment that computes one of its operands.
+
+    For example, a sum is computed before a norm of one term, instead of after it.
+    """
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -140,7 +141,7 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
-    """Return the change that applies the step to the start of the segment, and then runs the segment."""
+    """Return the change that applies the step to the start of the operand's segment, and then runs the segment."""
     operand = at.step.args[place]
     begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
     if not isinstance(operand, Ref) or count not in begins:
@@ -162,6 +163,6 @@ def operands_alone(at: At, context: Context) -> Iterator[Edit]:
         if place < 2 and at.program.values[item.index].shape == at.value.shape:
             other = at.step.args[1 - place]
             what = origin(at.program, other.index) if isinstance(other, Ref) else f"the number {other}"
-            says = f"leaves out {what}, which theirs uses in `{at.line}`"
+            says = f"leaves out {what}, which the reference uses in `{at.line}`"
             passing = lambda at, place=place: lambda values: values[at.step.args[place].index]
             yield Edit("left out", says, passing, rank=1)

@@ -1,7 +1,8 @@
-"""Record a call of a NumPy function as a program, run by PyTorch's own implementation of NumPy.
+"""Record a call of a NumPy function as a program of PyTorch operations.
 
-During the call, NumPy's names in the reference's files refer to `torch._numpy`, and the reference's arrays become its
-arrays. NumPy itself runs functions that `torch._numpy` lacks; each is recorded as a single operation.
+During the call, NumPy's names in the reference's files refer to `torch._numpy`, PyTorch's implementation of NumPy. The
+reference's arrays become arrays of `torch._numpy`. NumPy runs each function that `torch._numpy` lacks; such a function
+is recorded as a single operation.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """Converts tensors that NumPy made from numbers back to numbers."""
+    """A recorder that converts constant tensors without axes back to numbers, as in the source."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":
@@ -80,7 +81,7 @@ class _Recorder(Recorder):
 
 @contextlib.contextmanager
 def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorder) -> Iterator[None]:
-    """Replace NumPy by the emulation in these namespaces, within the context."""
+    """Within the context, replace NumPy by `torch._numpy` in these namespaces."""
     whole, undo = _Namespace(np, emulated, recorder), contextlib.ExitStack()
     for names in {id(each): each for each in namespaces}.values():
         for name, value in list(names.items()):
@@ -109,7 +110,7 @@ def _other(value: Any, whole: _Namespace) -> Any:
 
 
 def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: Any) -> Any:
-    """Call a function of NumPy or SciPy that received an array of the emulation."""
+    """Call a function of NumPy or SciPy that received an array of `torch._numpy`."""
     if method != "__call__":
         return NotImplemented
     special = getattr(torch.special, function.__name__, None)
@@ -119,7 +120,7 @@ def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: An
 
 
 class _Namespace(ModuleType):
-    """A NumPy module whose functions are emulated."""
+    """A module of NumPy whose functions are replaced by functions of `torch._numpy`."""
 
     def __init__(self, real: Any, other: Any, recorder: Recorder) -> None:
         super().__init__(real.__name__)
@@ -140,7 +141,7 @@ class _Namespace(ModuleType):
 
 
 def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
-    """Call NumPy for a function that the emulation lacks."""
+    """Call a function of NumPy that `torch._numpy` lacks, and record the call as one operation."""
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)

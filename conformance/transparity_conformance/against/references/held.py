@@ -1,4 +1,4 @@
-"""The arrays that a function or an object contains, named by the paths to them."""
+"""Find the arrays that a function or an object contains, such as `model.layers.0.weight`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """Visits all arrays within an object.
+    """Visits all arrays within an object, and may replace them.
 
-    `change` receives each array with its name. Its result replaces the array until `undo` is called.
+    `change` receives each array with its name. The result of `change` replaces the array until `undo` is called.
     """
 
     def __init__(self, change: Change) -> None:
@@ -31,7 +31,7 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Return the replacement of an object: the object itself, unless it contains arrays that changed."""
+        """Visit an object. Return the object, or a copy of a container in which arrays are replaced."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:
@@ -90,7 +90,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays that an object contains, with their names; an array with two names has its first name."""
+    """Yield the name and the array for each array that an object contains; of two names, the first is used."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

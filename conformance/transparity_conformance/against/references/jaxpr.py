@@ -1,6 +1,7 @@
-"""Record a call of a JAX function as a program: its equations run as equivalent PyTorch operations.
+"""Record a call of a JAX function as a program of PyTorch operations.
 
-JAX traces the function with `jit` disabled, so that loops are unrolled and every equation has its source lines.
+JAX traces the function with `jit` disabled, so loops are unrolled and every equation has its source lines. Each
+equation of the trace then runs as an equivalent PyTorch operation.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Evaluation:
         self.composites = composites()
 
     def run(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
-        """Return the results of a traced function for given tensors."""
+        """Return the results of a traced function for the tensors `given`."""
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
         for (place, _), group in itertools.groupby(jaxpr.eqns, self._composite):
             equations = list(group)
@@ -75,7 +76,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the function of `jax.nn` to which an equation belongs, and the instructions that called it."""
+        """Return the code of the `jax.nn` function that contains an equation, and the instructions that called it."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -132,7 +133,7 @@ class _Evaluation:
                 return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
     def _inside(self, closed: Any, *given: Any) -> list[Any]:
-        """Return the results of a traced function with its constants."""
+        """Return the results of a traced function that has constants."""
         return self.run(closed.jaxpr, [*map(_to_torch, closed.consts), *given])
 
     def _scan(self, given: Sequence[Any], **params: Any) -> list[Any]:
@@ -162,7 +163,7 @@ class _Evaluation:
 
 
 class _Foreign:
-    """A primitive that JAX itself runs, in the precision of its inputs."""
+    """A primitive of JAX without an equivalent in PyTorch; JAX runs it in the precision of its inputs."""
 
     _schema = SimpleNamespace(arguments=(), returns=())
 
@@ -216,7 +217,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a literal. A float32 number becomes the shortest decimal that rounds to it, as in the source."""
+    """Return the number of a literal. A float32 number becomes the shortest decimal that rounds to it."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""Make the reference of a model: a PyTorch module, or a function or an object of any framework."""
+"""Make a reference from a PyTorch module, or from a function or an object of any framework."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TracedReference(Reference):
         self._programs: dict[bytes, Program] = {}
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and the largest difference that rounding can explain, except at padding.
+        """Return the answer in float64, and its budget, measured with several slightly changed inputs and weights.
 
         Raise `TransparityError` unless the original reference gives the answer of its recorded program.
         """
@@ -79,7 +79,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the same as `answer`, because this class measures rounding errors quickly."""
+        """Return the result of `answer`, which is fast in this class."""
         return self.answer(inputs)
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:

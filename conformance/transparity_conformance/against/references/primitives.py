@@ -138,7 +138,7 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
 
 
 def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
-    """Look up rows by index. Raise `NotImplementedError` unless each slice is whole on every axis without indices."""
+    """Look up rows by index. Raise `NotImplementedError` if a slice takes only a part of a row."""
     numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
     whole = [axis for axis in range(x.ndim) if axis not in indexed]
     is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
@@ -226,7 +226,7 @@ JAX itself runs a primitive that is missing here, or whose function raises `NotI
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Return candidates for functions of `jax.nn`, by their code. The first candidate with equal numbers is used."""
+    """Return, for the code of each function of `jax.nn`, the PyTorch functions that may compute the same numbers."""
     import jax
     from torch.nn import functional as F
 

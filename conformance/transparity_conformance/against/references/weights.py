@@ -1,4 +1,7 @@
-"""Pair the reference's tensors with the port's tensors of other names, by the values that the port computes."""
+"""Find which tensor of a port corresponds to each tensor of the reference, if their names differ.
+
+The search fills the port with the reference's numbers in several ways, and compares the values that the port computes.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""At most this number of places is tried for the tensors of one operation, the most likely first, to limit time."""
+"""The largest number of pairings that are tried for the tensors of one operation, to limit time."""
 
 Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of it, that holds a tensor of the reference."""
+    """A tensor of the port, or a part of it, that receives the numbers of a tensor of the reference."""
 
     name: str
     axis: int = 0
@@ -39,7 +42,7 @@ class Place:
     is_transposed: bool = False
 
     def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return this part of a port's tensors as a view."""
+        """Return the tensor, or the part of it, as a view; `values` contains the port's tensors by name."""
         whole = values[self.name]
         if self.size < 0:
             return whole
@@ -48,27 +51,27 @@ class Place:
 
 @dataclass(frozen=True)
 class Paired:
-    """The places of the reference's tensors in the port."""
+    """A pairing of the reference's tensors with the port's tensors."""
 
     places: Mapping[str, Place]
+    """For each tensor of the reference, the tensor of the port, or the part of it, that receives its numbers."""
     confirmed: frozenset[str] = frozenset()
-    """The tensors that are confirmed, because the port computes the reference's values with them."""
+    """The tensors with which the port computes the reference's values."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return the port's tensors, filled with the reference's numbers."""
+        """Return copies of the port's tensors that contain the reference's numbers."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
         return made
 
     def fill(self, theirs: Tensors, forward: Any) -> None:
-        """Write the reference's tensors into a port."""
         port = ask(forward, "tensors")
         ask(forward, "assign", self.values(dict(_in_parts(theirs, port)), port))
 
     @property
     def notes(self) -> list[str]:
-        """Return a note that lists the tensors that are paired without evidence."""
+        """Return a note that lists the tensors that are not confirmed."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return [f"paired by the order of the tensors, not by values: {', '.join(guessed)}"] if guessed else []
 
@@ -101,10 +104,7 @@ def paired(
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors.
-
-    A tensor is split along an axis if the port has tensors of the size of its parts.
-    """
+    """Yield the reference's tensors; split a tensor if only its halves or thirds have the shape of a port's tensor."""
     shapes = {_sizes(value) for value in port.values()}
     for name, value in theirs.items():
         parts = _split(value, shapes) if _sizes(value) not in shapes else None
@@ -125,12 +125,13 @@ def _sizes(value: np.ndarray) -> tuple[int, ...]:
 
 
 def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
-    """Return a first guess: places that fit by shape, in the order of definition."""
+    """Return a first pairing: tensors of equal shapes, in the order of definition."""
     free = [place for name, value in port.items() for place in _places(name, value, theirs)]
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
-    is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)  # most are transposed
+    # Most matrices of the port are transposed.
+    is_turned = len({shape for shape in maps if shape[::-1] in ours}) > len(maps & ours)
     found: dict[str, Place] = {}
     for name, value in theirs.items():
         fitting = [place for place in free if _fits(place, value, port)]
@@ -150,7 +151,7 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
 
 
 def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """Yield the places in a port's tensor: the whole tensor, or equal parts that fit tensors of the reference."""
+    """Yield a port's tensor; yield its halves or thirds instead if only they have the shape of a reference's tensor."""
     shapes = {_sizes(each) for each in theirs.values()}
     if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
         yield Place(name)
@@ -166,7 +167,7 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
 
 
 class _Search:
-    """Swaps the places of tensors until the port computes the reference's values."""
+    """Changes the pairing until the port computes the reference's values."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class _Search:
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
         self.parts: dict[int, list[str]] = {}
-        """The tensors that each step uses, by the step's number."""
+        """The names of the tensors that each step uses, by the step's number."""
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
             names = {program.names[index] for index in given} & whole.keys()
@@ -187,10 +188,13 @@ class _Search:
             if parts and short(step) not in VIEWS:
                 self.parts[step.number] = parts
         self.exchanged = set[frozenset[int]]()
-        """Pairs of operations whose tensors were swapped."""
+        """The pairs of steps whose tensors were swapped."""
 
     def run(self, now: Paired) -> Paired:
-        """Return the places for which the port has the value of each operation with tensors, as far as possible."""
+        """Improve a pairing step by step, until the port computes the value of each step that uses tensors.
+
+        A step whose value no pairing reproduces is skipped.
+        """
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)
@@ -213,10 +217,9 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield the places after swapping the tensors of two operations that have an operand in common.
+        """Yield pairings in which the tensors of two steps with a common operand are swapped.
 
-        Such a swap is needed if both values exist in the port but are used differently, as with the gate of a
-        feed-forward.
+        The port may compute the values of both steps but use them differently, as with the gate of a feed-forward.
         """
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
@@ -230,12 +233,12 @@ class _Search:
                 yield Paired(places)
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the nearest steps with tensors before a step."""
+        """Return the last steps with tensors before a step, on each path of the program."""
         between = ancestors([step.number], self.program.makers, self.parts)
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the inputs of a step that are not parameters; a view counts as the tensor behind it."""
+        """Return the inputs of a step that are computed; a view counts as the value of which it is a view."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 
@@ -244,7 +247,7 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port has the value of a step, or of the parts into which later steps split it."""
+        """Return whether the port computes the value of a step, or a part into which later steps split this value."""
         waiting, values = [step], self.program.values
         while waiting:
             made = waiting.pop()
@@ -255,7 +258,10 @@ class _Search:
         return False
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield the places after moving some tensors. Each swaps its place with the tensor that was there."""
+        """Yield pairings in which the tensors `parts` have other places.
+
+        A tensor that loses its place gets the former place of the new tensor.
+        """
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -273,7 +279,7 @@ class _Search:
                 yield Paired(places)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the possible places of a tensor: its current place first, and transposed square places last."""
+        """Yield the places that fit a tensor: its current place first, and square places with a transpose last."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
@@ -283,14 +289,14 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """Return a place for a tensor, transposed if its shape requires it."""
+        """Return the place, with a transpose if the tensor otherwise does not fit."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the places; unconfirmed tensors are placed as the same tensors of a confirmed layer."""
+    """Return the pairing; each unconfirmed tensor is paired like the confirmed tensor of this name in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

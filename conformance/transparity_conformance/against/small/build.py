@@ -1,4 +1,4 @@
-"""Build models of transformers that are small enough for a CPU, with random weights."""
+"""Build small models of transformers with random weights."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""Ways to shrink a configuration.
+"""For each attempt to shrink a configuration, the kinds of sizes that stay unchanged.
 
-Each lists the kinds of sizes that stay unchanged; `ratios` keeps the ratios of widths.
+`ratios` keeps the ratios of widths.
 """
 
 AUTO = (
@@ -44,7 +44,10 @@ AUTO = (
     "IMAGE_TEXT_TO_TEXT",
     "IMAGE_CLASSIFICATION",
 )
-"""Auto mappings in which the class of a configuration is looked up, before the mapping of base models."""
+"""The names of the mappings from model types to classes in transformers, in the order in which they are searched.
+
+The mapping of base models is searched last.
+"""
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
@@ -71,7 +74,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the class with the given name, or the class that the configuration names, or a class by auto mapping."""
+    """Return the class `model_class`, the class that the configuration names, or the class in a mapping of `AUTO`."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -90,7 +93,7 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
     """Return a small model in float32, in evaluation mode, with weights that `seed` determines.
 
-    The configuration is shrunk in several ways; the first way whose model runs is used.
+    Several ways to shrink the configuration are tried (`KEPT`), until a model runs.
     """
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
@@ -146,9 +149,14 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace parameters by random numbers, and also buffers with statistics or biases; tables of sines stay."""
+    """Replace all learned parameters, and all parameters and buffers with constant numbers, by random numbers.
+
+    Tables of sines keep their numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
-    modules = sorted(model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding))  # these own tied weights
+    modules = sorted(
+        model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding)
+    )  # embeddings own tied weights
     owners = {id(each.weight): each for each in modules if isinstance(getattr(each, "weight", None), Parameter)}
     with torch.no_grad():
         for name, each in model.named_parameters():

@@ -60,7 +60,7 @@ Fields = dict[str, tuple[str, Any]]
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of size that a field specifies, or an empty string."""
+    """Return the kind of a field by its name; empty if the field is no size."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
@@ -114,10 +114,13 @@ def mapped(value: Any, function: Callable[[int], int]) -> Any:
 
 
 PREFIX, LONGEST = 6, 16
-"""`PREFIX`: up to this number, the first layers are kept. `LONGEST`: the largest number of kept layers."""
+"""The largest number of layers that are kept: if the first layers contain every kind of layer, and in all cases."""
 
 OF_LAYERS = ("layers", "depths", "first", "last", "place", "places")
-"""Kinds of fields about layers. `depths` may list the number of layers in each stage; then all stages are kept."""
+"""The kinds of fields that count, list or locate layers.
+
+A field of the kind `depths` may list the number of layers in each stage; a small model keeps all stages.
+"""
 
 
 class Layers:
@@ -185,9 +188,10 @@ class Layers:
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the first layers if they contain each kind twice, otherwise two layers of each kind.
+    """Return the indices of the layers to keep.
 
-    If a kind has only one layer, this layer is repeated.
+    If at most `PREFIX` first layers contain each kind twice, these layers are kept. Otherwise two layers of each kind
+    are kept; the only layer of a kind is repeated.
     """
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])

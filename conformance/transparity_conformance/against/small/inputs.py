@@ -20,7 +20,10 @@ FEATURES = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""For each input besides text: the method that extracts its features, and the fields with the placeholder's id."""
+"""For each input besides text, the method that extracts its features.
+
+The method is followed by the names of the fields that may contain the id of the placeholder token.
+"""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
 """The number of samples of raw audio, and the first and last token ids that are used."""
@@ -118,7 +121,7 @@ class _Inputs:
         return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
 
     def _beside(self) -> Arrays:
-        """Return the additional inputs of `forward`."""
+        """Return the inputs of `forward` besides the main input."""
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
@@ -179,9 +182,9 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield text with features of an image or sound.
+        """Yield text together with an image or sound.
 
-        The text starts with one placeholder for each feature, or has one token for each feature.
+        The text starts with one placeholder token for each feature of the image, or has one token for each feature.
         """
         for name, (method, tokens) in FEATURES.items():
             extract = getattr(self.model, method, None)

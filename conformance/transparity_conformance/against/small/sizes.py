@@ -1,4 +1,4 @@
-"""Make small configurations of transformers: sizes shrink, and sizes that must match still match."""
+"""Make small configurations of transformers: sizes shrink, and related sizes keep their relations."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The size of a head, the narrowest width that shrinks, and the largest numbers of heads and labels."""
+"""The small size of a head, the smallest width that is reduced, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with this id or a larger id get new ids at the end of the small vocabulary, which texts do not use."""
+"""The lowest id of a special token that gets a new id, at the end of the small vocabulary, which texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Parts of a layer, besides attention, that have their own heads."""
+"""Words in the names of fields about heads that do not belong to attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
@@ -106,7 +106,7 @@ class _Part:
         return of_kind(self.fields, kind)
 
     def _mixer(self, name: str) -> str:
-        """Return the part of a layer to which a field about heads belongs; empty for attention."""
+        """Return the item of `MIXERS` to which a field about heads belongs; empty for attention."""
         if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
             return "mamba"
         return next((each for each in MIXERS if each in name), "")
@@ -170,7 +170,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """Keep the last stages of a backbone whose stages are its layers, and return the same number of stages."""
+        """If each layer is a stage, shorten the list of stages, and return as many of the last stages as before."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -225,7 +225,11 @@ class _Part:
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Preserve the relation of heads × head size to the width: a multiple of the width, or another width."""
+        """Restore the relation of heads × head size to other widths.
+
+        If the product is a multiple of the model's width, it becomes the same multiple of the small width. If the
+        product equals another width, this width becomes the small product.
+        """
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -240,10 +244,7 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a rotary embedding.
-
-        Lists with a number for each frequency are cut to the size of the small head.
-        """
+        """Return the settings of a rotary embedding for small heads: shorter lists with a number for each frequency."""
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -255,7 +256,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of positions. If it depends on the length of the text, let it apply to short texts."""
+        """Keep the scaling of positions; if the scaling depends on the text's length, make it apply to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]

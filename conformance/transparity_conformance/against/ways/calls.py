@@ -1,4 +1,4 @@
-"""Compare further calls of both: other sizes, repeated calls, cached steps, generated tokens and losses."""
+"""Compare further calls of the port and the reference: other sizes, repeats, cached steps, generation and losses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from transparity_conformance.running.ways import LABELS, up_to
 CLAIM = Way("forward.reach")
 
 SECONDS = 2.0
-"""After this processor time, further lengths or prompts are skipped, so that small models get a verdict in seconds."""
+"""The processor time after which further lengths or prompts are skipped."""
 
 MOST_ROWS = 13
-"""The numbers of rows in a batch run from 1 to this number, in turn."""
+"""The largest batch. Batches of 1, 2, … rows are used in turn."""
 
 
 def longest_of(reference: Reference, source: Source) -> int:
-    """Return the length of the longest text that the reference accepts and that takes about 0.2 s."""
+    """Return the length of the longest text that the reference accepts and computes in about 0.2 s."""
     size = sum(each.size for each in reference.weights.values())
     return max(1, min(source.longest, int(AFFORDABLE / max(size, 1))))
 
@@ -43,7 +43,7 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare both at other lengths and batches. If a length is wrong, search for the first wrong length."""
+    """Compare the answers at other lengths and batches. If a length is wrong, search for the first wrong length."""
     began, outcome, left_out, refused = time.thread_time(), Outcome(()), list[int](), list[str]()
 
     def judge(length: int, batch: int = 1) -> bool | None:
@@ -95,7 +95,7 @@ TIMES = 3
 
 
 def compare_repeats(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Call both with the first inputs several times, with other inputs, and with the first inputs again."""
+    """Compare the answers to repeated calls with the first inputs, also after a call with other inputs."""
     (first, inputs), *others = probes.items()
     calls = {f"{first}, called again ({number})": inputs for number in range(1, TIMES + 1)}
     if others:
@@ -105,19 +105,19 @@ def compare_repeats(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityRes
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""The length of the prompt, the positions in each step after it, and the length of a text.
+"""The length of the prompt, the number of positions in a step, and the length of the whole text.
 
-Texts are longer than the windows of small models.
+The text is longer than the window of a small model.
 """
 
 BEYOND = 4
-"""The number of positions after a threshold. The prompt ends one position before the threshold."""
+"""The number of positions that are compared after a threshold, such as the length of a window."""
 
 STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare cached steps, except where the reference's steps differ from its own forward pass."""
+    """Compare the logits of cached steps on inputs for which the reference's steps equal its own forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -177,13 +177,13 @@ GENERATION = Way("generate", "generated", (TOKENS,), f"{TOKENS} tokens")
 
 
 def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the tokens that both generate after the first inputs, and after inputs with padding on the left."""
+    """Compare the tokens that are generated after the first inputs, and after inputs with padding on the left."""
     if reason := why_not(GENERATION.method, sides):
         return not_compared(f"{GENERATION.claim}: {reason}")
     view, found, reasons = GENERATION.reference(sides.reference), dict[str, Inputs](), []
     for name, inputs in telling(probes).items():
         if any("mask" in each and not value[:, -1].all() for each, value in inputs.items()):
-            continue  # no text is continued after padding
+            continue  # no token can follow padding on the right
         try:
             is_clear = _is_clear(view, sides.reference, inputs)
         except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
@@ -197,10 +197,10 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
 
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
-    """Return whether no generated token depends on rounding.
+    """Return whether the generated tokens do not depend on rounding.
 
-    The reference must choose the same tokens in float64 and in its precision. Without padding, the margin of each
-    choice must exceed the budget of the logits.
+    The reference must choose the same tokens in float64 and in its own precision. Without padding, the highest logit of
+    each token must also exceed the next logit by more than twice the budget.
     """
     tokens, _ = view.near(inputs)
     if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
@@ -227,7 +227,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
         return not_compared(f"{LOSS.claim}: {reason}")
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
     view = LOSS.reference(sides.reference)
-    try:  # a text of one token has no next token, and so no loss
+    try:  # a text of one token has no next token, and therefore no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
         return not_compared(f"{LOSS.claim}: with these labels the reference raises {describe_error(error)}")
@@ -235,9 +235,9 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with labels.
+    """Return the inputs with random labels.
 
-    Labels of padding, labels that padding predicts and some random labels are ignored.
+    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, and a random share.
     """
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)

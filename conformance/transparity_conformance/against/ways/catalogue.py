@@ -1,7 +1,7 @@
 """Name faults as in the catalogue, if the checker supports the family of the reference.
 
 The faults of the catalogue are put into the checker's own NumPy reference, with the weights of the same folder. If a
-fault gives the port's answers, the departure gets the fault's name.
+fault gives the port's answers, the report gets the fault's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def with_names(
 ) -> Report:
     """Return the report with the catalogue's names of faults, if the checker supports the family of the folder.
 
-    If there is one fault with one cause, the fault gets the id of the catalogue.
+    A note describes each fault. If the report has one fault and the catalogue one name, the fault gets this name.
     """
     if folder is None or not any(not each.agrees for each in answers):
         return report
@@ -61,7 +61,10 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Yield the first wrong answers without padding, and one right answer, as probes of the checker's reference."""
+    """Yield calls without padding as probes of the checker's own reference: wrong answers first, then right ones.
+
+    Calls whose inputs the checker's reference does not accept are left out.
+    """
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]

@@ -1,6 +1,6 @@
-"""Compare gradients, for each parameter, of the inner product of the answer with random numbers.
+"""Compare the gradients of all parameters. The differentiated number is the answer's inner product with random numbers.
 
-If a gradient is wrong, find where the backward passes diverge: between a wrong gradient and the next function.
+If a gradient is wrong, find the first function in the backward pass that returns a wrong gradient.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     kept = sides.reference.kept(inputs, answer.shape)  # the numbers at padding are 0
     expected = Expected(sides.reference, {**inputs, COTANGENT: drawn if kept is None else drawn * kept})
     try:
-        expected.near  # noqa: B018 - which computes the reference's
+        expected.near  # noqa: B018 - computes the gradients of the reference
     except Exception as error:  # noqa: BLE001 - the result may have no derivative
         return not_compared(f"{CLAIM}: the reference raises {describe_error(error)}")
     try:
@@ -95,19 +95,19 @@ class Expected:
 
     @functools.cached_property
     def near(self) -> dict[str, float]:
-        """Return, for each parameter, the difference that the rounding of the reference explains."""
+        """Return the budget of each parameter's gradient, from the rounding error of a single run."""
         return self._budgets([self.own])
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return, for each parameter, the difference that rounding explains for slightly different weights.
+        """Return the budget of each parameter's gradient, from rounding errors with several slightly changed weights.
 
-        For a single set of weights, the error may be small by chance.
+        The error of a single run may be small by chance.
         """
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:
-        """Return the records of the backward pass, in float64 and in the precision of the reference."""
+        """Record the backward pass of the reference, in float64 and in its own precision."""
         model = self.reference.exact
         with exactly():
             exact = from_lists(self._called(model, backward))
@@ -115,7 +115,7 @@ class Expected:
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
-    """Return the port's gradients by the reference's names, and the names that have no parameter in the port."""
+    """Return the port's gradients by the reference's names, and the names without a counterpart in the port."""
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
@@ -176,7 +176,7 @@ class Place:
                 self.alike[counterpart].append(index)
 
     def backwards(self) -> list[str]:
-        """Return the names of the reference's parameters in the order in which a backward pass reaches them."""
+        """Return the names of the reference's parameters in the order in which the backward pass reaches them."""
         last: dict[int, int] = {}
         for index, operation in enumerate(self.theirs.operations):
             last |= dict.fromkeys(operation.inputs, index)
@@ -193,7 +193,7 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the lines of the port and the reference, and the cause if a function passes no gradient on."""
+        """Return the lines of the port and the reference, and the cause if a function passes on no gradient."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()
@@ -209,7 +209,7 @@ class Place:
         theirs = next((_line(self.theirs.operations[each].source) for each in alike), None)
         causes: tuple[Cause, ...] = ()
         if cut:
-            says = f"no gradient passes through `{operation.name}` in your port, but one does in theirs"
+            says = f"no gradient passes through `{operation.name}` in your port, but one does in the reference"
             causes = (Cause("gradient-missing", says, None, 0.0, 0.0),)
         return _line(operation.source), theirs, causes
 

@@ -1,4 +1,4 @@
-"""Call two or three implementations in some way, and return a claim, or the reason why there is no comparison."""
+"""Call the port and the reference in the same way, such as cached steps, and compare their answers."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from transparity_conformance.running.ways import offers as model_offers
 
 @dataclass(frozen=True)
 class Way:
-    """A way to call both implementations."""
+    """A way to call the port and the reference, such as cached steps."""
 
     claim: str
     """The name of the claim in the report."""
     method: str = ""
-    """The name of the way to call a model; empty for the forward pass."""
+    """The name of the method in `running.ways`; empty for the forward pass."""
     settings: tuple[int, ...] = ()
+    """The first arguments of the method."""
     says: str = ""
-    """A description in words."""
+    """The settings in words."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return the reference, called in this way."""
+        """Return a reference whose answers come from calls of this kind."""
         function = WAYS[self.method][0]
         return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
 
 
 class _Called:
-    """A model whose forward pass calls another model in some way. It has the other model's attributes."""
+    """A model whose forward pass calls another model in some way, and whose attributes are the other model's."""
 
     def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         self.model, self.way = model, way
@@ -64,11 +65,12 @@ class _Called:
 
 
 class InWay(Reference):
-    """A reference that is called in another way. It shares the tensors of the original reference."""
+    """A reference that is called in another way, with the tensors of the original reference."""
 
     def __init__(self, reference: Reference, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         super().__init__(reference.name, reference.model, reference.dtype)
         self.base, self._way, self.model = reference, way, _Called(reference.model, way)
+        self.needs_targets = reference.needs_targets
         self._known: dict[int, tuple[Inputs, tuple[np.ndarray, float]]] = {}
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
@@ -78,10 +80,6 @@ class InWay(Reference):
 
     def given(self, model: Any, inputs: Inputs) -> dict[str, Any]:
         return super().given(model.model, inputs)
-
-    @property
-    def needs_targets(self) -> bool:
-        return self.base.needs_targets
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -101,19 +99,20 @@ FORWARD = Way("forward")
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The two implementations, and the time to find causes."""
+    """The port and the reference, and the settings of a comparison."""
 
     reference: Reference
     make: Callable[[], Callable[..., Any]]
     """Makes a new forward pass of the port."""
     budget: float
+    """The seconds for the search for causes."""
     progress: Progress
     called: list[Inputs] = field(default_factory=list)
     """The inputs of all forward passes that were compared."""
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
-        """Return the port's forward pass, which is the same object in all calls."""
+        """Return the port's forward pass; all calls use the same object."""
         return self.make()
 
     def answered(
@@ -137,7 +136,7 @@ class Sides:
         return judged(reference or self.reference, call, probes, self.progress)
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """If the answers differ, find where and why; a difference may also result from earlier calls."""
+        """If the answers differ, return the lines and causes; earlier calls may also be the cause."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
@@ -161,11 +160,13 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare both implementations in a given way; return a claim, and a fault if they differ.
+    """Compare the answers of the port and the reference; return a claim, and a fault if they differ.
 
     Args:
-        way, sides, probes: The way, both implementations, and the inputs.
-        reference: The reference, called in this way.
+        way: The kind of call.
+        sides: The port and the reference.
+        probes: The inputs.
+        reference: The result of `way.reference`.
         shorten: Returns shorter inputs on which a wrong answer remains wrong.
     """
     if not probes:
@@ -182,7 +183,7 @@ def compare_way(
 
 
 def why_not(method: str, sides: Sides) -> str:
-    """Return the reason why both are not compared in a given way; empty if both offer it."""
+    """Return the reason why a method is not compared; empty if the port and the reference both have the method."""
     model = sides.reference.model
     offered = {
         "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),
@@ -209,11 +210,13 @@ def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
 def compare_third(
     sides: Sides, answers: Sequence[Answer], make: Callable[[], Callable[..., Any]], name: str
 ) -> ThirdComparison:
-    """Compare a third implementation with the reference, and with the port within the budgets of both.
+    """Compare a third implementation with the reference and with the port.
 
     Args:
-        sides, answers: The port and the reference, and their answers.
-        make, name: A function that makes the third implementation's forward pass, and its name.
+        sides: The port and the reference.
+        answers: The port's answers.
+        make: Makes the forward pass of the third implementation.
+        name: The name of the third implementation.
     """
     third = Sides(sides.reference, make, 0.0, sides.progress)
     given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))

@@ -29,7 +29,7 @@ POINTS = 5
 """The number of nearby points at which the reference's rounding is measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes on which errors are projected, unless the model is large; most faults show on them."""
+"""The probes whose errors are projected, unless the model is large. Most faults change the logits of these probes."""
 
 Errors = Mapping[str, np.ndarray]
 """Flattened differences of the logits, by probe."""
@@ -49,7 +49,7 @@ class Coherent:
     coefficient: float
     """The multiple of the effect; 1 means that the port has the whole fault."""
     excess: float
-    """The length of the projection, relative to the largest projection that rounding has."""
+    """The length of the projection, relative to the largest projection that rounding explains."""
     cause: Cause | None
     """The fault, if no coherent error remains with the fault in the reference."""
 
@@ -62,13 +62,16 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault along whose effect the logits' error exceeds rounding the most, if any exceeds it."""
+    """Return the fault whose effect has the longest projection, if rounding does not explain the projection."""
     some = {
         name: result.probe
         for name, result in results.items()
         if name in PROBES and not result.probe.is_large and "logits" in result.recorded
     }
-    own = {name: [_own(probe, dtype, index) for index in range(POINTS)] for name, probe in some.items()}
+    own = {
+        name: [probe.oracle.rounding("logits", dtype, index).ravel() for index in range(POINTS)]
+        for name, probe in some.items()
+    }
     scales = {name: float(np.sqrt(np.mean(np.square(errors)))) for name, errors in own.items()}
     scales = {name: scale for name, scale in scales.items() if scale and math.isfinite(scale)}
     error = {name: _error(results[name].probe, results[name].recorded["logits"], dtype) for name in scales}
@@ -98,11 +101,6 @@ def _error(probe: Probe, logits: np.ndarray, dtype: str) -> np.ndarray:
     return less(judged(probe, "logits", logits, expected, dtype), expected).ravel()
 
 
-def _own(probe: Probe, dtype: str, index: int) -> np.ndarray:
-    """Return the reference's own rounding of the logits at a nearby point."""
-    return probe.oracle.rounding("logits", dtype, index).ravel()
-
-
 def _power(errors: Errors, scales: Mapping[str, float]) -> float:
     return sum(float(values @ values) / scales[name] ** 2 for name, values in errors.items())
 
@@ -110,7 +108,10 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Return the longest projection onto an effect in units of rounding, its coefficient, and the key of the effect."""
+    """Return the length of the longest projection onto an effect, its coefficient, and the key of the effect.
+
+    Lengths are relative to `scales`, the size of rounding errors on each probe.
+    """
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0
@@ -125,7 +126,7 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """Return the effect of every fault on the logits of `probe`, with the fault at all possible sites."""
+    """Return the effect of every fault on the logits of `probe`; each fault is made at all possible taps."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]

@@ -18,7 +18,7 @@ OURS = "the reference gives all keys the same weight; positions that depend on s
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """Yield the largest difference that another convention explains, if the port's differs from the reference's."""
+    """If the port has another convention, yield a claim with the largest difference that the convention explains."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -74,7 +74,7 @@ def _named(results: Results) -> str:
         fault = next(iter(by_site.values()))
         if _explains(results, Hypothesis(fault, tuple(by_site))):
             return f"in the port {fault.description}"
-    return "in the port, a row with every key masked has another result"
+    return "the results of the port and the reference differ where every key is masked"
 
 
 def _explains(results: Results, hypothesis: Hypothesis) -> bool:

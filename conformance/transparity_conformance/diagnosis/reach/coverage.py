@@ -70,12 +70,12 @@ def _cost(probe: Probe) -> int:
 SECONDS_OF_A_PORT = 10.0
 """The seconds of the port's own time after which only the most informative calls are made.
 
-PyTorch needs a twentieth of this for all calls, so no call is omitted on a busy machine. A port that compiles for
-every shape may need more.
+A port of a small model in PyTorch makes all calls in a twentieth of this time. A port that compiles for every shape may
+need more time.
 """
 
 HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
-"""The cause of a wrong call that a newly built object answers correctly."""
+"""The cause if a call is wrong, but the same call of a newly built object is right."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Causes of wrong logits: faults with which the reference reproduces the port's logits on every probe.
+"""Find the fewest faults with which the reference reproduces the port's logits on every probe.
 
-If activations were found by their values, some may be matched wrongly. The smallest set of faults that reproduces the
-logits is therefore preferred to faults that explain each activation separately.
+If activations were found by value, some may be matched wrongly. Such faults are therefore preferred to faults that
+explain each activation separately.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ class Answer:
 
     Args:
         alone: The results of comparing only the logits, by probe.
-        dtype, clock, ranks: The precision, the time for the search, and the number of ranks.
+        dtype: The precision of the port.
+        clock: The time for the search.
+        ranks: The number of ranks of the port.
     """
 
     found: Collection[str] = ()
     """The taps that were found by value among the port's operations."""
 
     singles: Sequence[Combination] = ()
-    """The single faults that reproduce the logits, if they were searched for."""
+    """The single faults that reproduce the logits; empty before `single` is called."""
 
     told: Combination = ()
     """The faults that reproduce the logits and are reported."""
@@ -55,24 +57,22 @@ class Answer:
 
     @classmethod
     def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
-        """Return the logits of a port that was run on `probes`."""
+        """Compare only the logits of a port that was run on `probes`."""
         shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
         finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]
         return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, dtype, clock, ranks)
 
     @functools.cached_property
     def segment(self) -> Segment:
-        """The whole model as one segment."""
         return segment_of(self.alone, "logits", self.dtype, self.ranks)
 
     @property
     def is_large(self) -> bool:
-        """Whether a walk through the whole model is slow."""
+        """Whether the reference is slow, because the model is large."""
         return any(each.probe.is_large for each in self.alone.values())
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the logits are wrong on some probe."""
         return any(each.wrong for each in self.alone.values())
 
     @functools.cached_property
@@ -82,32 +82,32 @@ class Answer:
 
     @functools.cached_property
     def search(self) -> Search:
-        return Search.at(self.segment, self.sites, (), self.clock)
+        return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find all single faults that reproduce the logits when they are made at every possible tap; return the first.
+        """Find the single faults that, made at every possible tap, reproduce the logits; return the first.
 
-        For large models, nothing is searched, because each walk is slow.
+        For large models, nothing is searched, because the reference is slow.
         """
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
     def pairs(self) -> list[Combination]:
-        """Return the combinations of at most two faults that reproduce the logits; preferred faults come first."""
+        """Return the combinations of at most two faults that reproduce the logits."""
         with contextlib.suppress(OutOfTime):
             found, remains = self.search.run([], PAIR)
             return [] if remains else found
         return []
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """Return the activations that stay wrong with these faults in the reference, except equivalent forms."""
+        """Return the activations that stay wrong with the faults `chosen`, except equivalent forms."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
-        """Return the fewest faults that reproduce the logits and include one of `last`; empty if none do.
+        """Return the fewest faults of `told` that reproduce the logits and include a fault of `last`; otherwise ().
 
-        Each fault is made at the taps where it was found, or at a group of taps that includes them.
+        Each fault is made at the taps at which it was found, or at a group of taps that includes them.
         """
         kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
@@ -122,14 +122,15 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Return `last` or all of `told`, with one more fault, if they reproduce the logits; otherwise nothing.
+        """Search for one more fault that reproduces the logits together with `last`, or together with all of `told`.
 
-        Each fault is made at every possible tap, or at the group of taps that leaves the smallest difference. The first
-        is tried because the missing fault may hide that a fault is everywhere.
+        Return all of these faults, or () if there is no such fault. The faults of `told` are made at all possible taps,
+        then at the groups of taps that leave the smallest difference. All taps are tried first, because the missing
+        fault may hide a fault at some of them.
         """
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
-            for these in {new, frozenset(kinds)} - self.tried:
+            for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
                 self.tried.add(these)
                 made = self._widened([kinds[each] for each in kinds if each in these])
                 widest = max(made, key=lambda chosen: sum(len(each.sites) for each in chosen))
@@ -139,14 +140,12 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return the faults, made at groups of taps of every size; the one that leaves the least comes first."""
-        made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
-        rests = [self._left(each) for each in made]
-        return [made[index] for index in np.argsort(rests, kind="stable")]
+        """Return the combinations of these faults, each made at groups of taps of every size.
 
-    def _left(self, chosen: Combination) -> float:
-        self.clock.walk()
-        return self.segment.rms(self.search.screen, chosen)
+        The combinations are in order of the difference that remains with them.
+        """
+        made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
+        return self.search.by_rest(self.search.screen, made)
 
     def _widths(self, found: Combination) -> list[Combination]:
         """Return a fault at the taps where it was found, and at every group of taps that includes them."""
@@ -166,14 +165,15 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return the single faults that, made at every possible tap, reproduce the logits together with `known`."""
+        """Return each fault at all possible taps that, added to the faults `known`, reproduces the logits."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
-            return Search.at(self.segment, self.sites, known, clock, only_wide=True).singles()
+            found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)
+            return [] if remains else found
         return []
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether `chosen` reproduces the logits if the values at the `given` taps are the port's."""
+        """Return whether the faults `chosen` reproduce the logits if the taps `given` have the port's values."""
         having = [each for key, each in results.items() if key in self.alone and {*given} <= each.recorded.keys()]
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)
@@ -181,5 +181,4 @@ class Answer:
 
 
 def _by_id(told: Combination) -> dict[str, Combination]:
-    """Return the faults in `told` by their id."""
     return {each.fault.id: tuple(other for other in told if other.fault.id == each.fault.id) for each in told}

@@ -13,7 +13,7 @@ BUDGET = 30.0
 """The seconds after which the search ends without a cause."""
 
 WALKS = 20_000
-"""The number of walks after which the search ends; within `BUDGET`, about as many fit (3,186 walks took 5.3 s)."""
+"""The number of runs of the reference after which the search ends; about as many take `BUDGET` for a small model."""
 
 CANDIDATES = 300
 """The approximate number of candidates for a segment."""
@@ -63,7 +63,7 @@ class Clock:
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Ensure at least the time of one of `stages`, however much was spent before."""
+        """Extend the time, if necessary, so that a stage has its share: all seconds divided by `stages`."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property
@@ -72,7 +72,7 @@ class Clock:
         return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
-        """Raise `OutOfTime` if no time is left, or if there were too many walks."""
+        """Raise `OutOfTime` if no time is left, or after more than `WALKS` runs of the reference."""
         if self.is_interrupted or time.thread_time() > self.end or self.walks > WALKS:
             self.ran_out = True
             raise OutOfTime
@@ -82,7 +82,7 @@ class Clock:
             self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
 
     def walk(self) -> None:
-        """Count a walk; raise `OutOfTime` if it exceeds the limit, or if no time is left."""
+        """Count a run of the reference, and call `check`."""
         self.walks += 1
         self.check()
 

@@ -1,7 +1,8 @@
-"""Several fields of the configuration that differ in a port, and together explain a difference."""
+"""Find several fields of the configuration that differ in a port, and that together explain a difference."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ OF_THE_CALL = {"architecture", "head", "padding"}
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return all possible values of each field that has only a few."""
+    """Return the possible values of each boolean field and of each field with named choices."""
     few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
     return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 
@@ -40,7 +41,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return the changes of one more field, besides `besides`, for which no additional parameters are needed."""
+    """Return the changes of one more field, besides `besides`, for which the model's parameters are enough."""
     own, shapes = {name: getattr(config, name) for name in alternatives()}, parameter_shapes(config)
     new = [
         {name: value}
@@ -52,7 +53,6 @@ def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
 
 
 def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
-    """Return whether the parameters of a model are enough for a changed configuration."""
     try:
         needed = parameter_shapes(dataclasses.replace(config, **change))
     except ConfigError:
@@ -61,7 +61,7 @@ def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: M
 
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
-    """Find the few fields whose change leaves the smallest share of the difference; return them and the share.
+    """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
 
     Args:
         config: The configuration of the port.
@@ -69,25 +69,23 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
         clock: The time for the search; when it is over, the best result until then is returned.
     """
     before = left(changed({}))
-    best: list[tuple[float, Fields]] = [(before, {})]
-    beam = best
-    for _ in range(DEEPEST if clock.left else 0):
+    found = beam = [(before, Fields())]
+    for _ in range(DEEPEST):
         more = [chosen | change for _, chosen in beam for change in single_changes(config, chosen)]
         distinct = {tuple(sorted(fields.items())): fields for fields in more}.values()
         tried = ((left(changed(fields)), fields) for fields in distinct if clock.left)
-        beam = sorted(tried, key=lambda each: each[0])
-        best, beam = min(best, beam[:1] or best, key=lambda each: each[0][0]), beam[: WALKS // len(alternatives())]
-    least, fields = best[0]
+        beam = sorted(tried, key=lambda each: each[0])[: WALKS // len(alternatives())]
+        found = [*found, *beam]
+    least, fields = min(found, key=lambda each: each[0])
     return fields, least / before if before else 1.0
 
 
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], dtype: str, clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the fields whose change makes most places agree, each with the configured and the port's value.
+    """Find at least two fields whose change makes most wrong taps right; return the configured and the port's value.
 
-    Every place is judged with the port's own earlier activations, so fields act independently, and the best field is
-    chosen first. A single field is not reported.
+    One field after another is chosen: the field that leaves the fewest taps wrong.
 
     Args:
         results: The results of the probes.
@@ -101,20 +99,24 @@ def several_fields(
         return {}
     chosen, left, config = Fields(), len(places), next(iter(results.values())).probe.config
     while left and clock.left:
-        changes = enumerate(single_changes(config, chosen))
-        tried = [(_wrong(results, chosen | change, dtype, left - 1), index, change) for index, change in changes]
-        fewest, _, best = min(tried, default=(left, 0, {}))
-        if fewest >= left:
+        tried = [changed(chosen | change) for change in single_changes(config, chosen)]
+        best, left = fewest_wrong(results, tried, dtype, left - 1)
+        if best is None:
             break
-        chosen, left = chosen | best, fewest
+        chosen = {**(best.fault.fields or {})}
     if len(chosen.keys() - ONLY_FORMS) < 2 or left > len(places) // 2:
         return {}
     return {name: (getattr(config, name), value) for name, value in chosen.items()}
 
 
-def _wrong(results: Results, fields: Mapping[str, Any], dtype: str, most: int) -> int:
-    """Return the number of places that are wrong with other fields, counted up to `most` + 1."""
-    try:
-        return min(len(still_wrong(results, (changed(fields),), dtype, most)), most + 1)
-    except Impossible:
-        return most + 1
+def fewest_wrong(results: Results, tried: Sequence[Hypothesis], dtype: str, most: int) -> tuple[Hypothesis | None, int]:
+    """Return the hypothesis that leaves the fewest taps wrong, and their number, which is at most `most`.
+
+    If every hypothesis leaves more taps wrong, return (None, `most` + 1).
+    """
+    best = None
+    for hypothesis in tried:
+        with contextlib.suppress(Impossible):
+            if (count := len(still_wrong(results, (hypothesis,), dtype, most))) <= most:
+                best, most = hypothesis, count - 1
+    return best, most + 1

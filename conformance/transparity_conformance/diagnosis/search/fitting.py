@@ -31,7 +31,7 @@ def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis |
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Return one fault with a number for each model size; its description is for the first size."""
+    """Return one fault that has another number for each model size."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
@@ -48,7 +48,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return every kind of fault with a number, each at as many taps as possible."""
+    """Return the first of the faults with each id; it is made at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -62,10 +62,10 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, refined by a golden section.
+    """Find the positive number that minimizes `function`: the best of a grid, refined by a golden-section search.
 
-    The golden section works on the logarithm. Returns None if all values on the grid are equal, or if the golden
-    section does not improve them.
+    The golden section works on the logarithm of the number. Return None if all values on the grid are equal, or if
+    the golden section hardly improves them.
     """
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):

@@ -1,8 +1,8 @@
-"""Several activations of a sublayer as one segment, for sublayers whose single activations have no cause.
+"""Join several wrong activations of a sublayer to one segment, if they have no separate causes.
 
 Activations that were found by value may be matched wrongly, and operations in another order change several activations
-at once. The segment starts at the right activations of the sublayer, and ends at the tap that all wrong activations
-feed.
+at once. The joint segment starts at the right activations of the sublayer. It ends at the tap that all wrong
+activations feed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def layer_of(tap: str) -> str:
 def joined(
     results: Results, tap: str, faulty: Sequence[str], found: Collection[str], dtype: str
 ) -> tuple[str, Results]:
-    """Return the tap that all wrong activations of a sublayer feed, and the results without these activations.
+    """Return the end of the joint segment of a tap's sublayer, and the results without its other wrong activations.
 
-    The tap is empty if the port itself returns one of the wrong activations, or if only one activation is wrong.
+    The end is empty if a wrong activation was not found by value, or if only one activation is wrong.
     """
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
@@ -48,7 +48,7 @@ def joined(
 
 
 def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
-    """Return the activations inside a sublayer that differ from those that the reference computes from its input."""
+    """Return the wrong activations of a sublayer, if the reference computes the sublayer from its input only."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
     outer = chosen(result.recorded, [tap for tap in result.recorded if tap not in inside])
     ours, within = walk(result.probe, outer), REMEASURED_WITHIN[dtype]

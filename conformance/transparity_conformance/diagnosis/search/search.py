@@ -1,14 +1,13 @@
-"""The search for faults that remove a difference.
+"""The search for faults that explain the difference of a segment.
 
-This is a beam search: combinations of faults are extended by one fault at a time, until one combination explains every
-probe. A fault is an entry of the catalogue, or has a fitted number.
+A beam search extends combinations of faults by one fault at a time, until a combination explains every probe. A fault
+is an entry of the catalogue, or has a fitted number.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import numpy as np
 
@@ -24,27 +23,26 @@ BEAM = 8
 """The smallest number of combinations that are extended."""
 
 WALKS = 500
-"""The number of walks in a round; it limits how many combinations are extended by every candidate."""
+"""The number of combinations that are tried at each depth; it limits how many are extended by every candidate."""
 
 DEEPEST = 3
-"""The largest number of faults in a combination for a segment."""
+"""The largest number of faults in a combination."""
 
 PAIR = 2
-"""The largest number of faults if only logits are known; more faults would overfit."""
+"""The largest number of faults in a combination if only logits are known; more faults would overfit."""
 
 SAMPLE = 4096
-"""The number of random elements at which effects are added; the elements of a large model do not all fit into
-memory."""
+"""The number of random elements at which effects are added, because all elements may not fit into memory."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Ids of faults that are preferred to others that explain a difference equally well."""
 
 Round = tuple[Probe, Sequence[Combination]]
-"""A probe, and combinations that are ranked on it."""
+"""A probe, and combinations that are ranked by the difference that remains on this probe."""
 
 
 class Effects:
-    """The differences that remain with each single fault of a list, at a sample of elements.
+    """For each fault of a list, the difference that remains with this fault, at a sample of elements.
 
     If two effects are independent, `left[one] + left[other] − before` remains with both faults.
     """
@@ -57,7 +55,7 @@ class Effects:
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append the difference that remains with the next fault."""
+        """Append `left`, the difference that remains if the next fault is in the reference."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
@@ -67,7 +65,7 @@ class Effects:
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely_pairs(self, count: int) -> list[tuple[int, int]]:
-        """Return pairs of indices, beginning with the pair whose added effects leave the smallest difference."""
+        """Return the pairs of indices whose added effects leave the smallest differences, the best pair first."""
         effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
         products, reach = effects @ effects.T, effects @ self.before
         alone = np.diag(products) + 2 * reach
@@ -79,51 +77,35 @@ class Effects:
 
 
 class Search:
-    """A search among `candidates` for faults that explain the difference at `segment`.
+    """A search in the catalogue for faults that explain the difference at `segment`.
 
     Args:
-        known: Faults that are already applied.
-        screen: The probe on which candidates are ranked.
         sites: The taps at which faults may be made.
+        known: Faults that are already applied.
         clock: The remaining walks and time.
-        only_wide: Whether faults with a number are only made at all possible taps together.
+        only_wide: Whether each fault is only made at all possible taps together.
 
     Every method may raise `OutOfTime`.
     """
 
     def __init__(
-        self,
-        segment: Segment,
-        known: Combination,
-        screen: Probe,
-        candidates: list[Hypothesis],
-        sites: list[str],
-        clock: Clock,
-        *,
-        only_wide: bool = False,
+        self, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
     ) -> None:
-        self.only_wide = only_wide
-        self.segment, self.known, self.screen, self.clock = segment, known, screen, clock
-        self.candidates, self.sites = candidates, sites
+        self.segment, self.sites, self.known, self.clock, self.only_wide = segment, sites, known, clock, only_wide
+        self.screen = screen_of(segment, known)
+        """The probe on which candidates are ranked."""
+        candidates = hypotheses(self.screen.config, sites, segment.ranks)
+        if segment.tap == "logits":
+            candidates += whole_model(self.screen.config)
+        self.candidates = widest(candidates) if only_wide else candidates
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
         """The fitted faults and what they were fitted from, by `id`."""
 
-    @classmethod
-    def at(
-        cls, segment: Segment, sites: list[str], known: Combination, clock: Clock, *, only_wide: bool = False
-    ) -> Self:
-        """Return a search of the whole catalogue; `only_wide` restricts it to faults at all possible taps."""
-        screen = screen_of(segment, known)
-        candidates = hypotheses(screen.config, sites, segment.ranks)
-        if segment.tap == "logits":
-            candidates += whole_model(screen.config)
-        chosen = widest(candidates) if only_wide else candidates
-        return cls(segment, known, screen, chosen, sites, clock, only_wide=only_wide)
-
     def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
-        """Return the best combinations of at most `deepest` faults, and whether a difference remains with them.
+        """Return combinations of at most `deepest` faults, and whether a difference remains with them.
 
-        Combinations with fewer faults come first, and among them preferred faults.
+        All of them explain every probe or, if a difference remains, at least the probes of one size. The search stops
+        at the smallest number of faults; preferred faults come first.
 
         Args:
             likely: Combinations that explain other segments of the same kind.
@@ -132,36 +114,33 @@ class Search:
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
         for depth in range(deepest):
-            made: list[Combination] = []
-            for probe, combinations in self._extended(best, likely) if depth else [(self.screen, [])]:
-                ranked = self._by_rest(probe, combinations) if depth else self._ranked
-                found, remains = self._of_every_size(self._survivors(probe, ranked, self._same_size))
-                if found and not remains:
+            rounds: list[list[Combination]] = []
+            survivors: list[Combination] = []
+            for probe, ranked in self._rounds(best, likely):
+                survivors = self._survivors(probe, ranked, self._same_size)
+                if found := [each for each in survivors if self.segment.vanishes((*self.known, *each))]:
                     return found, False
-                if depth and self.segment.is_whole_model:
-                    of_one_size = of_one_size or found
-                made += ranked
-            numbers = self._numbered(best if depth else [()])
-            found, remains = self._of_every_size(self._survivors(self.screen, numbers, self._same_size))
-            if found and (not remains or not depth):
-                return self._of_sizes(found) if remains else (found, False)
-            of_one_size = found if found and self.segment.is_whole_model else of_one_size
-            best = self._beam(made, numbers)
-        return (of_one_size or self.partial()), True
+                if survivors and depth and self.segment.is_whole_model:
+                    of_one_size = survivors
+                rounds.append(ranked)
+            if survivors and not depth:
+                return self._of_sizes(survivors)
+            rows, numbers = rounds[0], rounds[-1]
+            if self.segment.is_whole_model:
+                best = [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
+            else:
+                best = self.by_rest(self.screen, [*numbers, *rows[: self._width]])
+        return of_one_size, True
 
-    def singles(self) -> list[Combination]:
-        """Return the single faults that explain every probe, with or without a number; preferred faults come first."""
-        for ranked in (self._ranked, self._numbered([()])):
-            found, remains = self._of_every_size(self._survivors(self.screen, ranked, self._same_size))
-            if found and not remains:
-                return found
-        return []
-
-    def _beam(self, rows: Sequence[Combination], numbers: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations to extend; if only logits are known, the two best numbers and faults at all taps."""
-        if self.segment.is_whole_model:
-            return [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
-        return self._by_rest(self.screen, [*numbers, *rows[: self._width]])
+    def _rounds(
+        self, best: list[Combination], likely: Sequence[Combination]
+    ) -> Iterator[tuple[Probe, list[Combination]]]:
+        """Yield the combinations in `best` with one more fault of the catalogue, then with one more fitted number."""
+        if best == [()]:
+            yield self.screen, self._ranked
+        else:
+            yield from ((probe, self.by_rest(probe, each)) for probe, each in self._extended(best, likely))
+        yield self.screen, self._numbered(best)
 
     @property
     def _width(self) -> int:
@@ -169,24 +148,25 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations that can be extended by every candidate."""
+        """The number of combinations that can be extended by every candidate within `WALKS`."""
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations that are extended by one more fault.
+        """Yield combinations with one more fault.
 
-        If the port shows activations, the best combinations are extended by every candidate. If only logits are known,
-        there are too many pairs, so three kinds are tried:
+        If the port shows activations, every candidate extends the best combinations. If only logits are known, there
+        are too many pairs, so only these are tried:
 
         - pairs whose added effects leave the smallest difference
-        - pairs of the best faults of every layer
-        - pairs of the best fault with any other
+        - pairs of faults that are made at all possible taps
+        - pairs of a best fault and another
         """
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
             yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
             return
-        likeliest = self._by_rest(self.screen, self._likeliest_pairs)
+        pairs = self._effects.likely_pairs(WALKS)
+        likeliest = self.by_rest(self.screen, [(self.candidates[one], self.candidates[other]) for one, other in pairs])
         yield self.screen, likeliest
         for first in self._wide[:BEAM]:
             yield self._beside(first, self._wide)
@@ -196,16 +176,11 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return pairs of `first` with each of `seconds`, and the probe on which `first` leaves most."""
+        """Return the probe with the largest difference after `first`, and the pairs of `first` with `seconds`."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
-    @functools.cached_property
-    def _likeliest_pairs(self) -> list[Combination]:
-        pairs = self._effects.likely_pairs(WALKS)
-        return [(self.candidates[one], self.candidates[other]) for one, other in pairs]
-
     def _numbered(self, best: Sequence[Combination]) -> list[Combination]:
-        """Return the best combinations extended by a fitted number; several numbers are fitted in turn."""
+        """Extend the best combinations by a fault with a fitted number; fit several numbers in turn."""
         every = fittables(self.screen.config, self.sites)
         is_pair = self.segment.is_whole_model and best[0] != ()
         numeric = of_each_kind(every) if is_pair or self.only_wide else list(every)
@@ -215,13 +190,13 @@ class Search:
             made += ends
             if ends and any(id(one) in self.fitted for one in chosen):
                 made += self._by_turns(min(ends, key=lambda end: self._left(self.screen, end)))
-        return self._by_rest(self.screen, made)
+        return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """Yield the most likely faults to occur together with each number in `best`, because they change the number."""
+        """For each fault with a number in `best`, yield the best partners, with which the number is fitted again."""
         for number in best:
             if id(number[0]) in self.fitted:
-                pairs = self._by_rest(self.screen, [(*number, second) for second in self._wide])
+                pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
@@ -246,7 +221,7 @@ class Search:
         return found
 
     def _of_sizes(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Return the faults in `found` with a number for each model size, and whether a difference remains."""
+        """Fit the number of each fault in `found` for each model size; return the faults, and whether they fail."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in found:
@@ -260,7 +235,7 @@ class Search:
         return of_sizes or found, not of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Return the same fault with the number that fits a model of another size."""
+        """Return the same fault with the number that fits `probe`, which has another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -268,7 +243,7 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the most probes, at least two but not all; empty if there are none.
+        """Return the single faults that explain the largest number of wrong probes, which must be at least two.
 
         A fault that explains only one probe may do so by chance.
         """
@@ -277,22 +252,22 @@ class Search:
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Single faults that explain some probes, with the number of these probes; faults with the most come first.
+        """Single faults, each with the number of wrong probes that it explains, the largest number first.
 
-        Faults are also ranked on the shortest probe: of several faults in the port, perhaps only one shows there.
+        Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an effect.
         """
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
         if shortest in off and shortest is not self.screen:
             alone: list[Combination] = [(hypothesis,) for hypothesis in self.candidates]
-            found += self._survivors(shortest, self._by_rest(shortest, alone), [shortest])
+            found += self._survivors(shortest, self.by_rest(shortest, alone), [shortest])
         explained = [(chosen, sum(self._share(probe, chosen) <= 1 for probe in off)) for chosen in found]
         return sorted(explained, key=lambda item: -item[1])
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """Single candidates, the best first."""
+        """The single candidates in order of the difference that remains with them."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -304,7 +279,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """Faults that are made at all possible taps together, the best first."""
+        """The candidates that are made at all possible taps at once, in the order of `_ranked`."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -314,7 +289,7 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """The best single faults; of faults with the same effect, only one."""
+        """The candidates in the order of `_ranked`; of several candidates with the same effect, only one."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
@@ -324,13 +299,8 @@ class Search:
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
-        """Return the probe with the largest remaining difference, among the probes as large as the one for ranking."""
+        """Return the probe with the largest remaining difference, among the probes of the size of `screen`."""
         return max(self._same_size, key=lambda probe: self._share(probe, chosen))
-
-    def _of_every_size(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Return the combinations that explain every size, and False; if there are none, all of `found`, and True."""
-        everywhere = [chosen for chosen in found if self.segment.vanishes((*self.known, *chosen))]
-        return everywhere or found, not everywhere
 
     def _left(self, probe: Probe, chosen: Combination) -> float:
         self.clock.walk()
@@ -340,7 +310,8 @@ class Search:
         self.clock.walk()
         return self.segment.share(probe, (*self.known, *chosen))
 
-    def _by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
+    def by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
+        """Return the combinations in order of the difference that remains with them on a probe."""
         rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
@@ -364,7 +335,7 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference, preferably one of the usual size, to which reports refer."""
+    """Return the probe with the largest difference, preferably of the size of the first probe."""
     shares = {
         probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
     }

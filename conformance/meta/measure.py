@@ -1,21 +1,6 @@
 """Measure the checker on planted bugs and right ports: `python -m meta.measure [--pool NAME] [--sample N] …`.
 
-| pool | trials |
-|---|---|
-| `independent` | bugs, pairs, triples and drafts of the independent port, faults of capabilities, right ports |
-| `exam` | bugs in other people's code; results are kept, and `python -m meta.exam.page` publishes them |
-| `exam-against` | the same bugs, checked against the code without them |
-| `attacks` | wrong ports that try to pass |
-| `audits` | faults in loaders, and right loaders |
-| `adapting`, `adapters` | ports that `adapt` must match, and ports with a bug that it must not match wrongly |
-| `fitting` | modules of drawn configurations, which `fit` must find |
-| `alignment`, `listening` | activations found by value, and the cost of recording |
-| `modules`, `ranks` | models of Keras and equinox, and sharded ports |
-| `against` | copies of files of transformers with one mistake, checked against the original |
-| `breadth` | classes of transformers as references, checked against copies of their files |
-| `drafts` | models written by hand with several mistakes, checked against transformers |
-| `fuzz` | unusual inputs |
-| `mutants`, `equivalents` | mutated lines of the columns, and mutations that compute the same |
+The docstring of each pool's module (`POOLS`) says what its trials are.
 """
 
 from __future__ import annotations
@@ -117,7 +102,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print a line for each and the table; return 1 if a share is below its target."""
+    """Run the trials, and print their answers and the table of shares; return 1 if a share is below its target."""
     pool, options = parsed(arguments)
     console = Console(width=200, highlight=False)
     TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)

@@ -93,7 +93,8 @@ def harness_beside(build: Backend) -> Harness:
 def as_reference(build: Backend) -> Iterator[None]:
     """Make `build` the reference of the whole suite within the context.
 
-    Every oracle uses this backend, and names that the suite imported from the column are replaced.
+    Every oracle calls this backend. Where a module of the suite imported a name from the NumPy column, the name in
+    `build`'s column replaces it.
     """
 
     def found(name: str) -> Backend:

@@ -1,6 +1,6 @@
 """Measure the checker on planted bugs and right ports: `python -m meta.measure [--pool NAME] [--sample N] …`.
 
-The docstring of each pool's module (`POOLS`) says what its trials are.
+The docstring of a pool's module describes its trials; `--pool NAME --help` prints it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ def table(title: str, shares: Sequence[Share]) -> Table:
 
 def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
     """Return the module of the pool, and the options; a pool may add its own."""
-    parser = argparse.ArgumentParser(description="Measure the checker on ports that are known to be right or wrong.")
+    parser = argparse.ArgumentParser()
     first = argparse.ArgumentParser(add_help=False)
     for each in (first, parser):
         each.add_argument("--pool", choices=POOLS, default="independent")
     pool = importlib.import_module(POOLS[first.parse_known_args(arguments)[0].pool])
+    parser.description = pool.__doc__
     parser.add_argument(
         "--sample", type=int, metavar="N", help="run at most N trials (the independent pool: N of each kind and view)"
     )

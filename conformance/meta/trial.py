@@ -50,7 +50,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of the answers to trials of one kind and view; an empty string stands for any.
+    """A share of the answers to trials of one kind and view; an empty kind or view stands for all of them.
 
     `judge` returns whether an answer is right, or None if it does not count, or the pair (right, of).
     """

@@ -30,7 +30,7 @@ from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
 PLANTED: dict[int, tuple[str, str, str]] = {}
-"""For the id of each planted backend, its column, file and source."""
+"""Maps the id of each backend with a fault to its column, the changed file, and the source of this file."""
 
 DRAWN = "drawn.configurations"
 

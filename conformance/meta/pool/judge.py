@@ -258,7 +258,7 @@ def is_true(bugs: Bugs, answer: Answer) -> bool:
 
 
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
-    """Return the bugs that a fault names; of several with the same causes, those on its line."""
+    """Return the bugs that a fault names; of bugs with the same causes, return those at the line of the fault."""
     named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
     found = [bug for bug in bugs if named & set(bug.causes)]
     at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]

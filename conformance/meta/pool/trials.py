@@ -1,4 +1,4 @@
-"""Trials: ports with one or several bugs, correct ports, and what the checker sees of them."""
+"""The pool `independent`: the independent port with one or several bugs, and correct variants of this port."""
 
 from __future__ import annotations
 

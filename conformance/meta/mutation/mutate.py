@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 from meta.mutation.equivalents import equivalents
 from meta.mutation.mutants import Mutant, mutants
@@ -47,6 +49,10 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
     return None
 
 
+def answer_of(column: str, mutant: Mutant, *, quick: bool) -> dict[str, Any]:
+    return {"killer": killer(column, mutant, quick=quick)}
+
+
 def _questions(
     names: Sequence[str], subjects: Sequence[Backend], near: str, *, quick: bool
 ) -> Iterator[tuple[str, Backend, str | None]]:
@@ -76,7 +82,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
     return [
         Trial(
             f"{options.column}/{mutant.file}.py:{mutant.line}: {mutant.change}",
-            lambda mutant=mutant: {"killer": killer(options.column, mutant, quick=options.quick)},
+            partial(answer_of, options.column, mutant, quick=options.quick),
         )
         for mutant in drawn
         if (mutant.file, mutant.becomes) not in same

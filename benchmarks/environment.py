@@ -37,8 +37,7 @@ def memory(name: str, file: str = "/proc/self/status") -> int:
 
 
 def python_path(root: Path) -> str:
-    """Return the PYTHONPATH with which a process imports the packages of a checkout, and otherwise what this one
-    imports."""
+    """Return a PYTHONPATH with the packages of a checkout, followed by the other import paths of this process."""
     found = [str(root / name) for name in ("", "reference", "backends", "conformance")]
     return os.pathsep.join([*found, *(path for path in sys.path if path and not Path(path).is_relative_to(ROOT))])
 

@@ -22,8 +22,8 @@ FLOPs. `transparity.axes` explains the letters; F is `feed_forward_dim` and A is
 
 Masked scores also count, so a causal mask saves nothing. Each decoder layer projects the encoder's output again. All
 experts (E) count, because PyTorch and JAX compute all of them. A state-space model has one number per state instead of
-two, and neither k·k nor the product for the correction. Only matrix products count: no softmax, masks, scales, norms,
-biases, residuals, activations or embeddings.
+two. It computes neither k·k nor the correction of its state. Only matrix products count: no softmax, masks, scales,
+norms, biases, residuals, activations or embeddings.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 def state_flops(config: TransformerConfig, length: int) -> int:
     """Return the FLOPs of a recurrence's states, which are computed chunk by chunk.
 
-    Within a chunk, the queries are multiplied by the keys, and the result by the values; with a correction, the keys
-    are too. Queries and keys are then multiplied by the state. If `length` is 1, only the products with the state
-    remain.
+    Within a chunk, the queries are multiplied by the keys, and the products by the values. The gated delta rule also
+    multiplies the keys by the keys. Then the queries, and in the gated delta rule the keys, are multiplied by the
+    state.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]

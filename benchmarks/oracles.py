@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from benchmarks.workloads import TRAINING, Task, Workload, inputs_of, parameters
 
 from transparity.parameters import load_parameters, save_parameters
 from transparity.protocol import Arrays
+from transparity_conformance.cache import digest
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.oracle import neighbour
@@ -68,8 +68,8 @@ def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expec
 def conformity(expected: Expected, result: Any) -> dict[str, float]:
     """Compare a result with the oracle.
 
-    Returns: the `error` of the result, its `budget`, and the `share` of the budget that the error is. The result is
-    wrong if the share is above 1 or NaN.
+    Return the `error` of the result, its `budget`, and the `share`, which is the error divided by the budget. The
+    result is wrong if the share is above 1 or NaN.
     """
     if expected.workload.kind == "decode":
         error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
@@ -105,12 +105,9 @@ def oracle_of(workload: Workload, root: Path | None = None) -> Path:
 
 def digest_of(workload: Workload, root: Path) -> str:
     """Return a digest of a workload and of the code that computes its oracle."""
-    found = hashlib.sha256(json.dumps(workload.as_dict()).encode())
-    for source in (*SOURCES, *["backends/transparity_pytorch"] * (workload.kind == "train")):
-        path = root / source
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found.update(file.read_bytes())
-    return found.hexdigest()[:16]
+    paths = [root / source for source in (*SOURCES, *["backends/transparity_pytorch"] * (workload.kind == "train"))]
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    return digest(json.dumps(workload.as_dict()), *(file.read_bytes() for file in files))[:16]
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:

@@ -19,12 +19,12 @@ import numpy as np
 from benchmarks.environment import ROOT, cores, memory, processor, versions
 from benchmarks.oracles import conformity, oracle_of, read_oracle, read_task
 from benchmarks.race.race import refusal
-from benchmarks.race.results import placed
 from benchmarks.race.timing import seconds
 from benchmarks.workloads import TRAINED, TRAINING, WORKLOADS, inputs_of
 from rich.console import Console
 from rich.table import Table
 
+from meta.page import table, with_part
 from transparity.parameters import initialize_parameters, load_parameters
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.suite.ranks import Ranks, State
@@ -51,7 +51,7 @@ class Figures:
     parameters: float
     """MiB of parameters on the rank that has most of them."""
     peak: float
-    """Peak memory of a process in training, including parameters, in MiB above the memory before."""
+    """The peak memory of a training process in MiB, less the memory that it used before it loaded the parameters."""
 
 
 def measured(
@@ -142,9 +142,7 @@ def row(figures: Figures) -> tuple[str, ...]:
 
 def markdown(kept: dict[str, Any]) -> str:
     """Return the kept figures as the Markdown table of docs/columns.md."""
-    lines = [f"| {' | '.join(HEADS)} |", "|---|---|--:|--:|--:|--:|"]
-    lines += [f"| {' | '.join(row(Figures(**figures)))} |" for figures in kept["figures"]]
-    return f"{kept['taken']}\n\n" + "\n".join(lines)
+    return f"{kept['taken']}\n\n{table(HEADS, [row(Figures(**figures)) for figures in kept['figures']], (2, 3, 4, 5))}"
 
 
 def main() -> None:
@@ -163,7 +161,7 @@ def main() -> None:
     conditions = {"cores": cores(), "device": "cpu", "processor": processor(), "versions": versions()}
     kept = {"taken": taken, "conditions": conditions, "figures": [dataclasses.asdict(it) for it in figures]}
     RESULT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), "figures", markdown(kept)), encoding="utf-8")
+    PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), "figures", markdown(kept)), encoding="utf-8")
 
 
 if __name__ == "__main__":

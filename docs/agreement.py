@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from meta.page import table, with_part
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs/agreement.json"
@@ -40,7 +41,7 @@ def condensed(report: Run, date: str) -> Run:
 def _cell(cell: Run, claim: Run) -> list[Any]:
     """Return a cell's text, its share of the tolerance, and its number of comparisons.
 
-    The text has the number of cases if there are fewer than in other columns.
+    The text ends with the number of cases if the column has fewer cases than other columns.
     """
     fewer = f" ({cell['cases']} of {claim['cases']})" if cell["cases"] < claim["cases"] else ""
     return [cell["says"] + fewer, float(f"{cell['share']:.2g}"), cell["comparisons"]]
@@ -67,9 +68,8 @@ def matrix(run: Run) -> str:
 def summary(run: Run) -> str:
     """Return a Markdown table with the largest share of the tolerance and the number of comparisons, by backend and
     precision."""
-    lines = [f"| precision | {' | '.join(TITLES.values())} |", "|---|" + "--:|" * len(TITLES)]
-    rows = [[_worst(run, f"{backend} {dtype}") for backend in TITLES] for dtype in DTYPES]
-    return "\n".join([*lines, *(f"| {dtype} | {' | '.join(row)} |" for dtype, row in zip(DTYPES, rows, strict=True))])
+    rows = [[dtype, *(_worst(run, f"{backend} {dtype}") for backend in TITLES)] for dtype in DTYPES]
+    return table(["precision", *TITLES.values()], rows, (1, 2, 3))
 
 
 def _worst(run: Run, column: str) -> str:
@@ -79,12 +79,6 @@ def _worst(run: Run, column: str) -> str:
     index = run["columns"].index(column)
     cells = [cells[index] for cells in run["cells"].values() if cells[index]]
     return f"{max(cell[1] for cell in cells):.0%} in {sum(cell[2] for cell in cells):,}".replace("%", " %")
-
-
-def written(page: str, name: str, text: str) -> str:
-    """Return `page` with `text` between the comments that mark the part `name`."""
-    begin, end = f"<!-- {name}: written by docs/agreement.py -->", f"<!-- end of {name} -->"
-    return re.sub(rf"(?s){re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", page)
 
 
 PAGES = {"docs/agreement.md": ("matrix", matrix), "README.md": ("summary", summary)}
@@ -99,7 +93,7 @@ def main(path: str) -> None:
     KEPT.write_text(f'{others[:-2]},\n "cells": {{\n{rows}\n }}\n}}\n', encoding="utf-8")
     for page, (name, render) in PAGES.items():
         text = (ROOT / page).read_text(encoding="utf-8")
-        (ROOT / page).write_text(written(text, name, render(run)), encoding="utf-8")
+        (ROOT / page).write_text(with_part(text, name, render(run)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ STYLES = (
     (r"  With this fixed.*", "good"),
     (r" +at \S+,?| {20,}\S+|  (transparity|--).*", "soft"),
 )
-"""Patterns of lines, with the styles of the groups."""
+"""Patterns of lines, each with the CSS classes of a matching line."""
 
 
 def answer() -> str:

@@ -96,8 +96,9 @@ def places() -> dict[str, set[str]]:
 
 
 def edit(text: str, old: str, new: str) -> str:
-    """Return a diff of the lines of `text` that contain `old`; lines with `new` are marked `-`, and the original lines
-    `+`.
+    """Return a diff from the wrong lines to the right ones.
+
+    The right lines are the lines of `text` that contain `old`; in the wrong lines, `new` replaces `old`.
 
     Raises:
         ValueError: `text` does not contain `old` exactly once.

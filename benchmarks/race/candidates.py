@@ -37,7 +37,7 @@ class Candidate:
     also: tuple[str, ...] = ()
     """Additional modules that the candidate needs; their import is not timed."""
     longest: int | None = None
-    """The length of the longest input that it is given."""
+    """The length of the longest input that the candidate receives; None for no limit."""
     choices: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -107,8 +107,7 @@ CANDIDATES = _candidates()
 
 
 def against(root: Path) -> list[Candidate]:
-    """Return the columns of this checkout, each followed by the same column of another checkout, to which its ratio
-    refers."""
+    """Return the columns of this checkout, and the same columns of another checkout as their peers."""
     ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
     twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
     return [*ours, *twins]

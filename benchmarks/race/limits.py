@@ -25,7 +25,7 @@ TRIALS = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """The fastest of several runs. Every call measures them again; each run has its number of FLOPs or bytes."""
+    """The fastest of several runs, each with the number of its FLOPs or bytes; a call measures all runs again."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"

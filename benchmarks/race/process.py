@@ -31,7 +31,7 @@ different."""
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of the oracle, which differs between checkouts, the number of cores, and the device."""
+    """The number of cores, the device, and the folder of the oracle; each checkout has its own folder."""
 
     folder: Path
     threads: int

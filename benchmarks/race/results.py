@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ from benchmarks.environment import cores, cuda, overridden_kernels, processor, v
 from benchmarks.race.race import Conditions
 from benchmarks.race.rows import Row
 from benchmarks.race.table import as_markdown
+
+from meta.page import with_part
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -49,7 +50,7 @@ def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
     """Return the reason why the file cannot keep results of this machine, or None."""
     here = machine_of(conditions)
     before = json.loads(path.read_text(encoding="utf-8"))["machine"] if path.exists() else here
-    return None if before == here else f"{path} is of another machine, {before}; this one is {here}; name another file"
+    return None if before == here else f"{path} has results of {before}, and this machine is {here}; name another file"
 
 
 def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent: Sequence[str]) -> None:
@@ -82,16 +83,11 @@ def machines() -> list[Path]:
     return [path for path in sorted(RESULTS.glob("*.json")) if '"runs"' in path.read_text(encoding="utf-8")]
 
 
-def placed(page: str, name: str, text: str) -> str:
-    """Return the page with `text` between the comments that mark the part `name`."""
-    pattern = rf"(?s)(<!-- {re.escape(name)}: .*? -->\n).*?(\n<!-- end of {re.escape(name)} -->)"
-    return re.sub(pattern, lambda found: f"{found[1]}{text}{found[2]}", page)
-
-
 def tabulated(page: str) -> str:
     """Return the page with the tables of all machines that it mentions."""
     for path in machines():
-        page = placed(page, f"race {path.stem}", as_markdown(kept_rows(path)))
+        if f"<!-- race {path.stem}: " in page:
+            page = with_part(page, f"race {path.stem}", as_markdown(kept_rows(path)))
     return page
 
 

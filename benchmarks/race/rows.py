@@ -33,7 +33,7 @@ class Quartiles:
         return Quartiles(self.low * factor, self.middle * factor, self.high * factor)
 
     def under(self, work: float) -> Quartiles:
-        """Return the quartiles of `work` divided by the number."""
+        """Return the quartiles of `work / x`, where x is the number that has these quartiles."""
         return Quartiles(work / self.high, work / self.middle, work / self.low)
 
 
@@ -127,7 +127,7 @@ def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
 def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
     """Return the fastest peer of the same kind; without a peer of this kind, return the fastest peer of any kind.
 
-    A column of another checkout is a peer only for the same column.
+    A column of another checkout is only compared with the same column of this checkout.
     """
     if candidate.is_limit:
         return None

@@ -22,7 +22,7 @@ LEGEND = (
 )
 
 WIDE = 130
-"""The width of a terminal from which on a table shows quartiles."""
+"""The smallest width of a terminal in which a table shows quartiles."""
 
 Between = Callable[[Quartiles | None, str], str]
 
@@ -106,7 +106,10 @@ def title(workload: Workload) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of the project's columns, with their ratios to the best peers, without curves."""
+    """Return a Markdown table of the project's columns and their ratios to the best peers.
+
+    Workloads that belong to a curve are left out.
+    """
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None
     for row in rows:

@@ -12,7 +12,7 @@ WARM = 0.1
 then timed."""
 
 WORK = 1e9
-"""The number of FLOPs, or of bytes, for which the time of a limit is given."""
+"""The time of a limit is the time that this number of FLOPs or bytes takes."""
 
 Run = Callable[[], Any]
 

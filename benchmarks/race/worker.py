@@ -31,7 +31,10 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 
 
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Return the times of import and first call with the comparison with the oracle, and the candidate's run."""
+    """Return the first answer, and the function that runs the candidate.
+
+    The answer has the times of the import and of the first call, the peak memory, and the comparison with the oracle.
+    """
     pin(order["threads"])
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
 

@@ -1,21 +1,6 @@
 """Measure the checker on planted bugs and right ports: `python -m meta.measure [--pool NAME] [--sample N] …`.
 
-| pool | trials |
-|---|---|
-| `independent` | bugs, pairs, triples and drafts of the independent port, faults of capabilities, right ports |
-| `exam` | bugs in other people's code; results are kept, and `python -m meta.exam.page` publishes them |
-| `exam-against` | the same bugs, checked against the code without them |
-| `attacks` | wrong ports that try to pass |
-| `audits` | faults in loaders, and right loaders |
-| `adapting`, `adapters` | ports that `adapt` must match, and ports with a bug that it must not match wrongly |
-| `fitting` | modules of drawn configurations, which `fit` must find |
-| `alignment`, `listening` | activations found by value, and the cost of recording |
-| `modules`, `ranks` | models of Keras and equinox, and sharded ports |
-| `against` | copies of files of transformers with one mistake, checked against the original |
-| `breadth` | classes of transformers as references, checked against copies of their files |
-| `drafts` | models written by hand with several mistakes, checked against transformers |
-| `fuzz` | unusual inputs |
-| `mutants`, `equivalents` | mutated lines of the columns, and mutations that compute the same |
+The docstring of a pool's module describes its trials; `--pool NAME --help` prints it.
 """
 
 from __future__ import annotations
@@ -99,11 +84,12 @@ def table(title: str, shares: Sequence[Share]) -> Table:
 
 def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
     """Return the module of the pool, and the options; a pool may add its own."""
-    parser = argparse.ArgumentParser(description="Measure the checker on ports that are known to be right or wrong.")
+    parser = argparse.ArgumentParser()
     first = argparse.ArgumentParser(add_help=False)
     for each in (first, parser):
         each.add_argument("--pool", choices=POOLS, default="independent")
     pool = importlib.import_module(POOLS[first.parse_known_args(arguments)[0].pool])
+    parser.description = pool.__doc__
     parser.add_argument(
         "--sample", type=int, metavar="N", help="run at most N trials (the independent pool: N of each kind and view)"
     )
@@ -117,7 +103,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials, print a line for each and the table; return 1 if a share is below its target."""
+    """Run the trials, and print their answers and the table of shares; return 1 if a share is below its target."""
     pool, options = parsed(arguments)
     console = Console(width=200, highlight=False)
     TRIALS[:] = getattr(pool, "choose", chosen)(pool.trials(options), options)

@@ -17,10 +17,10 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[
 
 
 def with_part(page: str, name: str, text: str) -> str:
-    """Return the page with new text between the comments `NAME: written by …` and `end of NAME`."""
-    pattern = rf"(?s)(<!-- {name}: written by [\w.]+ -->\n).*?(<!-- end of {name} -->)"
+    """Return the page with another text between the comments `NAME: written by …` and `end of NAME`."""
+    pattern = rf"(?s)(<!-- {name}: written by [^\n]+ -->\n).*?(<!-- end of {name} -->)"
     if (places := len(re.findall(pattern, page))) != 1:
-        raise ValueError(f"The page has {places} places for {name!r}; expected one.")
+        raise ValueError(f"The page has {places} comments that begin the part {name!r}; expected one.")
     return re.sub(pattern, lambda found: f"{found[1]}{text}\n{found[2]}", page)
 
 

@@ -50,7 +50,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of the answers to trials of one kind and view; an empty string stands for any.
+    """A share of the answers to trials of one kind and view; an empty kind or view stands for all of them.
 
     `judge` returns whether an answer is right, or None if it does not count, or the pair (right, of).
     """
@@ -68,13 +68,13 @@ class Measure:
 
 
 def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
-    """Return the share of true marks."""
+    """Return the share of the marks that are true."""
     counted = [bool(mark) for mark in marks]
     return Share(title, sum(counted), len(counted), target)
 
 
 def shares(measures: Iterable[Measure], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
-    """Return the share of every measure for which some answer counts."""
+    """Return the share of each measure, except measures for which no answer counts."""
     result = []
     for measure in measures:
         marks = [mark for mark in (measure.mark(*each) for each in found) if mark is not None]

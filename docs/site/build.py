@@ -29,8 +29,7 @@ from docs.site.pages import (
     site_text,
     written_pages,
 )
-from docs.site.reference import model
-from docs.site.reference import pages as reference
+from docs.site.reference import api, command_line, model, schema
 from docs.site.side_by_side import home
 from docs.site.side_by_side.columns import Columns, column_pages, plain_pages
 from docs.site.side_by_side.probe import Agreement, agreements, watched
@@ -74,12 +73,22 @@ def generated_pages() -> dict[str, str]:
         _tables,
         notebooks.notebooks,
     ]
-    parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference.pages]
+    parts += [partial(_document, name) for name in documents.DOCUMENTS] + [reference_pages]
     found: dict[str, str] = {}
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as processes:
         for pages in [processes.submit(part) for part in parts]:
             found |= pages.result()
     return found
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the generated pages of the section "Reference", by name."""
+    return {
+        "reference/command-line.md": command_line.page(),
+        "reference/report.md": schema.page(),
+        **model.pages(),
+        "reference/api.md": api.page(),
+    }
 
 
 def _home() -> dict[str, str]:

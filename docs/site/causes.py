@@ -21,7 +21,7 @@ PROBES = ("mixed", "longest", "tiny", "hot", "one")
 """The probes on which a fault is tried, in this order."""
 
 TRIED = 8
-"""The number of ways to make a fault that are tried until its error is visible."""
+"""The largest number of variants of a fault that are tried until its error is visible."""
 
 LENGTHS = (1, 2, 4, 8, 16)
 """The lengths to which the longest rows are cut."""
@@ -82,7 +82,7 @@ def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
 
 
 def at_each_length(shown: list[Run]) -> list[Run]:
-    """Return runs of a fault on beginnings of the longest rows on which it was tried; none if the model reads no
+    """Return runs of a fault on prefixes of increasing length of the longest input; empty if the model reads no
     tokens."""
     longest = max((run.probe for run in shown), key=lambda probe: max(_lengths(probe), default=0))
     case, fault = longest.case, shown[0].hypothesis
@@ -119,7 +119,7 @@ def section(shown: list[Run]) -> str:
     if len(lengths := at_each_length(shown)) > 1:
         parts += ["The error of the result by length:", f'<div class="plot">{by_length(lengths)}</div>']
     rows = [(each.probe.purpose, _counted(each.share("logits"))) for each in shown]
-    parts.append(table(("inputs", "error of the result, in budgets"), rows, numbers=1))
+    parts.append(table(("inputs", "error of the result, divided by its budget"), rows, numbers=1))
     return "\n\n".join(parts) + "\n"
 
 

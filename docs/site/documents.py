@@ -111,7 +111,7 @@ def _numbers(each: Printed) -> str:
         if not np.array_equal(found.ravel(), expected.ravel()):
             raise ValueError(f"{each.title}: {column} computes {found.tolist()}, not what the document prints.")
     shown = f"```text\n{_text(expected)}\n```"
-    told = f"{each.title}, as printed, and exactly so by {', '.join(TITLES.values())}:"
+    told = f"{each.title}, as the document prints it; {', '.join(TITLES.values())} compute exactly these numbers:"
     return "\n\n".join(part for part in (told, shown, each.note) if part)
 
 

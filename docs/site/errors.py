@@ -85,7 +85,7 @@ def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
 
 
 def _height(value: float, height: int) -> float:
-    """Return the distance of a number on the scale from the top."""
+    """Return the distance between the top of a chart and a number on its scale."""
     power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
     return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
 

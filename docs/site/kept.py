@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -10,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from docs.site.pages import ROOT
+
+from transparity_conformance.cache import digest
 
 KEPT = ROOT / "build/kept"
 CODE = ("reference", "backends", "conformance/transparity_conformance")
@@ -26,10 +27,7 @@ def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Pa
         make: A function that computes the text.
         folder: The folder of kept texts. An older text of the same name is removed.
     """
-    digest = hashlib.sha256(code_digest().encode())
-    for each in inputs:
-        digest.update(hashlib.sha256(each).digest())
-    path = folder / f"{name}-{digest.hexdigest()[:20]}"
+    path = folder / f"{name}-{digest(code_digest(), *inputs)[:20]}"
     if not path.exists():
         text = make()
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +45,6 @@ def code_digest() -> str:
 
 def digest_of(folders: Iterable[Path]) -> str:
     """Return a digest of the files in `folders` and of the versions of Python and of the libraries."""
-    digest = hashlib.sha256(repr([platform.python_version(), *map(version, LIBRARIES)]).encode())
-    for path in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in SOURCES):
-        digest.update(path.as_posix().encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    paths = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in SOURCES)
+    files = {path.as_posix(): path.read_bytes() for path in paths}
+    return digest(platform.python_version(), *map(version, LIBRARIES), files)

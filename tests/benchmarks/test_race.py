@@ -184,7 +184,7 @@ def test_a_race_replaces_the_workloads_that_it_ran_in_the_file_of_its_machine(tm
     keep(path, newer, here, ["another's: it is missing"])
     assert kept_rows(path) == [older[0], *newer]
     assert why_not_kept(path, here) is None
-    says = f"{path} is of another machine, abacus; this one is slide rule; name another file"
+    says = f"{path} has results of abacus, and this machine is slide rule; name another file"
     assert why_not_kept(path, {"processor": "abacus", "device name": "slide rule"}) == says
 
 

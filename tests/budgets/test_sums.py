@@ -10,8 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from meta.independent.model import Model
-from meta.independent.port import build_with
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -73,7 +71,7 @@ def test_a_product_of_pytorch_with_equal_weights_agrees_on_the_longest_probe() -
     """Check a row that sees no key: PyTorch's batched product adds its 256 padding keys one after another."""
     config = dataclasses.replace(CASES["t5"], max_length=256)
     probe = Probe("t5", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
-    recorded = answer(build_with(base=Model, taps=True), probe)
+    recorded = answer(port_with(), probe)
     assert not compare_segments(probe, {name: np.asarray(value) for name, value in recorded.items()}, "float32").wrong
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meta.listening.cost import FRAMEWORKS, cost
+from meta.listening.cost import FRAMEWORKS, measured
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_pass_of_a_probe_that_is_listened_to_is_within_the_target(framework: str) -> None:
-    found = cost(framework, "probe")
-    assert found.is_within, found
-    assert found.operations > 100 and found.recorded > found.taps
+    found = measured(framework, "probe")
+    assert found["is_within"], found
+    assert found["operations"] > 100 and found["recorded"] > found["taps"]

@@ -110,7 +110,7 @@ def test_the_agreement_is_that_of_the_run_that_is_kept(page: str) -> None:
     name, render = agreement.PAGES[page]
     text = render(json.loads(read("docs/agreement.json")))
     assert text in read(page)
-    assert agreement.written(read(page), name, text) == read(page)
+    assert agreement.with_part(read(page), name, text) == read(page)
 
 
 def test_the_agreement_has_every_quick_claim() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from docs.site import noise, pages
-from docs.site.build import llms_text
+from docs.site.build import llms_text, reference_pages
 from docs.site.checked import HEAVIEST, wrongs
 from docs.site.notebooks import SCRIPTS, page_of
 from docs.site.pages import (
@@ -23,7 +23,6 @@ from docs.site.pages import (
     site_text,
     written_pages,
 )
-from docs.site.reference import pages as reference
 from tests.looping import for_each
 
 ADDRESS = "https://example.org/site/"
@@ -38,7 +37,7 @@ def in_navigation(entries: list[dict[str, Any]]) -> list[str]:
 def test_every_page_but_those_of_causes_is_in_the_navigation() -> None:
     listed = in_navigation(tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"])
     written = {page for page in written_pages().values() if not page.startswith("causes/")}
-    generated = {*map(column_page, SUBJECTS), *map(page_of, SCRIPTS), *reference.pages()}
+    generated = {*map(column_page, SUBJECTS), *map(page_of, SCRIPTS), *reference_pages()}
     assert sorted(listed) == sorted(written | generated)
 
 
@@ -107,7 +106,7 @@ def test_code_is_shown_as_it_is() -> None:
         ('<link rel="preconnect" href="https://fonts.example.com">', "from another host"),
         ('<a href="" data-md-component="source">', "from another host"),
         ('<img src="picture.svg">', "have no alternative text"),
-        ("x" * (HEAVIEST + 1), "of at most"),
+        ("x" * (HEAVIEST + 1), "at most"),
     ],
 )
 def test_what_is_wrong_with_a_built_page_is_seen(html: str, wrong: str, tmp_path: Path) -> None:

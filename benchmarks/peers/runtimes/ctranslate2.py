@@ -15,7 +15,7 @@ from transparity.config import TransformerConfig
 from transparity.protocol import Arrays
 
 NEVER = "<never>"
-"""Names of the tokens that start and end a text. No workload's vocabulary has them."""
+"""The name of the tokens that start and end a text; no workload's vocabulary contains this name."""
 
 
 def specification(config: TransformerConfig, parameters: Arrays) -> Any:

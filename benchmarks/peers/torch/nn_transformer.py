@@ -25,7 +25,7 @@ NAMES = {
     "feed_forward.up": "linear1",
     "feed_forward.down": "linear2",
 }
-"""The last parts of this project's parameter names, with the library's."""
+"""Maps the ends of this project's parameter names to the library's names."""
 
 
 class Transformer(nn.Module):

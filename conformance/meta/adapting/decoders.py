@@ -126,7 +126,7 @@ PACKED: dict[Callable, tuple[str, ...]] = {
 }
 """The outputs of each projection, in order: `n` is all query heads, `k` is all key or value heads.
 
-A split function that is missing here reads one matrix with all three.
+Every other split function reads one matrix, which contains queries, keys and values.
 """
 
 
@@ -155,7 +155,7 @@ def in_turn(act, both):
 WIDTHS: dict[Callable, tuple[int, ...]] = {plain: (1,), gated: (1, 1)}
 """The output widths of the first layers of a feed-forward, in multiples of its hidden size.
 
-A function that is missing here reads one layer of twice that size.
+Every other function reads the output of one layer, which has twice the hidden size.
 """
 
 

@@ -190,7 +190,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
-    """Return a judge of classes that pass the stage `first`: whether they pass `stage`."""
+    """Return a function that says whether a class passes `stage`; classes that fail at `first` do not count."""
 
     def judge(_: Trial, answer: Answer) -> bool | None:
         passed = STAGES.index(answer["stage"])
@@ -201,5 +201,5 @@ def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bo
 
 MEASURES = (
     *(Measure(f"{kind}: {stage}", _reached(stage), kind=kind) for kind in KINDS for stage in STAGES[1:]),
-    *(Measure(f"{kind}: agree, of those that build", _reached("agrees", "builds"), kind=kind) for kind in KINDS),
+    *(Measure(f"{kind}: agree, if they build", _reached("agrees", "builds"), kind=kind) for kind in KINDS),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,28 +13,11 @@ from transformers.models.auto import modeling_auto
 
 from transparity_conformance.against.small.build import part_of
 
-KINDS = {
-    "decoder": ("CAUSAL_LM",),
-    "encoder": ("MASKED_LM",),
-    "encoder-decoder": ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
-    "vision": ("IMAGE_CLASSIFICATION", "IMAGE"),
-    "audio": ("AUDIO_CLASSIFICATION", "CTC"),
-    "image-text": ("IMAGE_TEXT_TO_TEXT",),
-}
+TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("classes.toml").read_text(encoding="utf-8"))
+KINDS = TABLES["kinds"]
 """The auto mappings of transformers for each kind of model; each is named `MODEL_FOR_…_MAPPING_NAMES`."""
 
-LACKING: dict[str, dict[str, Any]] = {
-    "dbrx": {"attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000.0}},
-    "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
-    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
-    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
-    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
-    "moonshine_streaming": {"num_key_value_heads": 8},
-    "nemotron": {"num_key_value_heads": 8},
-    "ReformerModelWithLMHead": {"is_decoder": True},
-    "wav2vec2-bert": {"vocab_size": 32},
-    "wav2vec2-conformer": {"vocab_size": 32},
-}
+LACKING = TABLES["lacking"]
 """Fields that all published configurations set and the default configuration does not, by model type or class."""
 
 

@@ -17,34 +17,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from meta.against.classes import configured
+from meta.against.classes import TABLES, configured
 from transparity_conformance.against.probes import probes_of, source_of
 from transparity_conformance.against.small.build import build
 from transparity_conformance.against.small.inputs import tensors
 from transparity_conformance.running.inputs import answer_in
 
-FAMILIES = {
-    "olmo3": "Olmo3ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "phi": "PhiForCausalLM",
-    "nemotron": "NemotronForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "bloom": "BloomForCausalLM",
-    "gpt_neo": "GPTNeoForCausalLM",
-    "codegen": "CodeGenForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "apertus": "ApertusForCausalLM",
-    "electra": "ElectraForMaskedLM",
-    "roformer": "RoFormerForMaskedLM",
-    "pegasus": "PegasusForConditionalGeneration",
-    "m2m_100": "M2M100ForConditionalGeneration",
-    "dinov2": "Dinov2Model",
-    "beit": "BeitModel",
-    "hubert": "HubertModel",
-}
+FAMILIES: dict[str, str] = TABLES["families"]
 """The copied class for each model type; our checkpoint reader does not know these types."""
 
 CALLS = ("2 × 11", "1 × 33", "1 × 11", "3 × 11, padded on the left")

@@ -83,8 +83,9 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
     """Return the lines that use the result of a statement.
 
-    These lines read the names or the attribute that the statement assigns. If the statement is a `return`, they call
-    the function. If it is a keyword argument, they read the parameter of that name.
+    If the statement is an assignment, these lines read the names or the attribute that it assigns. If the statement is
+    a `return`, these lines call the function. If the line is a keyword argument, these lines read the parameter of this
+    name.
     """
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

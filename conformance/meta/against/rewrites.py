@@ -1,8 +1,8 @@
-"""Rewrites of one expression in a modeling file: mistakes of several kinds, and rewrites that compute the same.
+"""Rewrites of one expression in a modeling file: mistakes of several kinds, and rewrites that do not change results.
 
-A row `pattern -> replacement | replacement` is Python with holes. A capital letter matches one expression of the kind
-that `HOLES` defines. As an attribute, it matches any method name. `...` as a call's last argument matches the
-remaining arguments.
+A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter matches one expression of
+the kind that `HOLES` defines. A capital letter in place of a method's name matches any method name. `...` as a call's
+last argument matches the remaining arguments.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
     "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
     "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
 }
-"""The condition for each hole, given the expression in the hole and the whole expression.
+"""The condition for each capital letter, given the expression that it matches and the whole expression.
 
-A letter that is missing here matches every expression.
+Every other letter matches any expression.
 """
 
 _TABLES = tomllib.loads(Path(__file__).with_name("rewrites.toml").read_text(encoding="utf-8"))
 MISTAKES: dict[str, str] = _TABLES["mistakes"]
 """The rewrites that are mistakes, by kind; `OTHER_KINDS` has further kinds."""
 EQUIVALENTS: dict[str, str] = _TABLES["equivalents"]
-"""The rewrites that compute the same, by kind."""
+"""The rewrites that do not change results, by kind."""
 
 
 def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
@@ -121,7 +121,7 @@ def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) 
 
 
 def filled(template: str, found: Found) -> ast.expr:
-    """Return the expression of a template with its holes filled."""
+    """Return the expression of a template in which the placeholders are replaced."""
 
     class Fill(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
@@ -189,7 +189,7 @@ def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]
 
 
 def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each rewrite of an expression that computes the same, with its kind."""
+    """Yield each rewrite of an expression that does not change its value, with its kind."""
     for kind, rows in EQUIVALENTS.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:

@@ -17,7 +17,7 @@ FLOAT, NUMBER = Value("float", (2, 3)), Value("number", (0.5,))
 
 
 def rewritten(text: str, rows: str, **values: Value) -> list[str]:
-    """Return the rewrites of an expression; `values` describes its names, and every other part is a tensor."""
+    """Return the rewrites of an expression; `values` has the kinds of its names, which by default are tensors."""
     tree = ast.parse(text)
     seen = {key_of(node): values.get(ast.unparse(node), FLOAT) for node in ast.walk(tree) if isinstance(node, ast.expr)}
     site = Site(text, seen)
@@ -27,7 +27,6 @@ def rewritten(text: str, rows: str, **values: Value) -> list[str]:
 
 
 def test_rows_rewrite_what_they_describe() -> None:
-    """Check the kinds of holes, repeated holes, `...` for the remaining arguments, and alternative replacements."""
     assert rewritten("a * b", "X * Y -> X | Y") == ["a", "b"]
     assert rewritten("a * b", "X * N -> X", b=NUMBER) == ["a"]
     assert rewritten("a * b", "X * N -> X") == []

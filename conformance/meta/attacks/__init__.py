@@ -1,5 +1,5 @@
 """Wrong ports that try to pass the check; their authors did not use the catalogue of faults.
 
-Each attack is a function that replaces one method of the correct port, or a class that replaces several. Its docstring
-states the mistake. Only the runner imports the checker.
+Each row of bugs/ is an edit of the independent port, and its story states the mistake. The programs of process.py are
+checked from the command line.
 """

@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import meta.attacks.capabilities
-import meta.attacks.histories
-import meta.attacks.numbers
-import meta.attacks.precision
-import meta.attacks.shapes  # noqa: F401 - importing them registers their attacks
 from meta.attacks import process
-from meta.attacks.attack import ATTACKS, Attack
+from meta.pool.bug import Bug, read
+from meta.pool.port import port_with
 from meta.trial import Answer, Measure, Trial
 from transparity.errors import TransparityError
 from transparity.presets import PRESETS
 from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES
+
+KINDS = ("capabilities", "histories", "numbers", "budgets", "precision", "shapes")
+ATTACKS = [bug for kind in KINDS for bug in read(Path(__file__).parent / f"bugs/{kind}.toml")]
+"""The attacks of every kind: edits of the independent port, each in the configuration that its `subject` names."""
 
 LIMITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
 LET_THROUGH = {id: reason for reason, ids in LIMITS.items() for id in ids}
@@ -38,10 +38,11 @@ SEARCH = 3.0
 """The seconds for the search for causes; it is short because only the verdict counts here."""
 
 
-def attacked(attack: Attack) -> dict[str, Any]:
+def attacked(attack: Bug) -> dict[str, Any]:
     """Check an attack in this process."""
+    build = port_with(attack, taps=False, offers="all" if attack.shows else "")
     try:
-        report = check(attack.build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
+        report = check(build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
     except TransparityError as error:
         return {"verdict": "refused", "code": 2, "why": str(error)[:200]}
     verdict = str(report.verdict)
@@ -53,11 +54,11 @@ def is_let_through(answer: Answer) -> bool:
     return answer["code"] not in (1, 2, 3)
 
 
-def subject(attack: Attack) -> dict[str, Any]:
+def subject(attack: Bug) -> dict[str, Any]:
     """Return the configuration of an attack as keyword arguments of `check`."""
-    if attack.case in PRESETS and not attack.fields:
-        return {"preset": attack.case}
-    return {"config": dataclasses.replace(CASES[attack.case], **dict(attack.fields))}
+    if attack.subject in PRESETS and not attack.config:
+        return {"preset": attack.subject}
+    return {"config": dataclasses.replace(CASES[attack.subject], **attack.config)}
 
 
 def _causes(report: Any) -> Iterator[str]:
@@ -83,7 +84,7 @@ def attacked_process(id: str) -> dict[str, Any]:
 def trials(options: argparse.Namespace) -> list[Trial]:
     """Return every attack, then every program."""
     return [
-        *(Trial(f"{each.kind}: {each.id}", partial(attacked, each), wanted=each.id) for each in ATTACKS),
+        *(Trial(f"{each.group}: {each.id}", partial(attacked, each), wanted=each.id) for each in ATTACKS),
         *(Trial(f"process: {id}", partial(attacked_process, id), wanted=id) for id in process.PROGRAMS),
     ]
 

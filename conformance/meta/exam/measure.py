@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import json
 import multiprocessing
 import random
@@ -24,6 +23,7 @@ from meta.exam.rules import scores
 from meta.pool.bug import Bug, PoolError
 from meta.pool.judge import judged
 from meta.trial import Answer, Share, Trial
+from transparity_conformance.cache import digest
 
 CACHE = Path("reports/exam")
 TIMEOUT = 900.0
@@ -37,11 +37,9 @@ IMPORTED = {"transformers": "transformers.modeling_utils"}
 def checker() -> str:
     """Return a hash of the source of the checker and the reference."""
     root = Path(transparity_conformance.__file__).parents[2]
-    found = hashlib.sha256()
-    for package in ("conformance/transparity_conformance", "reference"):
-        for path in sorted((root / package).rglob("*.*")):
-            found.update(path.read_bytes() if path.suffix in (".py", ".toml") else b"")
-    return found.hexdigest()[:16]
+    folders = (root / package for package in ("conformance/transparity_conformance", "reference"))
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.*")) if path.suffix in (".py", ".toml")]
+    return digest(*(path.read_bytes() for path in paths))[:16]
 
 
 def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, Any] | None:

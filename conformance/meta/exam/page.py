@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write docs/exam.md and docs/exam.png from docs/exam.json.")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="merge the results of this folder")
     parser.add_argument(
-        "--first", type=Path, metavar="FOLDER", help="store the results of this folder as first judgments"
+        "--first", type=Path, metavar="FOLDER", help="publish the results of this folder as the first answers"
     )
     options = parser.parse_args(arguments)
     rows: Any = read()

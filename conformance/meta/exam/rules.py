@@ -58,7 +58,7 @@ RULES = {
     "torch-32": Rule("torch.allclose's defaults, 32 tokens", LONG, allclose(1e-5, 1e-8)),
     "nmse": Rule("NMSE ≤ 1e-2, last token of 32", LONG, normalized_error),
     "cosine": Rule("cosine ≥ 0.99, last token of 32", LONG, cosine),
-    "top-1": Rule("the same likeliest token after 32", LONG, same_top),
+    "top-1": Rule("the same likeliest token after 32 tokens", LONG, same_top),
     "one-percent": Rule("largest error ≤ 1 % of the largest logit, 32 tokens", LONG, one_percent),
 }
 

@@ -139,7 +139,7 @@ def test_the_page_is_what_the_published_results_say() -> None:
 
 
 def test_a_page_without_a_place_for_a_part_is_refused() -> None:
-    with pytest.raises(ValueError, match="has 0 places for 'beside rules'"):
+    with pytest.raises(ValueError, match="has 0 comments that begin the part 'beside rules'"):
         page.rendered("", {})
 
 

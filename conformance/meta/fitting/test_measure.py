@@ -14,8 +14,9 @@ from transparity_conformance.identify.fitting.templates import differences
 SAMPLE = (0, 2, 3, 4, 10, 5056, 5003, 5005, 5013, 5021)
 """Seeds that take a few seconds each.
 
-10 and 5056 have gated attention. 5003 has a multiplier of parallel branches. 5005 has kernels with fewer features
-than positions. 5013 and 5021 multiply token embeddings and have position embeddings.
+The models of seeds 10 and 5056 have gated attention. In the model of seed 5003, a number multiplies parallel branches.
+In the model of seed 5005, convolutions have fewer features than positions. The models of seeds 5013 and 5021 have
+multiplied token embeddings and position embeddings.
 """
 
 

@@ -56,7 +56,7 @@ class Unshown(Generic[T]):
 
 
 def inputs_of(door: Door, total: int) -> int:
-    """Return the number of inputs for an entry point if all together get `total`; it is rounded up."""
+    """Return an entry point's number of inputs, rounded up, if all entry points together receive `total` inputs."""
     return -(-total * DOORS[door] // TOTAL)
 
 
@@ -108,7 +108,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 MEASURES = (
     Measure(
-        "inputs that end in a verdict or a sentence in time",
+        "inputs that are answered in time by a verdict or a readable message",
         lambda _, answer: (answer["what"].total() - len(answer["violations"]), answer["what"].total()),
         1.0,
     ),

@@ -1,4 +1,4 @@
-"""The outcome of one input: a verdict, one sentence, or a violation of what every input is promised."""
+"""The outcome of one input: a verdict, an error with a readable message, or a violation such as a crash."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -296,13 +295,3 @@ def as_numpy(value: Tensor) -> np.ndarray:
     """Convert a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
     found: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     return found
-
-
-def build_with(*parts: type, base: type[Model] = Model, taps: bool = False) -> Callable[..., Any]:
-    """Return `build(config, parameters, dtype)` for a subclass of `parts` and `base`, in this order."""
-    made = type("Built", (*parts, base), {"taps": taps})
-
-    def build(config: Any, parameters: Any, dtype: str = "float32") -> Any:
-        return made(config, parameters, dtype)
-
-    return build

@@ -69,7 +69,7 @@ def column(framework: str) -> Build:
 
 @functools.cache
 def _probe(case: str) -> Probe:
-    """Return one row of a configuration as a probe."""
+    """Return a probe with one row of the first probe of a configuration."""
     return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 
@@ -96,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return every column on each configuration, and a sample of faulty independent ports for each configuration."""
+    """Return a trial for each column and configuration, and trials of a sample of faulty independent ports."""
     cases = options.case or list(CASES)
     found = [
         Trial(f"{case}, {framework}", partial(aligned_in, case, column(framework)), f"right, {framework}")

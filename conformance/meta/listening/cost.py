@@ -8,7 +8,6 @@ take as long as three eager passes plus 2 s.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import importlib
 import itertools
@@ -38,24 +37,6 @@ SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
 """The configuration, the number of rows and the length of the input, by the name of the size."""
 
 FRAMEWORKS = {"pytorch": "torch", "jax": "jax.numpy", "numpy": "numpy"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """The cost of one pass: its times in seconds, and sizes in bytes."""
-
-    eager: float
-    listened: float
-    """The fastest of several recorded passes."""
-    operations: int
-    recorded: int
-    """The size of all recorded values."""
-    taps: int
-    """The size of the reference's taps in float64."""
-
-    @property
-    def is_within(self) -> bool:
-        return self.listened <= PASSES * self.eager + SECONDS
 
 
 class Model:
@@ -108,8 +89,12 @@ class Model:
         return logits.block_until_ready() if hasattr(logits, "block_until_ready") else logits
 
 
-def cost(framework: str, size: str) -> Cost:
-    """Measure one framework at one size."""
+def measured(framework: str, size: str) -> dict[str, Any]:
+    """Measure one framework at one size.
+
+    Return the seconds of the fastest eager and recorded passes, and the number of recorded operations. Also return the
+    sizes of the recorded values, and of the reference's taps in float64, in bytes.
+    """
     config, rows, length = SIZES[size]
     model = Model(config, probe_parameters(config), importlib.import_module(FRAMEWORKS[framework]))
     tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))
@@ -120,14 +105,11 @@ def cost(framework: str, size: str) -> Cost:
         began = time.perf_counter()
         _, operations = listen(lambda: model(tokens), framework)
         listened = min(listened, time.perf_counter() - began)
-    taps = sum(map(math.prod, tap_shapes(config, rows, tokens=length).values()))
-    return Cost(eager, listened, len(operations), sum(each.value.nbytes for each in operations), 8 * taps)
-
-
-def measured(framework: str, size: str) -> dict[str, Any]:
-    found = cost(framework, size)
-    ratios = {"times": found.listened / found.eager, "times_the_taps": found.recorded / found.taps}
-    return {**dataclasses.asdict(found), **ratios, "is_within": found.is_within}
+    taps = 8 * sum(map(math.prod, tap_shapes(config, rows, tokens=length).values()))
+    recorded = sum(each.value.nbytes for each in operations)
+    found = {"eager": eager, "listened": listened, "operations": len(operations), "recorded": recorded, "taps": taps}
+    ratios = {"times": listened / eager, "times_the_taps": recorded / taps}
+    return {**found, **ratios, "is_within": listened <= PASSES * eager + SECONDS}
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:

@@ -1,4 +1,4 @@
-"""The pool `equivalents`: mutated lines of the columns that compute the same.
+"""The pool `equivalents`: mutated lines of the columns that do not change results.
 
 `equivalents.toml` lists them with the reason. Each mutated column must return the same taps, logits, losses, gradients,
 generated tokens and beams as the original column, on every preset. Then the claims about the file must hold.
@@ -38,7 +38,7 @@ SEARCHES = ((2, 0.0), (3, 0.8))
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A mutated line that computes the same, and the reason."""
+    """A mutated line that does not change results, and the reason why it does not."""
 
     column: str
     file: str

@@ -1,8 +1,9 @@
 """The pool `mutants`: every line of a column is mutated, and the test suite must notice.
 
-The first failing claim kills a mutant. The claims about its file run first, then the others, then the claims about the
-file in every dtype, and finally random configurations. A survivor is a gap in the suite, or a mutant that computes the
-same. `equivalents.toml` lists the latter; they are not run.
+The first failing claim kills a mutant. The claims about the mutant's file run first, then the other claims. Then the
+claims about this file run in every dtype, and finally random configurations. If a mutant survives, the suite has a gap,
+or the mutant does not change results. Mutants in `equivalents.toml` do not change results, and are not run. With
+`--quick`, only the quick claims run, so another claim may notice a mutant that survives.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from meta.mutation.equivalents import equivalents
 from meta.mutation.mutants import Mutant, mutants
 from meta.planting.planted import DRAWN, REFERENCE_COLUMN, as_reference, caught, file_path, files, planted, topic
-from meta.trial import Measure
+from meta.trial import Measure, Trial
 from transparity.protocol import Backend
 from transparity_conformance.oracle.backends import backend
 from transparity_conformance.suite.claims import all_claims
@@ -48,6 +49,10 @@ def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
     return None
 
 
+def answer_of(column: str, mutant: Mutant, *, quick: bool) -> dict[str, Any]:
+    return {"killer": killer(column, mutant, quick=quick)}
+
+
 def _questions(
     names: Sequence[str], subjects: Sequence[Backend], near: str, *, quick: bool
 ) -> Iterator[tuple[str, Backend, str | None]]:
@@ -63,37 +68,25 @@ def _questions(
     yield from ((DRAWN, it, None) for it in subjects if it.name != "numpy")
 
 
-@dataclass(frozen=True)
-class MutantTrial:
-    """A trial: the suite must notice a mutant of a column.
-
-    With `quick`, only the quick claims run, so a survivor may be noticed by another claim.
-    """
-
-    column: str
-    mutant: Mutant
-    quick: bool
-
-    def __str__(self) -> str:
-        return f"{self.column}/{self.mutant.file}.py:{self.mutant.line}: {self.mutant.change}"
-
-    def run(self) -> dict[str, Any]:
-        return {"killer": killer(self.column, self.mutant, quick=self.quick)}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", default="transparity_pytorch")
     parser.add_argument("--file", action="append", help="mutate only these files of the column, such as `attention`")
     parser.add_argument("--quick", action="store_true", help="test only the quick claims")
 
 
-def trials(options: argparse.Namespace) -> list[MutantTrial]:
-    """Return the mutants of a column, except those that compute the same."""
+def trials(options: argparse.Namespace) -> list[Trial]:
+    """Return the mutants of a column, except those whose results are equal to the column's."""
     same = {(entry.file, entry.becomes) for entry in equivalents() if entry.column == options.column}
     paths = {file: file_path(options.column, file) for file in options.file or files(options.column)}
     drawn = [mutant for file, path in paths.items() for mutant in mutants(file, path.read_text())]
-    tried = [mutant for mutant in drawn if (mutant.file, mutant.becomes) not in same]
-    return [MutantTrial(options.column, mutant, options.quick) for mutant in tried]
+    return [
+        Trial(
+            f"{options.column}/{mutant.file}.py:{mutant.line}: {mutant.change}",
+            partial(answer_of, options.column, mutant, quick=options.quick),
+        )
+        for mutant in drawn
+        if (mutant.file, mutant.becomes) not in same
+    ]
 
 
 MEASURES = (Measure("killed", lambda _, answer: bool(answer["killer"])),)

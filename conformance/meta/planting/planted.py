@@ -30,7 +30,7 @@ from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
 PLANTED: dict[int, tuple[str, str, str]] = {}
-"""For the id of each planted backend, its column, file and source."""
+"""Maps the id of each backend with a fault to its column, the changed file, and the source of this file."""
 
 DRAWN = "drawn.configurations"
 
@@ -93,7 +93,8 @@ def harness_beside(build: Backend) -> Harness:
 def as_reference(build: Backend) -> Iterator[None]:
     """Make `build` the reference of the whole suite within the context.
 
-    Every oracle uses this backend, and names that the suite imported from the column are replaced.
+    Every oracle calls this backend. Where a module of the suite imported a name from the NumPy column, the name in
+    `build`'s column replaces it.
     """
 
     def found(name: str) -> Backend:

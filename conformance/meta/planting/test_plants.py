@@ -17,7 +17,7 @@ from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.plugin import Ledger
 
 COMPILED = "transparity_flax"
-"""The column in which XLA compiles every shape of a planted fault, which is slow; PyTorch has the same faults."""
+"""The JAX column; its tests are slow, because XLA compiles every shape again for each planted fault."""
 
 
 @pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.column != COMPILED], ids=str)
@@ -31,7 +31,7 @@ def test_one_claim_catches_what_is_planted_where_shapes_are_compiled(plant: Plan
 
 
 def assert_caught(plant: Plant, asked: Sequence[str]) -> None:
-    """Assert that each of the given claims fails for the planted column."""
+    """Assert that each of the given claims fails for the column with the fault."""
     with ExitStack() as stack:
         build = stack.enter_context(planted(plant.column, plant.file, plant.source()))
         if plant.column == REFERENCE_COLUMN:

@@ -69,7 +69,7 @@ class Bug:
     Attributes:
         id: unique in its pool, such as `llama-x05`.
         group: the stem of the TOML file.
-        subject: the module of `meta.exam.subjects` that loads the changed code; only for the exam.
+        subject: the module of `meta.exam.subjects` that loads the changed code; for an attack, its configuration.
         story: a phrase that states the mistake.
         source: the thread of the real bug; empty for an invented bug.
         file: the changed file, relative to one of `ROOTS`.
@@ -142,7 +142,7 @@ class Bug:
         return text_of(self.path, [self])
 
     def right_lines(self, others: Sequence[Bug] = ()) -> set[int]:
-        """Return the line numbers that count as right, in the file with this bug and `others`."""
+        """Return the line numbers at which a report of this bug is right; the file also has the bugs `others`."""
         same = [bug for bug in others if bug.path == self.path]
         before, text = text_of(self.path, same), text_of(self.path, [*same, self])
         matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)
@@ -154,7 +154,7 @@ class Bug:
 
     def digest(self) -> str:
         """Return a hash of everything that the result depends on, except the checker and installed packages."""
-        own = [path.read_bytes() for path in sorted((META / "exam/subjects").glob(f"{self.subject}*.py"))]
+        own = [path.read_bytes() for path in sorted((META / "exam/subjects").glob(f"{self.subject}*.*"))]
         asked = [self.file, self.hunks, self.config, self.family, self.port, self.dtype]
         return hashlib.sha256(json.dumps(asked, default=dict).encode() + b"".join(own)).hexdigest()[:16]
 

@@ -161,7 +161,7 @@ def place_of(fault: Fault) -> str:
 
 
 def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
-    """Return whether a fault reports a right line of a bug, in a file with `others`."""
+    """Return whether a divergence is reported at a right line of a bug; the file also has the bugs `others`."""
     source = fault["source"] if fault is not None else None
     if source is None:
         return False
@@ -222,7 +222,7 @@ def all_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def one_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether every bug is a first cause, or one bug is and the report says that an error remains."""
+    """Return whether the first causes name every bug, or name one bug while the report says that an error remains."""
     first = {fault["causes"][0]["mistake"] for fault in answer["faults"] if fault["causes"]}
     right = [bug for bug in bugs if first & set(bug.causes)]
     remains = any(not fault["causes"] or _remains(fault) for fault in answer["faults"])
@@ -258,7 +258,7 @@ def is_true(bugs: Bugs, answer: Answer) -> bool:
 
 
 def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
-    """Return the bugs that a fault names; of several with the same causes, those on its line."""
+    """Return the bugs that a fault names; of bugs with the same causes, return those at the line of the fault."""
     named = {cause["mistake"] for cause in fault["causes"]} | set(fault["indistinguishable"])
     found = [bug for bug in bugs if named & set(bug.causes)]
     at_line = [bug for bug in found if is_line(bug, fault, [other for other in bugs if other is not bug])]
@@ -290,11 +290,11 @@ MEASURES = (
     _by_bugs("named first, with taps", "fault", "taps", is_named, 0.98),
     _by_bugs("named first, by operations", "fault", "operations", is_named, 0.98),
     _by_bugs("named first, by logits", "fault", "logits", is_named, 0.92),
-    _by_bugs("two faults: both placed and named, with taps", "pair", "taps", all_named, 0.98),
-    _by_bugs("two faults: both placed and named, by operations", "pair", "operations", all_named, 0.95),
-    _by_bugs("two faults: one named, the other reported to remain, by logits", "pair", "logits", one_named, 0.95),
-    _by_bugs("three faults: all placed and named, with taps", "triple", "taps", all_named, 0.90),
-    _by_bugs("three faults: all placed and named, by operations", "triple", "operations", all_named, 0.90),
+    _by_bugs("two faults: both named at their taps, with taps", "pair", "taps", all_named, 0.98),
+    _by_bugs("two faults: both named at their taps, by operations", "pair", "operations", all_named, 0.95),
+    _by_bugs("two faults: one named, and a remaining error reported, by logits", "pair", "logits", one_named, 0.95),
+    _by_bugs("three faults: all named at their taps, with taps", "triple", "taps", all_named, 0.90),
+    _by_bugs("three faults: all named at their taps, by operations", "triple", "operations", all_named, 0.90),
     _by_bugs("three faults: detected, and no false cause, by logits", "triple", "logits", nothing_else_named, 0.90),
     _by_bugs("no false alarm", "control", "", agrees, 1.0),
     _by_bugs("uncatalogued faults: detected", "uncatalogued", "", is_detected, 1.0),

@@ -39,7 +39,7 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Return random rows, each with a random configuration that runs its line.
+    """Return random rows, each with a random configuration in which the line of the row runs.
 
     The id of a row seeds its draws, so a new row changes no other row's configuration.
     """

@@ -1,4 +1,4 @@
-"""Trials: ports with one or several bugs, correct ports, and what the checker sees of them."""
+"""The pool `independent`: the independent port with one or several bugs, and correct variants of this port."""
 
 from __future__ import annotations
 
@@ -92,7 +92,11 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return the bugs that one run names, those named while earlier ones are fixed, and whether lines are right."""
+        """Return what the reports say of the bugs.
+
+        These are the bugs that the first report names, and the bugs that are named if bugs are fixed one by one. They
+        are followed by the marks of the reported lines, and by the causes that are no bug.
+        """
         named: list[Bug] = []
         lines, false = [], []
         for fault in answer["faults"]:
@@ -159,7 +163,7 @@ def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
 
 
 def is_everywhere(bug: Bug) -> bool:
-    """Return whether the bug shows at most taps, or differs between calls."""
+    """Return whether the bug changes nearly every tap, or changes the results of each call in another way."""
     return bool({"dropout-active", "low-precision"} & set(bug.causes))
 
 
@@ -220,7 +224,7 @@ def sampled(trials: Sequence[Trial], size: int, seed: int = 0) -> list[Trial]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", action="append", choices=KINDS, help="run only trials of this kind")
-    parser.add_argument("--view", action="append", choices=VIEWS, help="run only trials with this view")
+    parser.add_argument("--view", action="append", choices=VIEWS, help="show the checker only this part of the ports")
     parser.add_argument("--case", action="append", choices=CASES, help="run only these configurations")
 
 

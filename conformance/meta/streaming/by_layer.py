@@ -54,7 +54,7 @@ def peak(process: int) -> int:
 
 
 def every_piece(folder: Path) -> dict[str, Any]:
-    """Check every piece through transformers, without a mistake."""
+    """Check every piece of the checkpoint, which transformers loads without a mistake."""
     check, rows, began = checker("right"), [], time.monotonic()
     for system in layer_systems(folder, None, None):
         _, row = measured(check, system)
@@ -65,7 +65,7 @@ def every_piece(folder: Path) -> dict[str, Any]:
 
 
 def every_mistake(folder: Path, layer: int, mistakes: Sequence[str]) -> list[dict[str, Any]]:
-    """Check the layer with each mistake, and the correct layer before it."""
+    """Check the layer with each mistake; also check the layer below it, which has no mistake."""
     rows: dict[str, dict[str, Any]] = {mistake: {"mistake": mistake} for mistake in mistakes}
     for system in layer_systems(folder, None, f"{layer - 1},{layer}"):
         before = system.name.endswith(f" layer {layer - 1}")

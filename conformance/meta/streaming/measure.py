@@ -3,6 +3,10 @@
 Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The measures are processor
 seconds and peak memory. They include the import, and the logits in float64 and float32, for 72 and for 8 positions. The
 results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
+
+Without FOLDER, this program measures long prompts instead, and writes the results into docs/scale.md. Each prompt is
+measured in its own process. The measures include the logits in float64 and float32, their budget, and the comparison at
+every position.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called, import_checkpoint
-from transparity_conformance.oracle.probes import probes_with
+from transparity_conformance.oracle.probes import probe_parameters, probes_with
+from transparity_conformance.oracle.reach.long import long_probes
 
 DRAWN = 2**22
 """The number of random values; longer tensors repeat them, shifted by random offsets."""
@@ -65,6 +70,19 @@ FORETOLD = {
 HELD_OUT = "8 billion"
 """The size that is left out of the fit and tests its predictions."""
 
+LONGEST = 32_768
+LONG = dataclasses.replace(
+    llama(2, 64, 128, 4, 2, 1000),
+    max_length=LONGEST,
+    rotary_scaling="llama3",
+    rotary_factor=8.0,
+    rotary_original_length=8192,
+)
+"""The model that reads long prompts."""
+
+PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (1024, None))
+"""The lengths of the prompts, each with its sliding window or None."""
+
 PROBES = {"mixed": 72, "one": 8}
 """The number of positions in each probe."""
 
@@ -97,6 +115,26 @@ def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
     """Return the result of a function that runs in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *given).result()
+
+
+def measured_prompt(length: int, window: int | None) -> list[str]:
+    """Return the row of one prompt: its length and window, the processor seconds, and the peak memory in GB."""
+    began = time.process_time()
+    config = dataclasses.replace(LONG, sliding_window=window)
+    (probe,) = long_probes(config, probe_parameters(config), [length])
+    budget = probe.budget("float32")
+    expected = probe.oracle.logits(slice(None))  # they stand for the logits of a port
+    assert probe.oracle.errors(expected).max() <= budget
+    seconds, peak = time.process_time() - began, peak_memory()
+    return [f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"]
+
+
+def write_long_prompts() -> None:
+    """Measure all prompts, and write the table into the page."""
+    rows = [in_new_process(measured_prompt, *prompt) for prompt in PROMPTS]
+    says = f"The model has {size_of(LONG):,} parameters, {LONG.num_decoder_layers} layers and {LONG.num_heads} heads."
+    heads = ("positions", "sliding window", "processor seconds", "peak memory, GB")
+    write_part("scale.md", "long prompts", f"{says}\n\n{table(heads, rows, (0, 2, 3))}")
 
 
 def write(config: TransformerConfig, folder: Path) -> None:
@@ -170,9 +208,14 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure the oracle of large checkpoints.")
-    parser.add_argument("folder", type=Path, help="the folder for the checkpoints, which are kept")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", help="the folder for the checkpoints; without it, measure long prompts"
+    )
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     options = parser.parse_args(arguments)
+    if options.folder is None:
+        write_long_prompts()
+        return
     file = DOCS / "scale.json"
     rows = [row for row in json.loads(file.read_text()) if row["size"] not in options.sizes] if file.exists() else []
     for name in options.sizes:

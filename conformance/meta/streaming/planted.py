@@ -24,7 +24,7 @@ MISTAKES: dict[str, str] = {}
 
 
 def mistake(says: str) -> Callable[[Change], Callable[[str], Any]]:
-    """Return a decorator that lists a mistake, and replaces the function that plants it by a loader."""
+    """Return a decorator that adds a function to `MISTAKES`, and turns it into a loader with this mistake."""
 
     def listed(change: Change) -> Callable[[str], Any]:
         MISTAKES[change.__name__] = says
@@ -79,7 +79,7 @@ def eps(model: Any, layer: Any) -> None:
     layer.input_layernorm.variance_epsilon = layer.post_attention_layernorm.variance_epsilon = 1e-2
 
 
-@mistake("gains of the norms 1 + w")
+@mistake("the norms multiply by 1 + w instead of w")
 def one_plus(model: Any, layer: Any) -> None:
     layer.input_layernorm.weight.data += 1
     layer.post_attention_layernorm.weight.data += 1

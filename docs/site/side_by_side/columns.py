@@ -29,25 +29,13 @@ COLUMNS = {
     "PyTorch": "backends/transparity_pytorch",
     "JAX": "backends/transparity_flax",
 }
-CLAIMS = {
-    "mixers/attention": r"attention\.|forward\.(query|scores|weights|context|attention)|independent\..*attention",
-    "inputs/embedding": r"embeddings\.|forward\.embedding",
-    "norms": r"normalization\.|forward\.norms|independent\.torch_(layer|batch)_norm",
-    "feed_forward": r"feed_forward\.|forward\.feed_forward",
-    "layers": r"layers\.|forward\.(encoder|decoder)_layers|independent\.torch_layers",
-    "transformer": r"forward\.(stacks|logits|fast_logits)|families\.",
-    "heads": r"forward\.logits",
-    "training/loss": r"loss\.|independent\.torch_cross_entropy",
-    "decoding/steps": r"decoding\.",
-    "decoding/generation": r"generation\.",
-    "arithmetic/changes": r"precision\.",
-    "arithmetic/fused": r"forward\.fast_logits|attention\.long_sequences",
-}
+EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(encoding="utf-8"))
+"""The main function of a page, and its equation. Pages that are not listed show every function in the file's order."""
+
+CLAIMS: dict[str, str] = EQUATIONS.pop("claims")
 """The claims of docs/agreement.json that a page shows; other pages show the claims whose names start with the file's
 name."""
 
-EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(encoding="utf-8"))
-"""The main function of a page, and its equation. Pages that are not listed show every function in the file's order."""
 
 READING = """Rows that differ between the columns are tinted. Below a row is the value that a small model computes with
 random weights, in NumPy and float64.

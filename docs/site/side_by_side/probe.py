@@ -62,6 +62,9 @@ MAMBA2 = {"feed_forward_dim": 0, "num_heads": 1, "attention_head_dim": None, "nu
 MAMBA2 |= {"recurrent_value_dim": 4}
 """Sizes of a model with only recurrences."""
 
+OTHERS = "gemma t5 bloom bert opt llama qwen gpt-neox olmo2 deepseek yarn phi3 llama4 qwen3-next mamba2"
+"""The names of further models, each a case of the oracle."""
+
 SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12, "max_length": 8}
 """Sizes that fit on a page; in addition, vocabularies have 11 tokens, and stacks have one layer."""
 
@@ -72,24 +75,7 @@ def models() -> dict[str, TransformerConfig]:
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
     found = {"translation": translation}
-    others = (
-        "gemma",
-        "t5",
-        "bloom",
-        "bert",
-        "opt",
-        "llama",
-        "qwen",
-        "gpt-neox",
-        "olmo2",
-        "deepseek",
-        "yarn",
-        "phi3",
-        "llama4",
-        "qwen3-next",
-        "mamba2",
-    )
-    for name in others:
+    for name in OTHERS.split():
         sizes = SMALL | ({"attention_head_dim": 4, "num_key_value_heads": 1} if CASES[name].gated else {})
         sizes |= {"attention_head_dim": None, "num_key_value_heads": None} if name == "t5" else {}
         sizes |= {"rotary_dim": 2} if name in ("phi3", "deepseek", "qwen3-next") else {}
@@ -197,7 +183,7 @@ class _Watcher:
         return (name, statement.begin if statement else line), statement
 
     def tap(self, name: str, value: Any) -> Any:
-        """Note the name of the tap for the statement of the column that called it."""
+        """Store the name of a tap for the statement of the column that recorded it."""
         frame: FrameType | None = sys._getframe(1)
         while frame and frame.f_code.co_filename not in self.statements:
             frame = frame.f_back

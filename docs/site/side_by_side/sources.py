@@ -89,7 +89,7 @@ class _Reader:
         ]
 
     def method(self, node: ast.ClassDef, method: ast.FunctionDef, name: str, doc: str) -> Definition:
-        """Return a method; the method in `BODIES` has the docstring of its class."""
+        """Return a method; a method in `BODIES` without a docstring gets the docstring of its class."""
         own = ast.get_docstring(method) or ("" if "." in name else doc)
         return self.function(method, name, f"{node.name}.{method.name}", own)
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def tables(subject: str) -> dict[str, Any]:
+    """Return the `config` and the parameter `names` of a subject, from its TOML file."""
+    return tomllib.loads(Path(__file__).with_name(f"{subject}.toml").read_text(encoding="utf-8"))
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
-    """Return the name of a parameter with each of our parts in `names` replaced by theirs, in order."""
+    """Return the name of a parameter in which each key of `names` is replaced by its value, one after another."""
     for ours, theirs in names.items():
         name = name.replace(ours, theirs)
     return name

@@ -17,50 +17,20 @@ from labml_nn.transformers.models import (
 )
 from labml_nn.transformers.utils import subsequent_mask
 
-from meta.exam.subjects import renamed
+from meta.exam.subjects import renamed, tables
 from transparity import TransformerConfig
 
-CONFIG = TransformerConfig(
-    architecture="encoder-decoder",
-    source_vocab_size=37,
-    target_vocab_size=31,
-    max_length=16,
-    embed_dim=24,
-    num_heads=3,
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    feed_forward_dim=40,
-    norm_eps=1e-5,
-    norm_position="pre",
-    final_norm=True,
-    positions="sinusoidal",
-    embedding_scale="embed_dim",
-    pad_id=None,
-)
-
-NAMES = {
-    "encoder.token_embedding.": "src_embed.linear.",
-    "decoder.token_embedding.": "tgt_embed.linear.",
-    "head.": "generator.projection.",
-    "final_norm.": "norm.",
-    "self_attention_norm.": "norm_self_attn.",
-    "cross_attention_norm.": "norm_src_attn.",
-    "feed_forward_norm.": "norm_ff.",
-    "self_attention.": "self_attn.",
-    "cross_attention.": "src_attn.",
-    "query.": "query.linear.",
-    "key.": "key.linear.",
-    "value.": "value.linear.",
-    "up.": "layer1.",
-    "down.": "layer2.",
-}
+_TABLES = tables("labml_transformer")
+CONFIG = TransformerConfig(**_TABLES["config"], pad_id=None)
 
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:
     """Return the model with our parameters; its inputs have the shape (length, batch)."""
     model = _model(config)
     tables = {name: value for name, value in model.state_dict().items() if name.endswith("positional_encodings")}
-    model.load_state_dict(tables | {renamed(name, NAMES): torch.tensor(value) for name, value in parameters.items()})
+    model.load_state_dict(
+        tables | {renamed(name, _TABLES["names"]): torch.tensor(value) for name, value in parameters.items()}
+    )
     model.eval()
 
     def forward(source: Any, target: Any) -> Any:

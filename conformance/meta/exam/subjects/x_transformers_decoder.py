@@ -7,28 +7,10 @@ from typing import Any
 import torch
 from x_transformers import Decoder, TransformerWrapper
 
+from meta.exam.subjects import tables
 from transparity import TransformerConfig
 
-CONFIG = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=31,
-    max_length=16,
-    embed_dim=24,
-    num_heads=3,
-    num_decoder_layers=2,
-    feed_forward_dim=48,
-    norm="rms",
-    norm_eps=0.0,
-    norm_position="pre",
-    final_norm=True,
-    gated=True,
-    activation="silu",
-    qkv_bias=False,
-    output_bias=False,
-    positions="learned",
-    head_bias=False,
-    pad_id=None,
-)
+CONFIG = TransformerConfig(**tables("x_transformers_decoder")["config"], pad_id=None)
 
 
 def build(config: TransformerConfig, parameters: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et al. 2018), OPT (Zhang et al. 2022) and Whisper.
+"""BART (Lewis et al., 2020), Marian (Junczys-Dowmunt et al., 2018), OPT (Zhang et al., 2022) and Whisper.
 
-Marian is a translation model. OPT is BART's decoder without an encoder, with pre-norm. Whisper
-(Radford et al. 2022) has an encoder of log-mel frames and a text decoder; the spectrogram is not computed.
+Marian is a translation model. OPT is BART's decoder without an encoder, with pre-norm. Whisper (Radford et al., 2022)
+has an encoder of log-mel frames and a text decoder. The spectrogram is not computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transparity_numpy.positions.added import sinusoidal_positions
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """Return the tensor names of a stack's linear layers and norms; an encoder lacks the tensors of cross-attention."""
+    """Return the names of a stack's linear layers and norms, with cross-attention, which an encoder does not have."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)

@@ -1,6 +1,7 @@
-"""Mixtral (Jiang et al. 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE (Muennighoff et al. 2024) and gpt-oss.
+"""Mixtral (Jiang et al., 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE and gpt-oss.
 
-gpt-oss (OpenAI 2025) has attention sinks, windows in alternate layers and clamped gates; all experts are one tensor.
+References: OLMoE (Muennighoff et al., 2024) and gpt-oss (OpenAI, 2025). gpt-oss has attention sinks, windows in
+alternate layers and clamped gates. All experts of a gpt-oss layer are one tensor.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers, which differ by experts and by windows.
+    """Return the fields of layers, some of which have experts, and some of which have windows.
 
     By default, every other layer before `max_window_layers` has a window, starting with layer 0.
     """

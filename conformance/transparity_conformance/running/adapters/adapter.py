@@ -33,7 +33,7 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """The line of each parameter; in both, `{i}` stands for the number of a layer."""
+    """The line of each parameter; in names and lines, `{i}` stands for the number of a layer."""
     zero: Sequence[str] = ()
     """Lines that select numbers of the port to fill with 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()

@@ -62,7 +62,6 @@ class Model:
         return self.forward(**tokens)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the current values of the tensors by name."""
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ LARGEST_IN_MEMORY = 2**26
 """The largest number of bytes of arrays that are kept in memory; larger answers are written to a file."""
 
 PATIENCE = 1.0
-"""The checker tests after this number of seconds without a byte whether the port's process still runs."""
+"""The number of seconds without a byte after which the checker polls the port's process."""
 
 DEPTH = 8
 """The largest depth of nested containers in an answer; deeper containers stay in the port's process."""
@@ -65,14 +65,12 @@ class Handle:
 
 
 def send_request(connection: socket.socket, request: Any) -> None:
-    """Send a request to the port's process."""
     body = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
     connection.sendall(struct.pack("<Q", len(body)))
     connection.sendall(body)
 
 
 def receive_request(connection: socket.socket) -> Any:
-    """Receive a request from the checker."""
     (length,) = struct.unpack("<Q", _received(connection, 8))
     return pickle.loads(_received(connection, length))
 
@@ -114,7 +112,6 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
 
 
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
-    """Send an encoded answer to the checker."""
     connection.sendall(HEADER.pack(len(text), sum(array.nbytes for array in arrays)))
     connection.sendall(text)
     for array in arrays:
@@ -171,9 +168,9 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest number of bytes of arrays in an answer.
+    """Return the largest number of bytes that the arrays of an answer may have: an eighth of the machine's memory.
 
-    It is an eighth of the memory, because the checker converts float32 to float64.
+    The arrays take twice as many bytes in the checker, which converts float32 to float64.
     """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 

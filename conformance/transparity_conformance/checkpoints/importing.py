@@ -328,7 +328,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors that a folder with these fields and names needs: without any of them, the import fails."""
+    """Return the tensors without which the import of a folder with these fields and tensor names fails."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     parts: dict[TransformerConfig, dict[str, list[Part]]] = {}
     found = set()
@@ -405,7 +405,7 @@ def _remarks(
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """Return the fields of special tokens whose value the configuration does not have."""
+    """Return the fields of special tokens that the import does not use."""
     ids = (config.pad_id, config.bos_id, config.eos_id, None)
     # An encoder-decoder does not use bos_token_id.
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None

@@ -154,7 +154,7 @@ class _Front:
     """The inputs of a layer."""
 
     x: np.ndarray
-    """The inputs (rows · length, embed_dim); if there is an embedding norm, its result is the layer's input."""
+    """The inputs (rows · length, embed_dim), before the embedding norm if the model has one."""
     norm: Arrays
     """The parameters of the embedding norm; empty without an embedding norm."""
     tokens: np.ndarray

@@ -65,7 +65,7 @@ class HubBuild:
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)
-        # until then, the model may map its weights from there
+        # the model may read its weights from the folder until the model is removed
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)
         return forward
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, flat, linears, projections
 from transparity_conformance.checkpoints.reading import as_json
@@ -192,11 +190,6 @@ def _kernel(name: str) -> StoredTensor:
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 
 
-def _sinusoids(config: TransformerConfig) -> np.ndarray:
-    """Return the encoder's position table: all sines, then all cosines, with timescales from 1 to 10,000."""
-    return sinusoidal_positions(config.frame_positions, config.embed_dim, layout="halves", timescales="inclusive")
-
-
 WHISPER = Family(
     model="WhisperForConditionalGeneration",
     example=EXAMPLE
@@ -241,6 +234,10 @@ WHISPER = Family(
         **linears({f"{stack}.layer_norm": f"{stack}.final_norm" for stack in ("encoder", "decoder")}),
     },
     prefixes=("model.",),
-    computed={POSITIONS: _sinusoids},
+    computed={
+        POSITIONS: lambda config: sinusoidal_positions(
+            *(config.frame_positions, config.embed_dim), layout="halves", timescales="inclusive"
+        )
+    },
 )
 FAMILIES = {"bart": BART, "marian": MARIAN, "opt": OPT, "whisper": WHISPER}

@@ -175,10 +175,6 @@ def _sparse_windows(fields: Fields) -> dict[str, Any]:
     return layers.by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)
 
 
-def _write_sparse_windows(config: TransformerConfig) -> dict[str, Any]:
-    return write_sparse(config) | _write_window(config) | {"layer_types": layers.layer_kinds(config)}
-
-
 SHARED_EXPERT: Table = {
     **linears(GATED, "layers.{i}.mlp.shared_expert", f"{FEED}.shared_expert"),
     "layers.{i}.mlp.shared_expert_gate.weight": f"{FEED}.shared_expert_gate.weight",
@@ -193,7 +189,8 @@ QWEN2_MOE = PLAIN.variant(
     rows=(
         *ROUTER,
         row.derived(
-            *(_sparse_windows, _write_sparse_windows),
+            _sparse_windows,
+            lambda config: write_sparse(config) | _write_window(config) | {"layer_types": layers.layer_kinds(config)},
             **{**SPARSE, "num_experts": 60, "moe_intermediate_size": 1408, "intermediate_size": 5632},
             use_sliding_window=False,
             sliding_window=4096,

@@ -127,7 +127,7 @@ class Family:
     packed: Callable[[TransformerConfig], Table] = _nothing
     """Additional names of tensors, such as fused tensors whose parts depend on sizes in the configuration."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Names in the table that a file with this configuration lacks, because another tensor has the numbers."""
+    """Names of tensors that a file with this configuration lacks, because another tensor has the same numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
     """Names of tensors that a file stores twice: the second name, and the first name."""
     prefixes: Sequence[str] = ()

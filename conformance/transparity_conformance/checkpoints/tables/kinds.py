@@ -17,7 +17,7 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
     Args:
         kinds: The kind of each layer.
         facts: The fields of each kind, as in `config.PER_LAYER`. The fields of the whole model are copied from the
-            first kind. Its window and rotary positions are copied from the first kind that has any.
+            first kind. The window is copied from the first kind with a window, and rotary positions likewise.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:

@@ -90,7 +90,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the line once for each layer of the port, with the layer's number, if the port has such a tensor."""
+        """Return the line for each layer, with a number in place of `{i}`, if the port has the tensor that it names."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )

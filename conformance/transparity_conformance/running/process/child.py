@@ -57,12 +57,7 @@ class PortProcess:
     """
 
     def __init__(
-        self,
-        spec: str,
-        timeout: float,
-        adapter: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        who: str = "The port",
+        self, spec: str, timeout: float, adapter: str | None, environment: Mapping[str, str], who: str
     ) -> None:
         self.timeout, self.who = timeout, who
         self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
@@ -76,7 +71,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **compiled(), **os.environ, **(environment or {})},
+                env={**QUIET, **compiled(), **os.environ, **environment},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)

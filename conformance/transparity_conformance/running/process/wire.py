@@ -71,8 +71,8 @@ def send_request(connection: socket.socket, request: Any) -> None:
 
 
 def receive_request(connection: socket.socket) -> Any:
-    (length,) = struct.unpack("<Q", _received(connection, 8))
-    return pickle.loads(_received(connection, length))
+    (length,) = struct.unpack("<Q", b"".join(_chunks(connection, 8)))
+    return pickle.loads(b"".join(_chunks(connection, length)))
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
@@ -125,30 +125,25 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` is called
     repeatedly, because a fork of the port's process may keep the connection open.
     """
-    receive = functools.partial(_received, connection, deadline=deadline, is_running=is_running)
-    length, size = HEADER.unpack(receive(HEADER.size))
+    chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
+    length, size = HEADER.unpack(b"".join(chunks(HEADER.size)))
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"it has {max(length, size):,} bytes; expected at most {largest:,}")
-    text = json.loads(receive(length))
+    text = json.loads(b"".join(chunks(length)))
     with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_IN_MEMORY else io.BytesIO()) as file:
-        for chunk in _chunks(connection, size, deadline, is_running):
+        for chunk in chunks(size):
             file.write(chunk)
         file.seek(0)
         return _decoded(text, file, OnDisk if size > LARGEST_IN_MEMORY else dict)
 
 
-def _received(
+def _chunks(
     connection: socket.socket,
     length: int,
     deadline: float | None = None,
     is_running: Callable[[], bool] = lambda: True,
-) -> bytes:
-    return b"".join(_chunks(connection, length, deadline, is_running))
-
-
-def _chunks(
-    connection: socket.socket, length: int, deadline: float | None, is_running: Callable[[], bool]
 ) -> Iterator[bytes]:
+    """Yield `length` bytes in pieces; `receive_answer` describes the exceptions."""
     left = length
     while left:
         if deadline is not None:

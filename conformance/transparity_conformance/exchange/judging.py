@@ -205,16 +205,16 @@ def _not_written(
 ) -> CapabilityResult:
     lacking = [key for key in requests if missing[key]]
     written = [key for key in requests if len(missing[key]) < len(names[key])]
-    says, several = f"{way.claim}: {{}}the port did not write ", len(requests) > 1
+    says = f"{way.claim}: the port did not write"
     if all(len(names[key]) == 1 for key in requests):
-        some = f" for {', '.join(requests[key].name for key in lacking)}" if written else ""
-        return not_compared(*[f"{says.format('')}it{some}"][: len(lacking)])
+        some = f" for {', '.join(repr(requests[key].name) for key in lacking)}" if written else ""
+        return not_compared(*[f"{says} the tensor{some}"][: len(lacking)])
     if not written:
-        return not_compared(f"{says.format('')}any")
-    whose = {key: f"{requests[key].name}, " if several else "" for key in lacking}
-    return not_compared(*(says.format(whose[key]) + _some(missing[key], len(names[key])) for key in lacking))
+        return not_compared(f"{says} any tensor")
+    whose = {key: f" for {requests[key].name!r}" if len(requests) > 1 else "" for key in lacking}
+    return not_compared(*(f"{says} {_some(missing[key], len(names[key]))}{whose[key]}" for key in lacking))
 
 
 def _some(missing: list[str], of: int) -> str:
     listed = ", ".join(name.partition("/")[2] for name in missing[:3]) + (", …" if missing[3:] else "")
-    return "any" if len(missing) == of else f"{len(missing)} of {of} ({listed})"
+    return "any tensor" if len(missing) == of else f"{len(missing)} of {of} tensors ({listed})"

@@ -210,7 +210,7 @@ class Lines:
     """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the same rows or columns of another tensor with this shape, (lines, numbers)."""
+        """Return the rows or columns of another tensor with the same shape, as the rows of a matrix."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 

@@ -105,7 +105,7 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Write a parameter to the numbers that the line selects; for a `value` of None, write 0."""
+        """Set the numbers that the line selects to the parameter `value`, or to 0 without a value."""
         if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(

@@ -233,7 +233,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return the line for a parameter: its own, or the line for all layers; None without either."""
+    """Return the line for a parameter: its own line, or else the line for all layers, if there is one."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

@@ -180,7 +180,7 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     others, found = [name for name in places if name not in named.values()], {}
     for theirs, name in named.items():
         names = (name, *(other for other in others if _is_copy(places[other], places[name])))
-        found[theirs] = Located(names, lambda tensors, names=names: np.sum([tensors[name] for name in names], axis=0))
+        found[theirs] = Located(names, functools.partial(_sum_of, names))
     return found
 
 
@@ -188,6 +188,10 @@ def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether two matrices are equal; the first rows are compared first, to save time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
+
+
+def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.sum([gradients[name] for name in names], axis=0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -91,10 +93,12 @@ def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actua
         groups: dict[str, list[str]] = {}
         for name in tensors if whole is None else whole:
             groups.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
-        lazy = {
-            group: Lazy(names, lambda name, group=group: tensors[f"{group}/{name}"]) for group, names in groups.items()
-        }
+        lazy = {group: Lazy(names, partial(_of_group, tensors, group)) for group, names in groups.items()}
         return {group: dict(of) for group, of in lazy.items()} if bundle.has_weights else lazy
+
+
+def _of_group(tensors: Mapping[str, np.ndarray], group: str, name: str) -> np.ndarray:
+    return tensors[f"{group}/{name}"]
 
 
 def _parameters(

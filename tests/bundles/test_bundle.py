@@ -163,7 +163,7 @@ def test_a_bundle_may_be_written_again(folder: Path) -> None:
 
 
 def test_probes_of_other_models_do_not_fit(tmp_path: Path, refused: Refused) -> None:
-    with refused(BundleError, "The probe 'tiny' has another model"):
+    with refused(BundleError, "The probe 'tiny' has a different model"):
         export_bundle(preset("translation").resized(), tmp_path, probes("translation"))
     with refused(BundleError, "A bundle needs at least one probe"):
         export_bundle(SMALL, tmp_path, {})

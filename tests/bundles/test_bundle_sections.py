@@ -309,16 +309,16 @@ def test_the_gradients_of_a_wrong_loss_are_held_to_that_loss(
 
 
 LEFT_OUT = {
-    "/loss$": ["loss: the port did not write it"],
-    "text/loss$": ["loss: the port did not write it for text"],
-    "generate.0/": ["generate: the port did not write it for beyond max_length"],
-    "generate.uniforms.0/": ["generate.uniforms: the port did not write it"],
-    "beam_search.0/scores": ["beam_search: the port did not write 1 of 2 (scores)"],
-    "train.1/": ["train: adamw, warmed up, the port did not write any"],
-    "/gradient.": ["gradients: the port did not write any"],
-    "/step.": ["step: the port did not write any"],
-    "/step.in_uneven": ["step: in uneven chunks, the port did not write any"],
-    "/step.one_by_one.3": ["step: one by one, the port did not write 1 of 7 (step.one_by_one.3)"],
+    "/loss$": ["loss: the port did not write the tensor"],
+    "text/loss$": ["loss: the port did not write the tensor for 'text'"],
+    "generate.0/": ["generate: the port did not write the tensor for 'beyond max_length'"],
+    "generate.uniforms.0/": ["generate.uniforms: the port did not write the tensor"],
+    "beam_search.0/scores": ["beam_search: the port did not write 1 of 2 tensors (scores)"],
+    "train.1/": ["train: the port did not write any tensor for 'adamw, warmed up'"],
+    "/gradient.": ["gradients: the port did not write any tensor"],
+    "/step.": ["step: the port did not write any tensor"],
+    "/step.in_uneven": ["step: the port did not write any tensor for 'in uneven chunks'"],
+    "/step.one_by_one.3": ["step: the port did not write 1 of 7 tensors (step.one_by_one.3) for 'one by one'"],
     "mixed/logits": [
         *(
             f"{claim}: too little of the forward pass was compared"

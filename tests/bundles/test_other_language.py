@@ -84,7 +84,7 @@ def test_it_generates_as_the_reference_does(tmp_path: Path) -> None:
     held = {claim.id: claim.verdict for claim in report.claims if claim.id.startswith("generate")}
     assert held == {"generate": "agrees"}
     assert set(report.not_compared) == {
-        f"generate.{way}: the port did not write it" for way in ("uniforms", "sampling", "lengths")
+        f"generate.{way}: the port did not write the tensor" for way in ("uniforms", "sampling", "lengths")
     }
 
 

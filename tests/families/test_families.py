@@ -352,9 +352,11 @@ def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_p
         import_checkpoint(edited(folder, tmp_path, tensors={name: np.full((22, 16), np.nan, np.float32)}))
     with refused(CheckpointError, f"{saved('bert, without a pooler')} has no tensor 'pooler.dense.weight'; expected"):
         import_checkpoint(saved("bert, without a pooler"), "pooled")
-    with refused(CheckpointError, f"{folder / 'config.json'} cannot be imported: the head hidden was requested"):
+    with refused(CheckpointError, f"{folder / 'config.json'} cannot be imported: the head 'hidden' was requested"):
         import_checkpoint(folder, "hidden")
-    with refused(CheckpointError, f"{saved('bert') / 'config.json'} cannot be imported: the head logits was requested"):
+    with refused(
+        CheckpointError, f"{saved('bert') / 'config.json'} cannot be imported: the head 'logits' was requested"
+    ):
         import_checkpoint(saved("bert"), "logits")
 
 

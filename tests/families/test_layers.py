@@ -93,7 +93,7 @@ def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path
         ("llama", [2], "has no layer 2; its layers are 0 to 1."),
         ("modernbert", None, "no embedding table can produce a layer's input: check the whole model instead."),
         ("mpnet", None, "shares one relative bias between all layers: check the whole model instead."),
-        ("clip_text_model", None, "and the model of a layer has other tokens: check the whole model instead."),
+        ("clip_text_model", None, "and the model of one layer has other token ids: check the whole model instead."),
         ("whisper", None, "check the whole model instead."),
         ("vit", None, "no embedding table can produce a layer's input: check the whole model instead."),
         ("t5", None, "is an encoder-decoder; expected a model with one stack: check the whole model instead."),

@@ -35,8 +35,8 @@ def export_checkpoint(
         parameters: The parameters of `config`, exactly representable in float32.
         folder: A new or empty folder.
 
-    Raises `CheckpointError` if the family cannot express the configuration; the message lists the fields. Raises it
-    also if the folder is not empty or not writable. Raises `ParameterError` if the parameters do not fit `config`.
+    Raises `CheckpointError` if the family cannot express the configuration, or if the folder is not empty or not
+    writable. Raises `ParameterError` if the parameters do not fit `config`.
     """
     family, folder = family_called(model_type), Path(folder)
     check_parameters(config, parameters)
@@ -150,7 +150,7 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration, with the implied number in place of None, to compare configurations."""
+    """Return the fields of a configuration, to compare it with another; implied numbers replace None."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads

@@ -15,18 +15,12 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """Error for a bundle, or for the output that a port wrote for a bundle, that is not valid."""
-
-
-def file_size(path: Path) -> int:
-    """Return the size of a file; raise `BundleError` for a pipe or a device, which may be endless."""
-    return files.file_size(path, BundleError)
+    """Error for an invalid bundle, or for invalid output that a port wrote for a bundle."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a file; raise `BundleError` for a file of more than `most` bytes."""
-    size = file_size(path)
-    if size > most:
+    """Return the content of a file; raise `BundleError` for a pipe, a device or a file of more than `most` bytes."""
+    if (size := files.file_size(path, BundleError)) > most:
         raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
     try:
         with path.open("rb") as file:

@@ -62,8 +62,8 @@ class InFolder(dict[str, Any]):
     def is_given_itself(self) -> bool:
         """Return whether a loader receives the folder itself instead of a copy in float32.
 
-        This is so if the folder is already such a copy, if its matrices have scales, or if a copy does not fit into
-        memory.
+        The reasons are that the folder is already such a copy, that its matrices have scales, or that a copy does not
+        fit into memory.
         """
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
@@ -283,17 +283,17 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
     if head is not None:
         if "head" not in found:
             raise CheckpointError(
-                f"the head {head} was requested; expected no head, because this model always returns logits."
+                f"the head {head!r} was requested; expected no head, because this model always returns logits."
             )
         if head == "logits" and "head_transform" not in found:
             raise CheckpointError(
-                "the head logits was requested, but the checkpoint has no masked-language head that is tied to the "
-                "embedding and, in RoBERTa, uses GELU."
+                "the head 'logits' was requested; expected a checkpoint with a masked-language head that is tied to "
+                "the embedding and, in RoBERTa, uses GELU."
             )
         if head == "classes" and found["head"] != "classes":
             ends = family.classifier.task if family.classifier else Classifier.task
             raise CheckpointError(
-                f"the head classes was requested; expected architectures to name a class that ends with {ends}."
+                f"the head 'classes' was requested; expected architectures to name a class that ends with {ends}."
             )
         found["head"] = head
     if found.get("head") in ("hidden", "pooled"):  # without the masked-language head
@@ -328,7 +328,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors that a folder with these fields and names needs: without any of them, the import fails."""
+    """Return the tensors without which the import of a folder with these fields and tensor names fails."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     parts: dict[TransformerConfig, dict[str, list[Part]]] = {}
     found = set()
@@ -405,7 +405,7 @@ def _remarks(
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """Return the fields of special tokens whose value the configuration does not have."""
+    """Return the fields of special tokens that the import does not use."""
     ids = (config.pad_id, config.bos_id, config.eos_id, None)
     # An encoder-decoder does not use bos_token_id.
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None

@@ -79,7 +79,7 @@ def _check_has_pieces(opened: Opened) -> None:
         "normalizes its embeddings but not its layers' outputs, so no embedding table can produce a layer's input": (
             config.embedding_norm and config.norm_position == "pre"
         ),
-        "pools the position of a token, and the model of a layer has other tokens": (
+        "finds the pooled position by its token id, and the model of one layer has other token ids": (
             config.is_pooled and config.pooling in ("eos", "largest")
         ),
     }
@@ -122,7 +122,7 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models with the embedding, the final norm and the head, but without layers; each has a block of the tokens.
+    """Yield models without layers, each with a block of the vocabulary: its embeddings, the final norm and its head.
 
     Args:
         outside: The parameters outside the layers.
@@ -154,7 +154,7 @@ class _Front:
     """The inputs of a layer."""
 
     x: np.ndarray
-    """The inputs (rows · length, embed_dim); if there is an embedding norm, its result is the layer's input."""
+    """The inputs (rows · length, embed_dim), before the embedding norm if the model has one."""
     norm: Arrays
     """The parameters of the embedding norm; empty without an embedding norm."""
     tokens: np.ndarray

@@ -166,7 +166,7 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
 
 
 def _entry(parameter: str, table: Table) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-    """Return the table entry that contains a parameter, and the numbers of its layer and expert; None without one."""
+    """Return the name of the entry that contains a parameter, and the parameter's layer and expert; else None."""
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
             if match := _pattern(name).fullmatch(parameter):

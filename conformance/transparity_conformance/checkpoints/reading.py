@@ -230,7 +230,7 @@ def as_json(value: Any) -> str:
 
 
 NUMBERS, EXPONENTS = "_blocks", "_scales"
-"""The suffixes of both tensors: numbers of 4 bits, and one exponent for each block of them."""
+"""The suffixes of the two tensors of MXFP4 experts: 4-bit numbers, and the exponents of blocks of these numbers."""
 
 
 def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
@@ -254,10 +254,6 @@ class PackedExperts:
     scales: Stored
     """The exponents as bytes, (experts, out, in / 32)."""
     shape: tuple[int, int, int]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
     def __getitem__(self, index: Any) -> Any:
         is_cut = isinstance(index, tuple) and len(index) == 3 and index[1] is Ellipsis

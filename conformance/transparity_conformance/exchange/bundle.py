@@ -20,7 +20,6 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.presets import preset
-from transparity.taps import tap_shapes
 from transparity_conformance.capabilities.capability import Answers, Capability, Probes, Requests, Shapes, first_of
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checkpoints.files import BundleError
@@ -28,7 +27,7 @@ from transparity_conformance.exchange.manifest import ProbeFields, SectionFields
 from transparity_conformance.oracle.budgets import RULES
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import LONGEST, Probe, probes_of
-from transparity_conformance.running.inputs import add_mask
+from transparity_conformance.running.inputs import add_mask, shapes_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,6 @@ class Section:
 
     @property
     def all_requests(self) -> dict[str, Any]:
-        """Return the requests of all claims by name."""
         return {key: request for requests in self.requests.values() for key, request in requests.items()}
 
     @property
@@ -56,7 +54,7 @@ class Section:
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """Return the tensors of all requests, by their names in the file of the section."""
+        """Return the tensors of all requests, with `{request}/{tensor}` as their names."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -175,7 +173,9 @@ class Bundle:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every activation, with `{probe}/{tap}` as its name."""
         return {
-            f"{name}/{tap}": shape for name, probe in self.probes.items() for tap, shape in _tap_shapes(probe).items()
+            f"{name}/{tap}": shape
+            for name, probe in self.probes.items()
+            for tap, shape in shapes_of(probe.config, probe.inputs).items()
         }
 
     @functools.cached_property
@@ -190,7 +190,7 @@ class Bundle:
     def described(self, probe: Probe) -> ProbeFields:
         """Return the manifest entry of a probe, without tolerances."""
         inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
-        return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(_tap_shapes(probe)))
+        return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(shapes_of(probe.config, probe.inputs)))
 
 
 def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
@@ -205,12 +205,6 @@ def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
         for key, probe in made.items()
         if probe.parameters is ordinary and (key != "longest" or config.max_length <= LONGEST)
     }
-
-
-def _tap_shapes(probe: Probe) -> dict[str, tuple[int, ...]]:
-    config, first = probe.config, probe.inputs[probe.config.input_names[0]]
-    lengths = {name: config.positions_of(name) or probe.inputs[name].shape[1] for name in config.input_names}
-    return tap_shapes(config, len(first), **lengths)
 
 
 def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def judge_bundle(
     budget: float = BUDGET,
     **how: Any,
 ) -> Report:
-    """Judge the results that a port wrote for a bundle; if the port was `stopped`, missing tensors are no fault.
+    """Judge the results that a port wrote for a bundle; missing tensors are no fault if the port was `stopped`.
 
     `how` has the arguments `logits_only`, `port`, `located` and `ranks` of `judge`.
 
@@ -80,7 +80,11 @@ def judge_bundle(
     """
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
-        taps = {key: _without_answers(bundle, key, of) for key, of in taps.items() if "logits" in of}
+        taps = {
+            key: {tap: value for tap, value in of.items() if f"{key}/{tap}" not in bundle.asked}
+            for key, of in taps.items()
+            if "logits" in of
+        }
     probes = {key: lean(probe, taps.get(key, ()), progress or ignore_progress) for key, probe in bundle.probes.items()}
     with np.errstate(all="ignore"):  # a port may return any number
         report = judge(
@@ -112,10 +116,6 @@ def _judge_sections(
     for section in bundle.capabilities.values():
         found += _judge_section(section, answers, forward, verdict, stopped=stopped)
     return found
-
-
-def _without_answers(bundle: Bundle, probe: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {tap: value for tap, value in tensors.items() if f"{probe}/{tap}" not in bundle.asked}
 
 
 def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
@@ -205,16 +205,16 @@ def _not_written(
 ) -> CapabilityResult:
     lacking = [key for key in requests if missing[key]]
     written = [key for key in requests if len(missing[key]) < len(names[key])]
-    says, several = f"{way.claim}: {{}}the port did not write ", len(requests) > 1
+    says = f"{way.claim}: the port did not write"
     if all(len(names[key]) == 1 for key in requests):
-        some = f" for {', '.join(requests[key].name for key in lacking)}" if written else ""
-        return not_compared(*[f"{says.format('')}it{some}"][: len(lacking)])
+        some = f" for {', '.join(repr(requests[key].name) for key in lacking)}" if written else ""
+        return not_compared(*[f"{says} the tensor{some}"][: len(lacking)])
     if not written:
-        return not_compared(f"{says.format('')}any")
-    whose = {key: f"{requests[key].name}, " if several else "" for key in lacking}
-    return not_compared(*(says.format(whose[key]) + _some(missing[key], len(names[key])) for key in lacking))
+        return not_compared(f"{says} any tensor")
+    whose = {key: f" for {requests[key].name!r}" if len(requests) > 1 else "" for key in lacking}
+    return not_compared(*(f"{says} {_some(missing[key], len(names[key]))}{whose[key]}" for key in lacking))
 
 
 def _some(missing: list[str], of: int) -> str:
     listed = ", ".join(name.partition("/")[2] for name in missing[:3]) + (", …" if missing[3:] else "")
-    return "any" if len(missing) == of else f"{len(missing)} of {of} ({listed})"
+    return "any tensor" if len(missing) == of else f"{len(missing)} of {of} tensors ({listed})"

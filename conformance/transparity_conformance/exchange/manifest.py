@@ -153,7 +153,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
 
 
 def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
-    """Write a manifest with the sha256 of each other file and of the manifest itself."""
+    """Write a manifest, which lists the sha256 of all files, and its own."""
     manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
     fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
     fields["sha256"] = fields.pop("sha256", {})

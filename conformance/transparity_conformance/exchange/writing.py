@@ -55,7 +55,7 @@ def export_bundle(
     for key, probe in chosen.items():
         if probe.config != config or probe.parameters is not first:
             raise BundleError(
-                f"The probe {key!r} has another model than the first probe; expected one model for all probes."
+                f"The probe {key!r} has a different model from the first probe; expected one model for all probes."
             )
     of_capabilities = {section: section_of(section, chosen, dtype) for section in in_order(sections)}
     bundle = Bundle(name, dtype, config, chosen, of_capabilities)

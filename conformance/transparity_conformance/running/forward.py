@@ -62,9 +62,9 @@ def _in_evaluation_mode(model: Any) -> Any:
 
 
 def called_by_its_names(model: Any) -> Callable[..., Any]:
-    """Return `forward(**inputs)` for a model that takes inputs by its own names; it has the model's signature.
+    """Return `forward(**inputs)`, which takes inputs by the model's own names and has the model's signature.
 
-    The first input may have another name in the model. The result is the array of logits or hidden states.
+    The first input may have any name. The result is the array of logits or hidden states.
     """
     if not callable(model):
         raise PortError(f"The port returned {shown(model)}; expected a model, or a function of its inputs.")
@@ -169,9 +169,9 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether a call is made without a mask, to test this too.
+    """Return whether to omit the attention mask, so that calls without a mask are tested, too.
 
-    A third of the lengths are called without a mask, if it hides nothing and the model has None as its default.
+    A third of the lengths are called without a mask, if the mask hides nothing and the model does not require it.
     """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
@@ -210,7 +210,7 @@ def _offers(model: Any, method: Callable[..., Any]) -> bool:
 def required_arguments(signature: inspect.Signature | None) -> int | None:
     """Return the number of required positional arguments; None if it is unknown.
 
-    A loader of folders has 1, and a `build(config, parameters)` has 2.
+    The number is 1 for a loader of folders, and 2 for a `build(config, parameters)`.
     """
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None

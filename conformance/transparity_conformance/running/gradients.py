@@ -1,8 +1,8 @@
 """Gradients of a PyTorch or Flax model that `load(folder)` returned, by the names of the reference's parameters.
 
-The model's own code computes them. A parameter of the model is identified by its name in the folder, or by its numbers.
-For the latter, every row of a tensor is searched among the rows and columns of all parameters. This also finds
-parameters that are transposed, fused or permuted.
+The model's own code computes the gradients. Each tensor of the folder is matched with parameters of the model, by name
+or by its numbers. To match numbers, each row of the tensor is compared with the rows and columns of all parameters.
+This comparison also finds parameters that are transposed, fused or permuted.
 """
 
 from __future__ import annotations
@@ -138,7 +138,10 @@ def _differentiation(
 def _by_our_names(
     opened: Opened, config: TransformerConfig, places: Arrays, gradients: Arrays, learned: Collection[str]
 ) -> tuple[Arrays, dict[str, str]]:
-    """Convert a module's gradients like its folder's tensors; return also the reason for each missing gradient."""
+    """Return the gradients by the reference's names, and the reason for each missing gradient.
+
+    The conversion that reads a parameter from a tensor of the folder also reads its gradient.
+    """
     parts = parts_in(opened.family, config, opened.files, learned)
     tensors = opened.tensors(parts, parts)
     taken = located(tensors, places)
@@ -211,16 +214,16 @@ class Lines:
     """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the same rows or columns of another tensor with this shape, (lines, numbers)."""
+        """Return the rows or columns of another tensor with the same shape, as the rows of a matrix."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 
 
 def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> dict[str, Located]:
-    """Return how to compute each `wanted` tensor from tensors of the shapes of `given`, if they contain its numbers.
+    """Find the rows or columns of each `wanted` tensor among the rows and columns of the `given` tensors.
 
-    A tensor is found if one given tensor contains all of its lines in order. Otherwise, it is found line by line, if
-    each line occurs only once.
+    If a given tensor has exactly the same rows or columns in the same order, the wanted tensor is read from it.
+    Otherwise, each row or column must occur once among all given tensors. Tensors that are not found are left out.
     """
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]

@@ -65,7 +65,7 @@ class HubBuild:
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)
-        # until then, the model may map its weights from there
+        # the model may read its weights from the folder until the model is removed
         weakref.finalize(forward, shutil.rmtree, folder, ignore_errors=True)
         return forward
 
@@ -112,7 +112,7 @@ class Messages:
         return [line.strip() for text in texts for line in text.splitlines()]
 
     def line_about(self, name: str, usual: Collection[str] = ()) -> str:
-        """Return the first line about a tensor; empty without one.
+        """Return the first line about a tensor, or an empty string.
 
         The line may write the name without its prefix, or with other parts between the layer number and the last two
         parts. Otherwise, return the first line with the layer number and the last part that is not in `usual`.

@@ -64,8 +64,8 @@ def arguments(
 def framework_of(model: Any) -> str:
     """Return the framework whose arrays a model takes: `torch`, `jax`, `mlx` or `numpy`.
 
-    The class of a PyTorch, nnx, Equinox or MLX module determines it. For a function, the objects to which it refers are
-    searched for a framework, and then the names in its file. The default is NumPy.
+    The class of a PyTorch, nnx, Equinox or MLX module determines the framework. For a function, it is the first
+    framework among the objects that the function uses, and then among the names in its file. The default is NumPy.
     """
     if is_instance(model, "torch.nn", "Module"):
         return "torch"

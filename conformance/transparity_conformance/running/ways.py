@@ -166,7 +166,7 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
-    """Run the same backward pass, and return the recorded operations as lists for another process."""
+    """Run the backward pass of `gradients`; return the recorded operations as lists, for another process."""
     module, call, differentiate = _differentiation(model, inputs)
     return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
 
@@ -210,7 +210,6 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
 
 
 def offers(model: Any, way: str) -> bool:
-    """Return whether a model supports a call."""
     return WAYS[way][1](model)
 
 

@@ -1,15 +1,13 @@
-"""BART (Lewis et al. 2020), Marian (Junczys-Dowmunt et al. 2018), OPT (Zhang et al. 2022) and Whisper.
+"""BART (Lewis et al., 2020), Marian (Junczys-Dowmunt et al., 2018), OPT (Zhang et al., 2022) and Whisper.
 
-Marian is a translation model. OPT is BART's decoder without an encoder, with pre-norm. Whisper
-(Radford et al. 2022) has an encoder of log-mel frames and a text decoder; the spectrogram is not computed.
+Marian is a translation model. OPT is BART's decoder without an encoder, with pre-norm. Whisper (Radford et al., 2022)
+has an encoder of log-mel frames and a text decoder. The spectrogram is not computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity_conformance.checkpoints.naming import StoredTensor, Table, flat, linears, projections
@@ -21,7 +19,7 @@ from transparity_numpy.positions.added import sinusoidal_positions
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """Return the tensor names of a stack's linear layers and norms; an encoder lacks the tensors of cross-attention."""
+    """Return the names of a stack's linear layers and norms, with cross-attention, which an encoder does not have."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
@@ -192,11 +190,6 @@ def _kernel(name: str) -> StoredTensor:
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 
 
-def _sinusoids(config: TransformerConfig) -> np.ndarray:
-    """Return the encoder's position table: all sines, then all cosines, with timescales from 1 to 10,000."""
-    return sinusoidal_positions(config.frame_positions, config.embed_dim, layout="halves", timescales="inclusive")
-
-
 WHISPER = Family(
     model="WhisperForConditionalGeneration",
     example=EXAMPLE
@@ -241,6 +234,10 @@ WHISPER = Family(
         **linears({f"{stack}.layer_norm": f"{stack}.final_norm" for stack in ("encoder", "decoder")}),
     },
     prefixes=("model.",),
-    computed={POSITIONS: _sinusoids},
+    computed={
+        POSITIONS: lambda config: sinusoidal_positions(
+            *(config.frame_positions, config.embed_dim), layout="halves", timescales="inclusive"
+        )
+    },
 )
 FAMILIES = {"bart": BART, "marian": MARIAN, "opt": OPT, "whisper": WHISPER}

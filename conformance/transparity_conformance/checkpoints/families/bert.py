@@ -1,8 +1,8 @@
 """BERT and similar encoders: RoBERTa, XLM-R, DistilBERT and MPNet.
 
-References: BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2020). DistilBERT (Sanh et al.
-2019) has half of BERT's layers, no token types and no pooler. MPNet (Song et al. 2020) has RoBERTa's positions and
-heads, and T5's relative bias.
+References: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019), XLM-R (Conneau et al., 2020). DistilBERT (Sanh et
+al., 2019) has half of BERT's layers, no token types and no pooler. MPNet (Song et al., 2020) has the positions and
+heads of RoBERTa, and the relative bias of T5.
 """
 
 from __future__ import annotations

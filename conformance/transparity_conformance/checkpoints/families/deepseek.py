@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024): latent attention, and experts in groups in all layers after the first few."""
+"""DeepSeek-V3 (DeepSeek-AI, 2024): latent attention, and experts in groups in all layers after the first few."""
 
 from __future__ import annotations
 

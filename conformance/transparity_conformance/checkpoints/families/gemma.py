@@ -1,7 +1,8 @@
 """Gemma and Command R.
 
-Gemma (Mesnard et al. 2024), Gemma 2 (Rivière et al. 2024) and the text model of Gemma 3 (Kamath et al. 2025). Command R
-(Cohere 2024) has parallel branches, one norm without a bias and scaled logits; Command R7B adds windows.
+References: Gemma (Mesnard et al., 2024), Gemma 2 (Rivière et al., 2024), the text model of Gemma 3 (Kamath et al.,
+2025). Command R (Cohere, 2024) has parallel branches, one norm without a bias and scaled logits. Command R7B adds
+windows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """GPT-2, GPT-J, GPT-NeoX, Pythia and Falcon.
 
-References: GPT-2 (Radford et al. 2019). GPT-J (Wang and Komatsuzaki 2021) has parallel branches after one norm.
-GPT-NeoX (Black et al. 2022) and Pythia have two norms, and one fused projection with the query, key and value of each
-head in turn. Falcon (Almazrouei et al. 2023) has parallel branches with one or two norms, and projections fused by head
-group.
+References: GPT-2 (Radford et al., 2019). GPT-J (Wang and Komatsuzaki, 2021) has parallel branches after one norm.
+GPT-NeoX (Black et al., 2022) and Pythia have two norms, and one fused projection with the query, key and value of each
+head in turn. Falcon (Almazrouei et al., 2023) has parallel branches with one or two norms, and projections fused by
+head group.
 """
 
 from __future__ import annotations
@@ -120,11 +120,6 @@ GPTJ = GPT2.variant(
 )
 
 
-def _packed_neox(config: TransformerConfig) -> Table:
-    rows = dict.fromkeys(ROLES, config.head_dim)
-    return fused("layers.{i}.attention.query_key_value", rows, groups=config.num_heads)
-
-
 def _rotary_neox(fields: Fields) -> dict[str, Any]:
     """Return the rotary fields; older files name them as GPT-NeoX does."""
     given = {"rope_theta": fields["rotary_emb_base"], "partial_rotary_factor": fields["rotary_pct"]}
@@ -171,7 +166,9 @@ GPT_NEOX = Family(
         **linears({"dense_h_to_4h": "up", "dense_4h_to_h": "down"}, "layers.{i}.mlp", f"{LAYER}.feed_forward"),
         **linears({"final_layer_norm": "decoder.final_norm"}),
     },
-    packed=_packed_neox,
+    packed=lambda config: fused(
+        "layers.{i}.attention.query_key_value", dict.fromkeys(ROLES, config.head_dim), groups=config.num_heads
+    ),
     prefixes=("gpt_neox.",),
     no_parameters=(
         *("layers.{i}.attention.bias", "layers.{i}.attention.masked_bias"),  # the causal mask

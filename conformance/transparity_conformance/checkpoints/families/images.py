@@ -1,9 +1,9 @@
 """ViT and CLIP: encoders of images, and CLIP's decoder of text.
 
-ViT (Dosovitskiy et al. 2021) encodes the patches of an image. CLIP (Radford et al. 2021) has two towers. The text tower
-is a decoder that pools the position of the end token, and the image tower is an encoder. Each tower returns one vector
-per row, with or without a projection. The preprocessing of images is not included. The scores of pairs of a text and an
-image (CLIP's norm and temperature) are not included either.
+ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers. The text
+tower is a decoder that pools the position of the end token, and the image tower is an encoder. Each tower returns one
+vector per row, with or without a projection. The preprocessing of images is not included. The scores of pairs of a text
+and an image (CLIP's norm and temperature) are not included either.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _packed_clip(config: TransformerConfig) -> Table:
 def _pooling(fields: Fields) -> dict[str, Any]:
     end = fields["eos_token_id"]
     if end is None or isinstance(end, list):
-        raise row.wrong("eos_token_id", end, "one token id, because its position is pooled")
+        raise row.wrong("eos_token_id", end, "one token id, whose position the model pools")
     return {"pooling": "largest" if end == LEGACY_EOS else "eos"}
 
 

@@ -1,9 +1,9 @@
-"""Llama (Touvron et al. 2023) and similar models.
+"""Llama (Touvron et al., 2023) and similar models.
 
-They are Mistral, Qwen 2, Qwen 3, Granite 3, OLMo 2, Phi-3, SmolLM3 and Ministral 3. Granite 3 (Granite Team 2024)
-multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team 2024) normalizes the outputs of the
-sublayers. Phi-3 (Abdin et al. 2024) rotates only a part of each head and fuses projections. In SmolLM3 (Hugging Face
-2025), some layers have no positions (Yang et al. 2025). Ministral 3 (Mistral AI 2025) has a query temperature that
+They are Mistral, Qwen 2, Qwen 3, Granite 3, OLMo 2, Phi-3, SmolLM3 and Ministral 3. Granite 3 (Granite Team, 2024)
+multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team, 2024) normalizes the outputs of the
+sublayers. Phi-3 (Abdin et al., 2024) rotates only a part of each head and fuses projections. In SmolLM3 (Hugging Face,
+2025), some layers have no positions (Yang et al., 2025). Ministral 3 (Mistral AI, 2025) has a query temperature that
 grows with the position.
 """
 
@@ -124,10 +124,6 @@ QWEN3 = PLAIN.variant(
 )
 
 
-def _written_reciprocal(factor: float) -> float:
-    return row.nearest(1 / factor, right=lambda found: 1 / found == factor)
-
-
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
 """Fields with the same name in config.json and in `TransformerConfig`."""
 
@@ -138,7 +134,10 @@ GRANITE = LLAMA.variant(
     always={"attention_scale": "none"},
     rows=(
         *(row.number(name, name, 1.0) for name in MULTIPLIERS),
-        row.number("logits_scaling", "head_multiplier", 1.0, lambda factor: 1 / factor, _written_reciprocal),
+        row.number(
+            *("logits_scaling", "head_multiplier", 1.0, lambda scaling: 1 / scaling),
+            back=lambda factor: row.nearest(1 / factor, right=lambda scaling: 1 / scaling == factor),
+        ),
     ),
 )
 
@@ -174,7 +173,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
             fields = {**fields, name: {**given, "rope_type": "longrope"}}
     found = rotary(fields, own if fields["head_dim"] is None else row.as_whole(fields, "head_dim"))
     if (scaling := found.get("rotary_scaling", "longrope")) != "longrope":
-        raise row.wrong("rope_parameters.rope_type", scaling, "longrope or default, as transformers does for Phi-3")
+        raise row.wrong("rope_parameters.rope_type", scaling, "longrope or default, as in transformers' Phi-3")
     return found
 
 

@@ -1,6 +1,7 @@
-"""Mixtral (Jiang et al. 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE (Muennighoff et al. 2024) and gpt-oss.
+"""Mixtral (Jiang et al., 2024) and similar models: Qwen 2 MoE, Qwen 3 MoE, OLMoE and gpt-oss.
 
-gpt-oss (OpenAI 2025) has attention sinks, windows in alternate layers and clamped gates; all experts are one tensor.
+References: OLMoE (Muennighoff et al., 2024) and gpt-oss (OpenAI, 2025). gpt-oss has attention sinks, windows in
+alternate layers and clamped gates. All experts of a gpt-oss layer are one tensor.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers, which differ by experts and by windows.
+    """Return the fields of layers, some of which have experts, and some of which have windows.
 
     By default, every other layer before `max_window_layers` has a window, starting with layer 0.
     """
@@ -172,10 +173,6 @@ def _sparse_windows(fields: Fields) -> dict[str, Any]:
     kinds = [SLIDING if i < first and i % 2 == 0 else FULL for i in range(count)]
     kinds = kinds if fields["layer_types"] is None else layers.kinds_given(fields["layer_types"], count)
     return layers.by_both(found, kinds, {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}, EXPERTS)
-
-
-def _write_sparse_windows(config: TransformerConfig) -> dict[str, Any]:
-    return write_sparse(config) | _write_window(config) | {"layer_types": layers.layer_kinds(config)}
 
 
 SHARED_EXPERT: Table = {
@@ -192,7 +189,8 @@ QWEN2_MOE = PLAIN.variant(
     rows=(
         *ROUTER,
         row.derived(
-            *(_sparse_windows, _write_sparse_windows),
+            _sparse_windows,
+            lambda config: write_sparse(config) | _write_window(config) | {"layer_types": layers.layer_kinds(config)},
             **{**SPARSE, "num_experts": 60, "moe_intermediate_size": 1408, "intermediate_size": 5632},
             use_sliding_window=False,
             sliding_window=4096,

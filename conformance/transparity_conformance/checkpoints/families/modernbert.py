@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): two rotary bases, windows in most layers, gated feed-forwards, and few biases."""
+"""ModernBERT (Warner et al., 2024): two rotary bases, windows in most layers, gated feed-forwards, and few biases."""
 
 from __future__ import annotations
 

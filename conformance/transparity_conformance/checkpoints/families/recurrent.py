@@ -1,7 +1,7 @@
 """Models with recurrences.
 
-Qwen3-Next (Qwen team 2025) has gated delta networks, gated attention in every fourth layer, and experts. Mamba-2 (Dao
-and Gu 2024) is a state-space model without attention or feed-forwards.
+Qwen3-Next (Qwen team, 2025) has gated delta networks, gated attention in every fourth layer, and experts. Mamba-2 (Dao
+and Gu, 2024) is a state-space model without attention or feed-forwards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return the fused convolution (features, 1, width); each role has this number of features, in this order."""
+    """Return a table entry for the convolution (features, 1, width) of all roles, whose `widths` are added."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])

@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020), T5 1.1 with gated feed-forwards, and T5's encoder without a decoder."""
+"""T5 (Raffel et al., 2020), T5 1.1 with gated feed-forwards, and T5's encoder without a decoder."""
 
 from __future__ import annotations
 

@@ -127,9 +127,9 @@ class Family:
     packed: Callable[[TransformerConfig], Table] = _nothing
     """Additional names of tensors, such as fused tensors whose parts depend on sizes in the configuration."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Names in the table that a file with this configuration lacks, because another tensor has the numbers."""
+    """Names of tensors that a file with this configuration lacks, because another tensor has the same numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
-    """Names in the table of tensors that a file repeats, and the name of the repeated tensor."""
+    """Names of tensors that a file stores twice: the second name, and the first name."""
     prefixes: Sequence[str] = ()
     """Prefixes that tensor names have in files of a model with a head."""
     no_parameters: Collection[str] = ()
@@ -137,7 +137,7 @@ class Family:
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
     """Tensors that a file may store although the reference computes them, and the function that computes each.
 
-    A stored tensor with other numbers is a parameter.
+    If the file stores different numbers, the tensor is a parameter.
     """
     classifier: Classifier | None = None
     """The classifier of this family, if it is supported."""

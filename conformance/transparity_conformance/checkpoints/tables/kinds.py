@@ -17,7 +17,7 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
     Args:
         kinds: The kind of each layer.
         facts: The fields of each kind, as in `config.PER_LAYER`. The fields of the whole model are copied from the
-            first kind. Its window and rotary positions are copied from the first kind that has any.
+            first kind. The window is copied from the first kind with a window, and rotary positions likewise.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -65,7 +65,7 @@ def used_window(fields: Fields) -> Any:
 def check_window(fields: Fields, kinds: Any) -> None:
     """Raise `CheckpointError` if a layer needs a window, but the file has no `used_window`."""
     if used_window(fields) is None and kinds != [FULL] * row.as_layers(fields):
-        expected = "true and a sliding_window, because layer_types needs a window"
+        expected = "true, with a sliding_window, because layer_types names a layer with a window"
         raise row.wrong("use_sliding_window", fields["use_sliding_window"], expected)
 
 
@@ -116,5 +116,4 @@ def layer_kinds(config: TransformerConfig) -> list[str]:
 
 
 def window_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields `sliding_window` and `layer_types` of config.json."""
     return {"sliding_window": config.sliding_window, "layer_types": layer_kinds(config)}

@@ -58,7 +58,7 @@ USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
         ("truncate", "rotary_truncate", row.as_flag): True,
     }
 }
-"""The keys with a default, and the default."""
+"""The optional keys of each kind of scaling, and their defaults."""
 
 OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
 """The other keys that a kind of scaling may have; they determine its attention factor."""

@@ -37,7 +37,6 @@ MOST_LAYERS = 10_000
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
-    """Return the error for a value that is not supported."""
     return CheckpointError(f"{name} is {as_json(found)}; expected {expected}: other values cannot be imported.")
 
 
@@ -55,7 +54,6 @@ def as_activation(fields: Fields, name: str) -> str:
 
 
 def activation_name(config: TransformerConfig) -> str:
-    """Return transformers' name of an activation."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
 
 
@@ -181,12 +179,15 @@ def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
 ) -> FieldRow:
-    """Return a row for a number greater than 0; `to` and `back` convert it from and to config.json."""
+    """Return a row for a number greater than 0; `to` converts the number in config.json, and `back` inverts `to`."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a field whose values `values` maps; among values with one meaning, the first is written."""
+    """Return a row for a string; `values` maps the strings of config.json to the reference's.
+
+    If several strings have one meaning, the first is written.
+    """
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)

@@ -33,7 +33,7 @@ class Adapter:
     """A mapping from the reference's parameters to a port's tensors."""
 
     lines: Lines
-    """The line of each parameter; in both, `{i}` stands for the number of a layer."""
+    """The line of each parameter; in names and lines, `{i}` stands for the number of a layer."""
     zero: Sequence[str] = ()
     """Lines that select numbers of the port to fill with 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
@@ -90,7 +90,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the line once for each layer of the port, with the layer's number, if the port has such a tensor."""
+        """Return the line for each layer, with a number in place of `{i}`, if the port has the tensor that it names."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )
@@ -105,7 +105,7 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Write a parameter to the numbers that the line selects; for a `value` of None, write 0."""
+        """Set the numbers that the line selects to the parameter `value`, or to 0 without a value."""
         if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(

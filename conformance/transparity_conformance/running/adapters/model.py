@@ -36,7 +36,7 @@ class Model:
     names: Mapping[str, str] = field(default_factory=dict)
     """The model's name of each input, if the model was built without a configuration."""
     module: Any = None
-    """The PyTorch module that computes the forward pass; None without one."""
+    """The PyTorch module that computes the forward pass, if there is one."""
     memory: Any = None
     """The object that holds the tensors, if known: a module, or nested dicts and lists."""
     _narrow: Callable[[], None] | None = None
@@ -62,7 +62,6 @@ class Model:
         return self.forward(**tokens)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the current values of the tensors by name."""
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:

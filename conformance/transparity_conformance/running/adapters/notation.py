@@ -6,8 +6,8 @@
 
 A line is the name of a tensor, followed by any of `.T`, `.view(…)`, `.permute(…)` and `[…]`, which mean the same as in
 PyTorch. The selected numbers are reshaped to the parameter. Sizes are numbers, letters (`SIZES`), and sums,
-differences, products and quotients of these. `{n}` stacks the tensors with any number in its place. `{i}` is the number
-of a layer, in the line and in the name of the parameter. No other code is evaluated.
+differences, products and quotients of these. `{n}` stands for any number: the tensors with these names are stacked.
+`{i}` is the number of a layer, in the line and in the name of the parameter. No other code is evaluated.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ Lines = dict[str, str]
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
-    """Yield lines that become `text` for this layer, with `{i}` for its number and `{i+1}` for the next number."""
+    """Yield copies of the line `text` in which `{i}` replaces a number `layer`, or `{i+1}` a number `layer + 1`."""
     name, steps = parted(text, names)
     for match in COUNTED.finditer(name):
         offset = int(match[0]) - layer
@@ -208,7 +208,6 @@ def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
 
 
 def at_layer(template: str, layer: int) -> str:
-    """Return the line for one layer."""
     return re.sub(r"\{i(?:\+(\d+))?\}", lambda found: str(layer + int(found[1] or 0)), template)
 
 
@@ -234,7 +233,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return the line for a parameter: its own, or the line for all layers; None without either."""
+    """Return the line for a parameter: its own line, or else the line for all layers, if there is one."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

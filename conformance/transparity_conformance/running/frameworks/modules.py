@@ -55,7 +55,7 @@ def of_build(made: Any, config: TransformerConfig) -> Any:
 
 
 def module_in(function: Any) -> Any:
-    """Return the PyTorch module that a function is, or refers to; None without one."""
+    """Return the first PyTorch module among `contents_of(function)`, or None."""
     return next((node for node in contents_of(function) if is_instance(node, "torch.nn", "Module")), None)
 
 
@@ -268,7 +268,7 @@ def _leaves(name: str, node: Any) -> Iterator[tuple[str, ModuleTensor]]:
         path = f"{name}.{key}" if name else str(key)
         if isinstance(value, dict | list):
             yield from _leaves(path, value)
-        elif is_instance(value, "torch", "ModuleTensor"):
+        elif is_instance(value, "torch", "Tensor"):
             if value.is_floating_point() and value.numel():
                 yield path, _tensor(value)
         elif hasattr(value, "dtype") and np.dtype(value.dtype).kind == "f" and np.size(value):

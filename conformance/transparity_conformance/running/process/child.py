@@ -1,4 +1,4 @@
-"""Child processes: ports that answer requests, and programs that run on a bundle; both are stopped in time."""
+"""Child processes: ports that answer requests, and programs that run on a bundle; each has a time limit."""
 
 from __future__ import annotations
 
@@ -57,12 +57,7 @@ class PortProcess:
     """
 
     def __init__(
-        self,
-        spec: str,
-        timeout: float,
-        adapter: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        who: str = "The port",
+        self, spec: str, timeout: float, adapter: str | None, environment: Mapping[str, str], who: str
     ) -> None:
         self.timeout, self.who = timeout, who
         self.name = "The port's process" if who == "The port" else f"The process of {who[0].lower()}{who[1:]}"
@@ -76,7 +71,7 @@ class PortProcess:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**QUIET, **compiled(), **os.environ, **(environment or {})},
+                env={**QUIET, **compiled(), **os.environ, **environment},
             )
         self.folders: list[str] = []
         self.stop = weakref.finalize(self, _end, self.process, self.connection, self.folders)
@@ -137,10 +132,7 @@ class PortProcess:
             self.process.wait(5)
         code = self.process.returncode
         self.stop()
-        if code is None:
-            how = "closed its connection to the checker"
-        else:
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
+        how = "closed its connection to the checker" if code is None else _how_ended(code)
         return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
@@ -161,12 +153,14 @@ class PortTimeoutError(PortProcessError):
     """Error for a port that gives no answer in time."""
 
 
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as `SIGKILL`, or `the signal 40` if it has no name."""
+def _how_ended(code: int) -> str:
+    """Return how a process ended, such as `was killed by SIGKILL`; some signals have no name."""
+    if code >= 0:
+        return f"ended with the exit code {code}"
     try:
-        return signal.Signals(number).name
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"the signal {number}"
+        return f"was killed by the signal {-code}"
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
@@ -180,7 +174,7 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
 
 
 PATIENCE = 0.02
-"""The number of seconds between two checks whether programs still run."""
+"""The number of seconds between two polls of running programs."""
 
 TAIL = 2000
 """The number of bytes that are kept from the end of a program's standard error."""
@@ -264,7 +258,7 @@ class _Program:
         return bool(self.process.poll())
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """Return the result of the program; if it was stopped because the run `first` failed, return that failure."""
+        """Return the result of the program; if the failure of the run `first` stopped it, return that failure."""
         code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
         if code == 0:
             return Completed(self.actual, None)
@@ -272,9 +266,8 @@ class _Program:
             return Completed(self.actual, first.completed(timeout, None).failure)
         if code is None:
             return Completed(self.actual, f"{named} was stopped after {timeout:g} s.")
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with the exit code {code}"
         last = self.tail.last_line()
-        return Completed(self.actual, f"{named} {how}{f', with the message: {last}' if last else ''}.")
+        return Completed(self.actual, f"{named} {_how_ended(code)}{f', with the message: {last}' if last else ''}.")
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:

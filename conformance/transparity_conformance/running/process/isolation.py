@@ -38,10 +38,10 @@ def isolated_build(
 ) -> IsolatedBuild:
     """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`.
 
-    If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If it is empty, the
-    model keeps its own weights. The process loads the port in the background, and the first use raises `LoadError` if
-    the port does not exist. A call raises `PortCallError` if the port raises an exception. It raises `PortProcessError`
-    if the process ends, or gives no answer within `timeout` seconds.
+    If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is
+    empty, the model keeps its own weights. The process loads the port in the background, and the first use raises
+    `LoadError` if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
+    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds.
     """
     return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
@@ -78,7 +78,7 @@ class RemoteForward(RemotePort):
     """A built port in another process; calling it runs the forward pass."""
 
     is_filled = True
-    """Whether its tensors were filled with the weights that the caller passed."""
+    """Whether the port's tensors were filled with the weights that the caller passed."""
 
     def __init__(
         self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
@@ -127,7 +127,7 @@ class RemoteForward(RemotePort):
 
 
 class IsolatedModel(RemoteForward):
-    """A model in another process, with tensors that can be read and written."""
+    """A model in another process, with the methods of `adapters.model.Model`."""
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the tensors by name; raise `PortProcessError` for a malformed answer."""
@@ -144,18 +144,15 @@ class IsolatedModel(RemoteForward):
         return {str(name): value for name, value in answer.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write `values` to the tensors and buffers of these names."""
         self.asked("assign", dict(values))
 
     def inputs(self) -> dict[str, str]:
         return {str(ours): str(name) for ours, name in dict(self.asked("inputs")).items()}
 
     def widen(self) -> bool:
-        """Convert the model to float64; return whether it worked."""
         return bool(self.asked("widen"))
 
     def narrow(self) -> None:
-        """Convert the model back to its original precision."""
         self.asked("narrow")
 
 
@@ -179,7 +176,6 @@ class IsolatedBuild:
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
-        """Return the same port in other processes."""
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
@@ -187,7 +183,6 @@ class IsolatedBuild:
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def close(self) -> None:
-        """Stop the process."""
         self.process.stop()
 
     def limits(self) -> dict[str, Any]:
@@ -216,8 +211,8 @@ class IsolatedBuild:
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
         """Build a port's model, which has its own weights, and return the model.
 
-        A port that takes parameters receives `parameters`. Without a configuration, the model has its own names of
-        inputs.
+        A port that takes parameters receives `parameters`. Without a configuration, the inputs have the model's own
+        names.
         """
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
@@ -236,21 +231,24 @@ class IsolatedBuild:
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port; this is no method of `RemoteForward`, so that it does not keep the port alive."""
+    """Call a method of a built port.
+
+    A `RemoteForward` stores partial calls of this function. If they were bound methods, they would keep it alive.
+    """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Release the objects in a port's answer in its process as soon as the checker releases them."""
+    """Let the port's process release each object in an answer when the checker releases its handle."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item in a method's result that stays in the port's process; None without one."""
+    """Return the index of the item in a method's result that stays in the port's process; None if no item stays."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

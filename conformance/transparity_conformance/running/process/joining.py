@@ -59,9 +59,7 @@ class RankHandle(Handle):
         self.handles = tuple(handles)
 
 
-def joined(
-    name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing, depth: int = 0
-) -> Any:
+def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
     """Join the answers of all ranks to one request.
 
     Args:
@@ -79,13 +77,9 @@ def joined(
         if len(given) < len(answers):  # a rank that returned None has no part of any value
             answers = [{} if answer is None else answer for answer in answers]
         names = dict.fromkeys(key for answer in answers for key in answer)
-        return {
-            key: joined(key, [answer.get(key) for answer in answers], sharding, shapes, differing, depth + 1)
-            for key in names
-        }
+        return {key: joined(key, [answer.get(key) for answer in answers], sharding, shapes, differing) for key in names}
     if given and all(isinstance(answer, tuple | list) and len(answer) == len(given[0]) for answer in given):
-        columns = zip(*given, strict=True)
-        items = [joined(name, column, sharding, shapes, differing, depth + 1) for column in columns]
+        items = [joined(name, column, sharding, shapes, differing) for column in zip(*given, strict=True)]
         return tuple(items) if isinstance(given[0], tuple) else items
     if given and all(isinstance(answer, Handle) for answer in given) and len(given) == len(answers):
         return RankHandle(given)
@@ -119,11 +113,11 @@ Names = tuple[str, ...]
 class Whole:
     """The operations of built ports whose values are equal on all ranks.
 
-    The first call decides, because parts of a short input may be equal by chance.
+    The first call decides which operations these are, because parts of a short input may be equal by chance.
     """
 
     def __init__(self) -> None:
-        self.told: dict[tuple[int, Names], list[bool]] = {}
+        self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
         """Return the operations of rank 0 whose values are equal on all ranks; the data flow between them is kept.
@@ -138,12 +132,12 @@ class Whole:
         if any(other != names[0] for other in names):
             return list(first)
         key = number, names[0]
-        if key not in self.told:
-            self.told[key] = [
+        if key not in self.are_equal:
+            self.are_equal[key] = [
                 all(np.array_equal(same[0].value, other.value, equal_nan=True) for other in same[1:])
                 for same in zip(*by_rank, strict=True)
             ]
-        return _kept(first, self.told[key])
+        return _kept(first, self.are_equal[key])
 
 
 def _kept(operations: Sequence[Operation], keep: Sequence[bool]) -> list[Operation]:

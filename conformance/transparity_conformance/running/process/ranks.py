@@ -54,7 +54,6 @@ class ProcessGroup:
         """A single rank with the same code; it is started and stopped together with the others."""
 
     def stop(self) -> None:
-        """Stop all processes."""
         for process in self.processes:
             process.stop()
         if self.alone is not None:
@@ -82,7 +81,7 @@ class ProcessGroup:
         return None if None in known else sum(filter(None, known))
 
     def loaded(self) -> tuple[int, Any]:
-        """Return the number of the port's function, and its signature; raise `LoadError` if the port does not exist."""
+        """Return the port's function as a handle number and a signature; raise `LoadError` if there is no such port."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")
@@ -155,7 +154,6 @@ class ProcessGroup:
             raise
 
     def folder(self) -> str:
-        """Return a folder for files that the processes read."""
         return self.processes[0].folder()
 
     def offers(self, forward: Any, name: str) -> bool:
@@ -167,7 +165,6 @@ class ProcessGroup:
         return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
-        """Return the ranks of a built port, and the placements that it declares."""
         return self.shardings.get(handle.number, ALONE)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
@@ -203,7 +200,6 @@ def isolated_of(build: Callable[..., Any]) -> Any:
 
 
 def ranks_of(build: Callable[..., Any]) -> int:
-    """Return the number of ranks of a port."""
     group = group_of(build)
     return 1 if group is None else group.ranks
 
@@ -257,7 +253,7 @@ WAITS = 5.0
 """The seconds that the other ranks get after one rank failed, in addition to the time that the failed rank took."""
 
 PATIENCE = 0.5
-"""The checker tests after this number of seconds without an answer whether the processes still run."""
+"""The number of seconds without an answer after which the checker polls the processes."""
 
 
 class SharedCall:
@@ -270,7 +266,10 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Receive answers until every rank has answered, or the others wait for a failed rank; return those ranks."""
+        """Receive the answers, and return the ranks that gave none.
+
+        If a rank fails, the other ranks get some more time, because they may wait for the failed rank forever.
+        """
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
         while waiting and time.monotonic() < deserted_at:

@@ -30,6 +30,7 @@ from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.inputs import shapes_of, taps_in
+from transparity_conformance.running.process.ranks import isolated_of
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26
@@ -66,9 +67,9 @@ def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str
     A loader receives the path of the checkpoint's own folder if it cannot receive a copy. An exported model has its own
     weights and receives nothing.
     """
-    if getattr(_inner(build), "has_own_weights", False):
+    if getattr(isolated_of(build), "has_own_weights", False):
         return {}
-    if not is_loader(build) and not hasattr(_inner(build), "process"):
+    if not is_loader(build) and not hasattr(isolated_of(build), "process"):
         return {name: np.array(value) for name, value in parameters.items()}
     if is_loader(build) and isinstance(parameters, InFolder) and parameters.is_given_itself:
         return str(parameters.folder.absolute())
@@ -76,17 +77,12 @@ def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str
 
 
 def is_loader(build: Port) -> bool:
-    """Return whether a port is a loader of folders."""
     return model_type_of(build) is not None
 
 
 def model_type_of(build: Port) -> str | None:
     """Return the family of the folders that a loader reads; None for any other port."""
-    return getattr(_inner(build), "model_type", None)
-
-
-def _inner(build: Port) -> Any:
-    return build.func if isinstance(build, functools.partial) else build
+    return getattr(isolated_of(build), "model_type", None)
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -126,7 +122,6 @@ class RemotePort:
 
 
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
-    """Return the number of ranks of a built port, and its placements."""
     return forward.sharding() if isinstance(forward, RemotePort) else ALONE
 
 
@@ -143,10 +138,9 @@ def run_listening(
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
     """Run a port on a probe; return its activations, and its operations in order.
 
-    A port in another process is recorded in all frameworks that it has imported. An operation is left out if its values
-    have more than half of the bytes of the largest answer. The activations may differ by rounding from the result of
-    `run`, because recording may disable a compiler (`jit`, `torch.compile`). Buffers are truncated to the sequence
-    length.
+    A port in another process is recorded in all frameworks that it has imported. Operations with more than
+    `largest_answer() / 2` bytes are left out. The activations may differ by rounding from the result of `run`, because
+    recording may disable a compiler (`jit`, `torch.compile`). Buffers are truncated to the sequence length.
     """
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
@@ -164,7 +158,6 @@ def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple
 
 
 def offers(forward: Any, method: str) -> bool:
-    """Return whether a built port has a method."""
     return forward.offers(method) if isinstance(forward, RemotePort) else has_method(forward, method)
 
 

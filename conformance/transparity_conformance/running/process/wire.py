@@ -37,7 +37,7 @@ LARGEST_IN_MEMORY = 2**26
 """The largest number of bytes of arrays that are kept in memory; larger answers are written to a file."""
 
 PATIENCE = 1.0
-"""The checker tests after this number of seconds without a byte whether the port's process still runs."""
+"""The number of seconds without a byte after which the checker polls the port's process."""
 
 DEPTH = 8
 """The largest depth of nested containers in an answer; deeper containers stay in the port's process."""
@@ -65,16 +65,14 @@ class Handle:
 
 
 def send_request(connection: socket.socket, request: Any) -> None:
-    """Send a request to the port's process."""
     body = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
     connection.sendall(struct.pack("<Q", len(body)))
     connection.sendall(body)
 
 
 def receive_request(connection: socket.socket) -> Any:
-    """Receive a request from the checker."""
-    (length,) = struct.unpack("<Q", _received(connection, 8))
-    return pickle.loads(_received(connection, length))
+    (length,) = struct.unpack("<Q", b"".join(_chunks(connection, 8)))
+    return pickle.loads(b"".join(_chunks(connection, length)))
 
 
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
@@ -114,7 +112,6 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
 
 
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
-    """Send an encoded answer to the checker."""
     connection.sendall(HEADER.pack(len(text), sum(array.nbytes for array in arrays)))
     connection.sendall(text)
     for array in arrays:
@@ -128,30 +125,25 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     `ValueError` if the answer is malformed, or if its arrays have more than `largest` bytes. `is_running` is called
     repeatedly, because a fork of the port's process may keep the connection open.
     """
-    receive = functools.partial(_received, connection, deadline=deadline, is_running=is_running)
-    length, size = HEADER.unpack(receive(HEADER.size))
+    chunks = functools.partial(_chunks, connection, deadline=deadline, is_running=is_running)
+    length, size = HEADER.unpack(b"".join(chunks(HEADER.size)))
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"it has {max(length, size):,} bytes; expected at most {largest:,}")
-    text = json.loads(receive(length))
+    text = json.loads(b"".join(chunks(length)))
     with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_IN_MEMORY else io.BytesIO()) as file:
-        for chunk in _chunks(connection, size, deadline, is_running):
+        for chunk in chunks(size):
             file.write(chunk)
         file.seek(0)
         return _decoded(text, file, OnDisk if size > LARGEST_IN_MEMORY else dict)
 
 
-def _received(
+def _chunks(
     connection: socket.socket,
     length: int,
     deadline: float | None = None,
     is_running: Callable[[], bool] = lambda: True,
-) -> bytes:
-    return b"".join(_chunks(connection, length, deadline, is_running))
-
-
-def _chunks(
-    connection: socket.socket, length: int, deadline: float | None, is_running: Callable[[], bool]
 ) -> Iterator[bytes]:
+    """Yield `length` bytes in pieces; `receive_answer` describes the exceptions."""
     left = length
     while left:
         if deadline is not None:
@@ -171,9 +163,9 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest number of bytes of arrays in an answer.
+    """Return the largest number of bytes that the arrays of an answer may have: an eighth of the machine's memory.
 
-    It is an eighth of the memory, because the checker converts float32 to float64.
+    The arrays take twice as many bytes in the checker, which converts float32 to float64.
     """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 

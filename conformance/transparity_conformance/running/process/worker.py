@@ -42,16 +42,15 @@ class Worker:
         self.number = 0
 
     def keep(self, value: Any) -> int:
-        """Store an object, and return its number."""
         self.number += 1
         self.objects[self.number] = value
         return self.number
 
     def load(self, spec: str, adapter: str | None = None) -> Any:
-        """Load the function or the exported model that `spec` names; return its number and its signature.
+        """Load and keep the function or the exported model that `spec` names; return its handle number and signature.
 
-        If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If it is
-        empty, the model keeps its own weights.
+        If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If
+        `adapter` is empty, the model keeps its own weights.
         """
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
@@ -109,10 +108,10 @@ class Worker:
     def build(
         self, number: int, args: Any, named: Any, attributes: list[str], family: tuple[Any, ...] | None = None
     ) -> Any:
-        """Build a port; return its number, its signature, and the signatures of its methods.
+        """Build and keep a port; return its handle number, its signature, and the signatures of its methods.
 
-        With a `family`, the object `number` is a loader of Hugging Face folders. `family` has the model type, a folder
-        for temporary files, and a change to the folders.
+        With a `family`, the object `number` is a loader of Hugging Face folders. `family` contains the model type, a
+        folder for temporary files, and the `Edit` of the folders that the loader reads.
 
         If the result is not callable, return None and a description of the result. If building failed, return None, the
         message and None.
@@ -137,8 +136,8 @@ class Worker:
     def model(self, number: int, folder: str | None, weights: Mapping[str, np.ndarray] | None) -> Any:
         """Load a folder, or build a module and fill its tensors with `weights` if all names are equal.
 
-        Return the number of the forward pass, which takes inputs by their names, its signature, and whether the tensors
-        are filled.
+        Return the handle number and the signature of the forward pass, and whether the tensors are filled. The forward
+        pass takes inputs by the model's own names.
         """
         made = self.objects[number](*([] if folder is None else [folder]))
         is_filled = weights is None or filled_by_name(made, weights)
@@ -148,7 +147,6 @@ class Worker:
         return self.keep(forward), described_signature(forward), is_filled
 
     def release(self, numbers: list[int]) -> None:
-        """Release objects that the checker has released."""
         for number in numbers:
             self.objects.pop(number, None)
             self.configs.pop(number, None)

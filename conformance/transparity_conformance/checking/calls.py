@@ -72,7 +72,6 @@ class ReachedCalls:
 
     @property
     def probes(self) -> list[ReachProbe]:
-        """The calls that were compared."""
         return [comparison.probe for comparison in self.compared]
 
     @property
@@ -83,7 +82,6 @@ class ReachedCalls:
 
     @property
     def right(self) -> list[Comparison]:
-        """The right calls."""
         return [comparison for comparison in self.compared if not comparison.is_wrong]
 
 

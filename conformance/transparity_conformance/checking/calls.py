@@ -68,7 +68,7 @@ class ReachedCalls:
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the identity of their parameters."""
     notes: list[str] = field(default_factory=list)
-    """Other facts about wrong calls than their sizes."""
+    """Notes for the report about wrong calls, such as the number of wrong positions."""
 
     @property
     def probes(self) -> list[ReachProbe]:

@@ -135,7 +135,8 @@ ONE_STEP = "sgd, clipped, one step"
 def _here(forward: ForwardPass) -> Requests:
     """Return the training requests, with sizes that the number of ranks divides.
 
-    Several ranks get a further request with one step, after which replicas clipped by different norms start to differ.
+    A port on several ranks gets a further request with one step. If the ranks clip by different norms, replicas differ
+    from the second step on, so only the first step shows the cause.
     """
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:

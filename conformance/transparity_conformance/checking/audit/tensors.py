@@ -199,7 +199,7 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each unused tensor that changes the result of a loader whose result is right without it."""
+    """Yield each tensor that no model uses but that changes the loader's result, if the result is right without it."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = port.logits(Edit(beside={name: value}), file.probe)
         if isinstance(answer, PortError) or not file.probe.is_off(answer):

@@ -82,11 +82,15 @@ def check(
     """
     if other:
         return _check_against(dict(locals()))
-    system = _system(preset, family, config, parameters, ranks)
-    its = name or name_of(build), ranks if isinstance(build, str) else max(ranks, ranks_of(build))
+    its, system = _names(build, name, ranks), _system(preset, family, config, parameters, ranks)
     arguments = Arguments(*system, parameters, dtype, logits_only, budget, *its, tuple(lengths), audit, quick)
     with _built_by(build, family, timeout if isolated or ranks > 1 or isinstance(build, str) else None, ranks) as port:
         return _report(Evidence(arguments, port, located, progress or ignore_progress))
+
+
+def _names(build: Port | str, name: str | None, ranks: int) -> tuple[str, int]:
+    """Return the name of a port in its report, and the number of its ranks."""
+    return name or name_of(build), ranks if isinstance(build, str) else max(ranks, ranks_of(build))
 
 
 ALONE: Mapping[str, Any] = {

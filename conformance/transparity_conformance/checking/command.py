@@ -64,16 +64,22 @@ def check_command(
         failure = next((each.failure for each in completed if each.failure), None)
         outputs = _outputs(command, completed[0].actual, failure, bundle)
         beside = _beside_one(run, completed, outputs, bundle) if ranks > 1 else None
-        absent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
     known, of_ranks = LastReport(located), ranks if beside and beside[0].one_rank != "agrees" else 1
     how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": of_ranks}
     with known.kept():
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
-        if beside is not None:
-            report = adding_ranks(report, *beside, bundle.probes)
-            report = report.adding(not_compared=[f"ranks {', '.join(absent)}: they wrote no file"] if absent else [])
-    if failure is None:
-        return report
+        report = report if beside is None else _with_ranks(report, bundle, *beside)
+    return report if failure is None else _failed(report, failure)
+
+
+def _with_ranks(
+    report: Report, bundle: Bundle, ranks: RanksComparison, differing: Differing, absent: list[str]
+) -> Report:
+    return adding_ranks(report, ranks, differing, bundle.probes).adding(not_compared=absent)
+
+
+def _failed(report: Report, failure: str) -> Report:
+    """Return the report on a program that failed, whose verdict cannot be `agrees`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
@@ -106,12 +112,16 @@ def _beside_one(
     completed: Sequence[Completed],
     outputs: Actual,
     bundle: Bundle,
-) -> tuple[RanksComparison, Differing]:
+) -> tuple[RanksComparison, Differing, list[str]]:
     """Compare the outputs of the first rank with a single rank and with the other ranks.
+
+    The last result is a line for the report about ranks that wrote no file; empty if all wrote one.
 
     Raises `BundleError` if the file of another rank is invalid.
     """
     count, differing, probes = len(completed), Differing(), bundle.probes
+    silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
+    absent = [f"ranks {', '.join(silent)}: they wrote no file"] if silent else []
     for rank, each in enumerate(completed):
         if rank and os.path.lexists(each.actual):
             _note(differing, outputs, read_actual(each.actual, bundle), rank)
@@ -121,9 +131,9 @@ def _beside_one(
             raise TransparityError(one.failure)
         alone = read_actual(one.actual, bundle)
     except (TransparityError, OSError) as error:
-        return RanksComparison(count, "inconclusive", reason=str(error)), differing
+        return RanksComparison(count, "inconclusive", reason=str(error)), differing, absent
     both = {key: probe for key, probe in probes.items() if key in alone and key in outputs}
-    return compared(count, both, alone, outputs, bundle.dtype), differing
+    return compared(count, both, alone, outputs, bundle.dtype), differing, absent
 
 
 def _note(differing: Differing, outputs: Actual, others: Actual, rank: int) -> None:

@@ -79,11 +79,9 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
     probes, logits = forward.probes, forward.logits
     given = {key: np.float64(loss) for key, loss in losses.items()}
     budgets = {key: _budget(probes[key], logits[key], forward.dtype) for key in given}
-    targets = {key: targets_of(probes[key].config, probes[key].inputs).astype(np.int64) for key in given}
 
     def exact(loss: Loss) -> dict[str, np.float64]:
-        wide = {key: logits[key].astype(np.float64) for key in given}
-        return {key: np.float64(loss(wide[key], targets[key], probes[key].config.pad_id)) for key in given}
+        return {key: np.float64(_exactly(loss, probes[key], logits[key])) for key in given}
 
     def errors(loss: Loss) -> dict[str, float]:
         return {key: gap(np.array(given[key]), np.array(value)) for key, value in exact(loss).items()}
@@ -135,6 +133,11 @@ def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str,
     if (left <= max(1.0, abs(value)) * allowed).all():
         says = f"your losses are {value:.6g} × ours"
         yield Cause("loss-scale", says, value, float(left[at]), float(1 - left[at] / before))
+
+
+def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
+    targets = targets_of(probe.config, probe.inputs).astype(np.int64)
+    return np.asarray(loss(logits.astype(np.float64), targets, probe.config.pad_id))
 
 
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:

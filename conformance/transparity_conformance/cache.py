@@ -85,7 +85,6 @@ def machine() -> str:
 
 
 def folders() -> list[Path]:
-    """Return the source folders on which cached results depend."""
     packages = (name.partition("/") for name in ROOTS)
     return [Path(str(importlib.import_module(name).__file__)).parent / inner for name, _, inner in packages]
 

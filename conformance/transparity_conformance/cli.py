@@ -71,43 +71,49 @@ def _print_version(is_asked: bool) -> None:
 
 
 PORT_HELP = (
-    "file.py:load with --family or --checkpoint; file.py:build; file.py:Model with --adapter; model.onnx, model.gguf "
-    "or a Hugging Face folder. package.module:name works, too."
+    "file.py:build, file.py:load (with --family or --checkpoint), file.py:Model (with --adapter), model.onnx, "
+    "model.gguf or a Hugging Face folder. A function can also be package.module:name."
 )
 CHECKPOINT_HELP = (
-    "Hugging Face folder whose weights are used. A PORT load(folder) is also checked on a small model with random "
-    "weights."
+    "Hugging Face folder whose weights are used. If PORT is load(folder), it is also checked on a small model with "
+    "random weights."
 )
 FAMILY_HELP = (
-    "Family of a PORT load(folder): llama, gpt2, bert … The checker writes a small model of the family. Repeatable."
+    "Family that a PORT load(folder) loads: llama, gpt2, bert … It is checked on a small model of the family, with "
+    "random weights. Repeatable."
 )
 SET_HELP = "With --family: another value for a field of config.json, such as num_hidden_layers=6. Repeatable."
 COMMAND_HELP = (
-    "Program in any language, instead of PORT. It reads the folder {bundle} and writes the file {actual}; if these "
-    "words are missing, the two paths are added as its last arguments."
+    "Program in any language, instead of PORT. It reads a bundle from a folder and writes its outputs to a file. "
+    "These two paths replace {bundle} and {actual} in the command, or are added at its end."
 )
-BUDGET_HELP = "Time for the search for causes, for each configuration."
+BUDGET_HELP = "Time limit for the search for causes, for each configuration."
 ADAPTER_HELP = "File that `transparity adapt` wrote, for a PORT that is Model() or Model(config)."
-AUDIT_HELP = "Fail if the loader ignores a field of config.json or a tensor. By default, these are only listed."
+AUDIT_HELP = "Fail if PORT ignores a field of config.json or a tensor. By default, the report only lists these."
 RANKS_HELP = "Run PORT on N ranks, as torchrun does. The ranks are compared with one rank, then with the reference."
 BY_LAYER_HELP = (
     "Check each layer as a separate model, which needs the memory of one layer. Needs --checkpoint and load(folder)."
 )
 QUICK_HELP = "Compare only the forward pass. If it agrees, the verdict is inconclusive (exit code 3)."
-LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint or --config. Repeatable."
+LENGTH_HELP = "Also compare a prompt of N tokens. Needs --checkpoint, --config, or --family with --set. Repeatable."
 AGAINST_HELP = (
-    "Another implementation as the reference: transformers (with --config or --checkpoint), theirs.py:load or "
-    "theirs.py:Model. Given twice, it shows which of the three implementations differs from the other two."
+    "Compare with another implementation: transformers (with --config or --checkpoint), theirs.py:load or "
+    "theirs.py:Model. Give two of these to see which of the three implementations differs from the other two."
 )
 INPUTS_HELP = (
-    "Python file for --against that defines `inputs`, a list of dicts of arrays by the names of the arguments."
+    "With --against: Python file that defines `inputs`, a list of calls. Each call is a dict from names of arguments "
+    "to arrays."
 )
-HEAD_HELP = "Output of an encoder-only checkpoint or family. Default: pooled, logits or hidden, whichever it has first."
+HEAD_HELP = (
+    "Output of an encoder-only checkpoint or family. Default: the first of classes, pooled, logits and hidden that the "
+    "model has."
+)
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (
-    "Instead of PRESET: write a bundle without weights, which identifies the checkpoint's tensors by their sha256."
+    "Instead of PRESET: write a bundle for this Hugging Face folder. The bundle has no weights; it names the tensors "
+    "of the folder by their sha256."
 )
-EXPORTED_BY_LAYER_HELP = "With --checkpoint: write a bundle for each layer, with the layer as a checkpoint."
+EXPORTED_BY_LAYER_HELP = "With --checkpoint: write a bundle and a checkpoint for each layer."
 
 
 def _argument(metavar: str, help: str) -> Any:
@@ -127,7 +133,10 @@ Changes = Annotated[list[str] | None, _option("--set", "FIELD=VALUE", SET_HELP)]
 Command = Annotated[str | None, _option("--command", '"…"', COMMAND_HELP)]
 Timeout = Annotated[
     float | None,
-    _option("--timeout", "SECONDS", "Time for one reply of PORT, or for the whole --command. Default: 300.", min=0.1),
+    _option("--timeout", "SECONDS", "Time limit for each reply of PORT, or for --command. Default: 300.", min=0.1),
+]
+ReplyTimeout = Annotated[
+    float | None, _option("--timeout", "SECONDS", "Time limit for each reply of PORT. Default: 300.", min=0.1)
 ]
 Budget = Annotated[float, _option("--budget", "SECONDS", BUDGET_HELP, min=0)]
 AdapterFile = Annotated[Path | None, _option("--adapter", "FILE", ADAPTER_HELP)]
@@ -137,7 +146,7 @@ MarkdownFile = Annotated[
     Path | None, _option("--markdown", "FILE", "Write the reports as Markdown, for a pull request.")
 ]
 Verbose = Annotated[
-    bool, _option("--verbose", None, "Also list every claim, activation and note, and the time of each stage.")
+    bool, _option("--verbose", None, "Also print every claim, activation and note, and the time of each stage.")
 ]
 Taps = Annotated[
     bool, _option("--taps/--logits-only", None, "Compare every activation that the port returns, or only the logits.")
@@ -157,20 +166,20 @@ InputsFile = Annotated[Path | None, _option("--inputs", "FILE", INPUTS_HELP)]
 
 
 SECTIONS = {
-    "loss": "targets, for the losses of all probes",
-    "gradients": "names of parameters, for the gradients of the first loss",
-    "generation": "prompts to continue, greedily, with given random numbers, and with different lengths",
-    "beams": "prompts to continue by beam search",
-    "steps": "chunks of tokens to decode with a cache",
-    "training": "a tiny model and batches, to train with SGD and AdamW",
+    "loss": "the loss of each probe",
+    "gradients": "the gradients of the first loss",
+    "generation": "the continuation of prompts: greedy, sampled with given random numbers, and of different lengths",
+    "beams": "the continuation of prompts by beam search",
+    "steps": "the logits of cached decoding, in chunks of tokens",
+    "training": "the training of a tiny model with SGD and AdamW",
 }
-"""The options of the capabilities, and what each option adds to a bundle."""
+"""The options of the capabilities, and the results that each option adds to a check."""
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of a command, `**sections`, with a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
-    adds = "With --command, also give the program" if command.__name__ == "check" else "Add to the bundle"
+    adds = "With --command: also compare" if command.__name__ == "check" else "Also ask for"
     flags = [
         inspect.Parameter(
             name,
@@ -227,26 +236,27 @@ def check(
     """Check whether a port is right and, if not, which line is wrong."""
     if against or inputs is not None:
         _check_against(dict(locals()))  # does not return
-    with (told := Told(verbose, json_file, html_file, markdown_file)).answering():
+    with (screen := TerminalOutput(verbose, json_file, html_file, markdown_file)).answering():
         from transparity_conformance.checking import options
 
         checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        how = (quick, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)], told.locate)
-        (asked := options.Options(*where, *how)).check_together()
-        reports, errors = _checked(asked, told)
-    told.end(reports, errors, weights=checkpoint)
+        how = (quick, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)])
+        (asked := options.Options(*where, *how, screen.locate)).check_together()
+        reports, errors = _checked(asked, screen)
+    screen.end(reports, errors, weights=checkpoint)
 
 
-def _checked(asked: Options, told: Told) -> tuple[list[Report], dict[str, list[str]]]:
+def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], dict[str, list[str]]]:
     """Check the configurations that the options name; this imports everything that a check needs."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
     named = checkers.named_systems(asked)  # before the port is imported
     chosen = checkers.chosen_systems(run := checkers.checker(asked), asked, named, _imported)
+    announced = screen.announced(chosen, asked.port or asked.command)
     with keeping():
-        return checkers.check_all(run, told.announced(chosen, asked.port or asked.command), told.progress, told.show)
+        return checkers.check_all(run, announced, screen.progress, screen.show)
 
 
 ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")
@@ -256,8 +266,8 @@ ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "
 def _check_against(given: dict[str, Any]) -> NoReturn:
     """Check a port against another implementation, with the options of `check`."""
     others = [given[name] for name in ALONE]
-    told = Told(*(given[name] for name in ("verbose", "json_file", "html_file", "markdown_file")))
-    with told.answering():
+    screen = TerminalOutput(*(given[name] for name in ("verbose", "json_file", "html_file", "markdown_file")))
+    with screen.answering():
         from transparity_conformance.against.check import Request, check_against
 
         is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
@@ -268,10 +278,10 @@ def _check_against(given: dict[str, Any]) -> NoReturn:
             )
         names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
         asked = Request(*(given[name] for name in names))
-        told.about = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}"
-        with told.progress() as progress:
+        screen.about = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}"
+        with screen.progress() as progress:
             report = check_against(asked, progress)
-    told.end([report], weights=asked.checkpoint)
+    screen.end([report], weights=asked.checkpoint)
 
 
 @app.command()
@@ -289,37 +299,46 @@ def presets() -> None:
 
 @app.command()
 def describe(
-    preset: Annotated[str | None, _argument("PRESET", "A preset, a family, `vanilla`, or a JSON file.")] = None,
-    fields: Annotated[bool, _option("--fields", None, "List every field of a configuration, with its values.")] = False,
+    preset: Annotated[
+        str | None, _argument("PRESET", "A preset, a family, `vanilla`, or a configuration in a JSON file.")
+    ] = None,
+    fields: Annotated[
+        bool,
+        _option("--fields", None, "Without PRESET: list the fields of configurations, with their possible values."),
+    ] = False,
     diagram: Annotated[
-        bool, _option("--mermaid", None, "Print a diagram of the model, as Mermaid text, instead.")
+        bool, _option("--mermaid", None, "Instead of the lists, print a diagram of the model as Mermaid text.")
     ] = False,
     json_file: Annotated[
-        Path | None, _option("--json", "FILE", "Write the result as JSON; - is standard output.")
+        Path | None, _option("--json", "FILE", "Write the fields of the configuration as JSON; - is standard output.")
     ] = None,
 ) -> None:
     """List the parameters and the activations of a model."""
     with _one_sentence():
         if (preset is None) != fields:
             raise UsageError("describe needs either a PRESET or --fields; give exactly one of the two.")
-        if preset is None or json_file is not None:
-            _describe_otherwise(preset, json_file)
-            return
         from transparity_conformance.checking.systems import named_config
         from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
+        from transparity_conformance.report.describing.fields import as_rows, described, lines
 
-        config = named_config(preset, resized=False)
-        if diagram:
+        config = None if preset is None else named_config(preset, resized=False)
+        if json_file is not None:
+            write_json(json_file, as_rows() if config is None else described(config))
+        elif config is None:
+            for values, meaning in lines():
+                print_line(values)
+                print_line(meaning, indent=4)
+        elif diagram:
             typer.echo(mermaid(config), nl=False)
-            return
-        print_text(parameters_table(config))
-        print_text(taps_table(config))
+        else:
+            print_text(parameters_table(config))
+            print_text(taps_table(config))
 
 
 @app.command()
 def explain(
     cause: Annotated[
-        str | None, _argument("CAUSE", "The id of a cause in a report. Without it, all ids are listed.")
+        str | None, _argument("CAUSE", "The id of a cause in a report. By default, all ids are listed.")
     ] = None,
 ) -> None:
     """Explain a cause: the correct rule, and where to look."""
@@ -348,17 +367,19 @@ def adapt(
         str, typer.Argument(metavar="PORT", help="file.py:Model, where Model() or Model(config) makes a module.")
     ],
     preset: Annotated[
-        str | None, _option("--preset", "NAME", "The preset whose configuration the model has, at its small size.")
+        str | None, _option("--preset", "NAME", "Preset with the configuration of the model, at a small size.")
     ] = None,
     config: Config = None,
     family: Annotated[
-        str | None, _option("--family", "NAME", "The family whose small model it is: llama, gpt2 …")
+        str | None, _option("--family", "NAME", "Family of the model, at a small size: llama, gpt2 …")
     ] = None,
     out: Annotated[
         Path | None, _option("--out", "FILE", "Write the adapter to a file. By default, it is printed.")
     ] = None,
-    timeout: Timeout = None,
-    budget: Budget = BUDGET,
+    timeout: ReplyTimeout = None,
+    budget: Annotated[
+        float, _option("--budget", "SECONDS", "Time limit for the search for the adapter.", min=0)
+    ] = BUDGET,
 ) -> None:
     """Write an adapter, which maps the tensors of a model to our parameters."""
     with _one_sentence():
@@ -377,7 +398,7 @@ def adapt(
 @app.command()
 @_with_capabilities
 def export(
-    preset: Annotated[str | None, _argument("PRESET", "A preset, or a JSON file.")] = None,
+    preset: Annotated[str | None, _argument("PRESET", "A preset, or a configuration in a JSON file.")] = None,
     folder: Annotated[Path | None, _argument("DIR", "A new or empty folder, or a bundle to replace.")] = None,
     family: Annotated[str | None, _option("--family", "NAME", "Instead of PRESET: llama, gpt2, bert …")] = None,
     as_hub: Annotated[Path | None, _option("--as-hub", "DIR", AS_HUB_HELP)] = None,
@@ -385,7 +406,9 @@ def export(
     head: HeadChoice = None,
     by_layer: Annotated[bool, _option("--by-layer", None, EXPORTED_BY_LAYER_HELP)] = False,
     layers: Layers = None,
-    dtype: Precision = Dtype.float32,
+    dtype: Annotated[
+        Dtype, _option("--dtype", None, "Precision in which the port will compute, for the tolerances.")
+    ] = Dtype.float32,
     **sections: bool,
 ) -> None:
     """Write a bundle: files for checking a port in any language."""
@@ -416,13 +439,13 @@ def fit(
         str,
         typer.Argument(
             metavar="PORT",
-            help="path/to/file.py:Model or package.module:make, a function without arguments that makes a model.",
+            help="file.py:Model or package.module:make; Model() or make() returns a model.",
         ),
     ],
     json_file: Annotated[
         Path | None, _option("--json", "FILE", "Write the configuration to a file; - is standard output.")
     ] = None,
-    timeout: Timeout = None,
+    timeout: ReplyTimeout = None,
 ) -> None:
     """Find the configuration of a model, for `check --config`."""
 
@@ -438,7 +461,7 @@ def fit(
             text, note = unfinished(error)
             if json_file is not None and text:
                 write_text(json_file, text)
-                note = f'{json_file} has the fields that were found, and "?" for all others: {note}'
+                note = f'{json_file} has the fields that were found, and "?" for every other field: {note}'
             error.add_note(note)
             raise
         for sentence in sentences(found, safe(module)):
@@ -464,9 +487,12 @@ def import_(
 @app.command()
 def compare(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that `transparity export` wrote.")],
-    actual: Annotated[Path, typer.Argument(metavar="ACTUAL", help="The outputs of the port, as safetensors.")],
+    actual: Annotated[
+        Path, typer.Argument(metavar="ACTUAL", help="The file that the port wrote: its outputs, as safetensors.")
+    ],
     checkpoint: Annotated[
-        Path | None, _option("--checkpoint", "FOLDER", "The checkpoint, if BUNDLE names one and has no weights.")
+        Path | None,
+        _option("--checkpoint", "FOLDER", "The Hugging Face folder for which a BUNDLE without weights was written."),
     ] = None,
     taps: Taps = True,
     json_file: JsonFile = None,
@@ -474,15 +500,15 @@ def compare(
     markdown_file: MarkdownFile = None,
     verbose: Verbose = False,
 ) -> None:
-    """Compare the outputs of a port with a bundle."""
-    told = Told(verbose, json_file, html_file, markdown_file)
-    with told.answering():
+    """Compare the outputs of a port with the right outputs in a bundle."""
+    screen = TerminalOutput(verbose, json_file, html_file, markdown_file)
+    with screen.answering():
         from transparity_conformance.exchange import judging
 
-        with told.progress() as progress:
+        with screen.progress() as progress:
             progress("reading the bundle", 0, 1)
             reports = list(judging.compare(bundle, actual, checkpoint, progress, logits_only=not taps))
-    told.end(reports, weights=checkpoint)
+    screen.end(reports, weights=checkpoint)
 
 
 def main() -> None:
@@ -604,19 +630,6 @@ def _export_checkpoint(
             print_line(written)
 
 
-def _describe_otherwise(name: str | None, json_file: Path | None) -> None:
-    """Show the fields of all configurations, or write these fields or one configuration as JSON."""
-    from transparity_conformance.checking.systems import named_config
-    from transparity_conformance.report.describing.fields import as_rows, described, lines
-
-    if json_file is None:
-        for values, meaning in lines():
-            print_line(values)
-            print_line(meaning, indent=4)
-        return
-    write_json(json_file, as_rows() if name is None else described(named_config(name, resized=False)))
-
-
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
     """If a file goes to standard output, send all other output to standard error within the context."""
 
@@ -646,8 +659,8 @@ def _complain(sentence: str) -> None:
 NO_ERRORS: Mapping[str, list[str]] = {}
 
 
-class Told:
-    """The output of a check for people: a progress line that is overwritten, and the result.
+class TerminalOutput:
+    """The output of a check in the terminal: a progress line that is overwritten, and the result.
 
     With several configurations, each prints a line as soon as its verdict is known. The details of divergences follow.
     """
@@ -658,7 +671,7 @@ class Told:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Report a user's mistake as one sentence, and keep output for people out of the requested files."""
+        """Report a user's mistake as one sentence, and print nothing to standard output if it is one of the files."""
         with _one_sentence(), _for_people(*self.files):
             check_writable(*self.files)
             yield

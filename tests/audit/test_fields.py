@@ -53,7 +53,7 @@ def test_a_field_that_is_obeyed_wrongly_is_told_by_what_was_taken_for_it(tmp_pat
     audit = audit_of(load, "llama", tmp_path, with_fields=True)
     wrong = [each for each in of(audit, "rope_scaling") if each.outcome == "wrong"]
     assert [each.says.rpartition("}, ")[2] for each in wrong] == [
-        "the port's result is the reference's with rotary_slow_turns 1.0"
+        "the port's result equals the reference with rotary_slow_turns 1.0"
     ]
 
 

@@ -459,7 +459,7 @@ def falls(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
 
 def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[[str], Path], refused: Refusal) -> None:
     checkpoint = import_checkpoint(saved("llama"))
-    with refused(PortError, "check() was given parameters without their config; name one"):
+    with refused(PortError, "check() was given parameters without their config; pass the config"):
         check(falls, preset="notes-lm", parameters=checkpoint.parameters)
     with refused(ParameterError, "Parameter 'head.weight' is missing"):
         fewer = {name: value for name, value in checkpoint.parameters.items() if name != "head.weight"}

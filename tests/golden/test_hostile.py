@@ -112,12 +112,18 @@ def test_a_port_that_fails_is_one_sentence(tmp_path: Path, source: str, says: st
         (["--command", "true", "--audit"], "--audit builds a PORT many times"),
         ([REFERENCE, "--quick", "--audit"], "--quick compares only the forward pass of a PORT"),
         ([REFERENCE, "--quick", "--against", "transformers"], "--against REFERENCE needs a PORT"),
-        (["--command", "true", "--adapter", "a"], "--adapter needs a PORT that makes a model; a --command reads"),
+        (
+            ["--command", "true", "--adapter", "a"],
+            "--adapter needs a PORT that is a model in Python; a --command reads",
+        ),
         ([REFERENCE, "--by-layer"], "--by-layer and --layers make each layer"),
         ([REFERENCE, "--head", "pooled"], "--head needs --checkpoint"),
         ([REFERENCE, "--checkpoint", "c", "--preset", "notes-lm"], "--checkpoint needs a PORT"),
-        ([REFERENCE, "--loss"], "--loss adds sections to the bundle of a --command"),
-        (["model.onnx", "--ranks", "2"], "--ranks needs a PORT that makes a model, or a --command; model.onnx is an"),
+        ([REFERENCE, "--loss"], "--loss can only be given with --command"),
+        (
+            ["model.onnx", "--ranks", "2"],
+            "--ranks needs a PORT that is a model in Python, or a --command; model.onnx is",
+        ),
         ([LLAMA + "load"], f"{LLAMA}load takes one argument, like a loader load(folder); add --family NAME or"),
         (
             [LLAMA + "load", "--family", "gpt7"],

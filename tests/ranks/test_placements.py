@@ -58,7 +58,7 @@ def test_replicas_that_differ_are_seen(declared: Any, values: list[Any]) -> None
     ("declared", "values", "says"),
     [
         ("replicated", [WHOLE[..., :2]] * 2, "declare placements = {'logits': 'sharded:-1'}"),
-        ("replicated", [np.zeros((2, 3, 6))] * 2, "has 6 entries on axis -1 of 2 ranks; expected 4"),
+        ("replicated", [np.zeros((2, 3, 6))] * 2, "from 2 ranks has 6 entries on axis -1; expected 4"),
         ("sharded:-1", [np.zeros((2, 3, 3))] * 2, "declare placements = {'logits': 'sharded:-1 padded:-1'}"),
         ("replicated", [WHOLE, None], "Rank 1 of 2 returned no logits"),
         ("rank:0", [None, WHOLE], "is declared to be on rank 0, but this rank returned no value"),

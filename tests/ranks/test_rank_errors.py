@@ -87,7 +87,7 @@ def test_a_rank_that_the_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatc
     [
         ("raises", "raised on rank 2 of 3: ValueError: no peace on this rank"),
         ("narrow", "Ranks 0 and 2 return logits of the shapes"),
-        ("padded", "logits has 39 entries on axis -1 of 3 ranks; expected 31: if the rest is padding"),
+        ("padded", "logits from 3 ranks has 39 entries on axis -1; expected 31: if the last 8 are padding"),
         ("nonsense", "The placement of 'logits' is 'somewhere'; expected replicated"),
         ("by_rank", "Ranks 0 and 1 declare different placements"),
     ],
@@ -177,7 +177,7 @@ def test_an_artefact_has_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Path("model.onnx").write_bytes(b"")
     code, _, said = ran("model.onnx", "--ranks", "2", "--preset", "notes-lm")
-    assert (code, "--ranks needs a PORT that makes a model" in said) == (2, True)
+    assert (code, "--ranks needs a PORT that is a model in Python" in said) == (2, True)
 
 
 @pytest.mark.long

@@ -36,6 +36,7 @@ from transparity.errors import TransparityError
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.gguf.checking import GgufCheck
 from transparity_conformance.checking.gguf.metadata import keys_of, read_gguf
+from transparity_conformance.checking.options import Options
 from transparity_conformance.checking.systems import artefact_system
 from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.checkpoints.exporting import export_checkpoint
@@ -110,9 +111,10 @@ def _renamed(kind: str, random: Random, data: bytes) -> bytes:
 
 def verdict_on(path: Path, folder: Path) -> str:
     """Return the verdict of a check, without a search for causes."""
-    checkpoint, options = import_checkpoint(folder), {"budget": 0.0, "logits_only": True, "dtype": "float32"}
+    checkpoint = import_checkpoint(folder)
+    options: dict[str, Any] = {"budget": 0.0, "logits_only": True, "dtype": "float32"}
     if path.suffix == ".gguf":
-        of_file = GgufCheck(str(path), {**options, "name": str(path)})
+        of_file = GgufCheck(Options(str(path), **options))
         return of_file(next(iter(of_file.systems(checkpoint))), ignore_progress).verdict
     model = load_artefact(str(path), runtime_of(str(path)))
     system = artefact_system(checkpoint, model.limits)

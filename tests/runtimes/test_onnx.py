@@ -82,7 +82,7 @@ def test_a_graph_in_half_precision_is_checked_in_it(asked: str, hub: Hub, check:
     checked = check(graph, "--checkpoint", hub("llama"), "--dtype", asked)
     assert checked.exit_code == 0, checked.errors
     assert checked.report["dtype"] == "float16"
-    said = "the weights of the artifact are float16, so the budgets of float16 apply, not of float32"
+    said = "the weights of the artifact are float16, so the budgets are for float16 instead of float32"
     assert (said in checked.report["notes"]) == (asked == "float32")
 
 

@@ -24,9 +24,9 @@ from meta.page import DOCS, table, write_part
 from meta.streaming import planted
 from meta.streaming.measure import peak_memory
 from transparity_conformance.checking.checkers import PortCheck
+from transparity_conformance.checking.options import Options
 from transparity_conformance.checking.systems import System, layer_systems
 from transparity_conformance.checkpoints.importing import open_checkpoint
-from transparity_conformance.diagnosis.search.clock import BUDGET
 from transparity_conformance.report.report import Report
 
 FILE = DOCS / "by-layer.json"
@@ -34,8 +34,7 @@ FILE = DOCS / "by-layer.json"
 
 def checker(mistake: str) -> PortCheck:
     """Return a check of a loader from `planted`, which runs in a separate process."""
-    options: dict[str, Any] = {"dtype": "float32", "logits_only": False, "budget": BUDGET, "audit": False}
-    return PortCheck(f"{planted.__file__}:{mistake}", 600.0, options | {"name": mistake})
+    return PortCheck(Options(f"{planted.__file__}:{mistake}", timeout=600.0, audit=False))
 
 
 def measured(check: PortCheck, system: System) -> tuple[Report, dict[str, Any]]:

@@ -65,18 +65,18 @@ def first_of(probes: Probes) -> tuple[str, Probe]:
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A built port in this process."""
+    """A port in this process, built for the checked model and, if a capability needs it, for further models."""
 
     build: Build
-    """The port's `build`, which can build it again with other parameters."""
+    """The port's `build` function."""
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
-    """The ports that were built with other parameters, by the configuration and the `id` of the parameters."""
+    """The parameters and the port of each further model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
     """The ports that were called at other sizes, by the `id` of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Return the port, built with a copy of other parameters; a repeated call returns the same object."""
+        """Return the port that is built with a copy of `parameters`; a repeated call returns the same object."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
         key = config, id(parameters)  # configurations of one model may differ in the end token
@@ -102,16 +102,17 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class Judged:
-    """The error of a result, its tolerance, its place, and the choices that rounding may change."""
+    """The comparison of one result with the reference."""
 
     error: float
     budget: float
     where: str
+    """The token or the tensor with this error."""
     near: tuple[str, ...] = ()
+    """The tokens and the beams for which rounding may change the choice."""
 
     @property
     def share(self) -> float:
-        """Return the error divided by the tolerance."""
         return share(self.error, self.budget)
 
 
@@ -168,7 +169,7 @@ class Way:
     """Returns requests that no bundle contains: other batches, lengths and call orders, and calls across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """Return all requests to a port in this process that can be judged."""
+        """Return all requests to a port in this process, except requests that cannot be judged."""
         first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
@@ -207,7 +208,7 @@ class Capability:
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
     """Returns the tensors of a request: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """Returns a request with the values from a bundle, because rounding on another machine may change them."""
+    """Returns the request with the values from a bundle, which rounding may change on another machine."""
     free_fields: tuple[str, ...] = ()
     """The fields of a request's manifest entry whose values come from the bundle."""
     stays: int | None = None
@@ -219,7 +220,7 @@ class Capability:
     sizes: Callable[[Any], tuple[int, int]] | None = None
     """Returns the number of rows and of tokens in a request; None if the report does not list them."""
     is_discrete: bool = False
-    """Whether each row is either right or wrong, so that a fault may show in only some rows."""
+    """Whether a row of the result is right or wrong as a whole, as tokens are; a fault may then show in few rows."""
 
     def reach(self, requests: Requests) -> str:
         """Return a phrase with the number of tokens and, if `is_discrete`, a 95 % bound on the rate of wrong rows."""
@@ -231,7 +232,7 @@ class Capability:
         if not self.is_discrete:
             return f"{tokens} tokens"
         rate = 1 - 0.05 ** (1 / rows)
-        return f"prompts of {tokens} tokens in {rows} rows (at most one in {1 / rate:.0f} differs, 95 %)"
+        return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
         """Return the reason why nothing can be compared for any port; empty if something can be compared."""

@@ -66,7 +66,7 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a port's function; None if it has none, as some compiled functions."""
+    """Return the signature of a port's function; None if it has none, like some compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
@@ -75,7 +75,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_method(port: Any, name: str) -> bool:
-    """Return whether a port has the method `name`; True also if reading the attribute raises an exception."""
+    """Return whether a port has the method `name`, or raises an exception when this attribute is read."""
     try:
         return callable(call_port(getattr, port, name, None))
     except PortCallError:
@@ -159,7 +159,9 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list that receives the exceptions of Ctrl-C; the port raised any other `KeyboardInterrupt`.
+    """Yield a list that receives the exception of each Ctrl-C by the user.
+
+    If the list is empty, a `KeyboardInterrupt` was raised by the port.
 
     Python delivers Ctrl-C only to the main thread, and only if it has a handler.
     """

@@ -38,16 +38,17 @@ COMPETING = 0.7
 Then some continuations end, and compete with others that do not end.
 """
 
-# In both, each option matters, and so does their order, because `top_k` often keeps more tokens than `top_p`.
+# In both settings, every option changes the result, and so does the order of the options: `top_k` often keeps more
+# tokens than `top_p`.
 SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 
-# A lower temperature, and a `top_p` alone, which keep other sets of tokens than `SAMPLINGS`.
+# Settings with few options, which keep other tokens than `SAMPLINGS`.
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
 """Random numbers that select the first and the last of the tokens that can be sampled."""
 
-# Large enough to show whether the scores of ended continuations are divided by the same penalty.
+# These powers are so large that a missing penalty for ended continuations shows.
 PENALTIES = (2.0, 4.0)
 
 
@@ -134,12 +135,13 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that no bundle contains: other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """Returns a request that crosses the same threshold as a call at other sizes; None if the claim has none."""
+    """From a call at other sizes that crosses a threshold, returns a request that crosses the same threshold; None if
+    the claim has no such requests."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue prompts beyond `max_length`, if that is not too far, and until every row reaches the end token.
+    """Continue prompts beyond `max_length`, unless it is large, and until every row reaches the end token.
 
     Further requests use the probe's own model and long prompts: a single row, one new token, an end token in a prompt.
     """
@@ -151,7 +153,7 @@ def greedy_requests(probe: Probe) -> Asked:
         prompt[1, 1] = config.eos_id
     several = _asked(probe, "long prompts, an end token in one", prompt, 3)
     further = _single(several, "one row"), replace(several, name="one new token", steps=1), several
-    return Asked(_ending(replace(beyond, parameters=_undecided(probe))), further, _across)
+    return Asked(_ending(replace(beyond, parameters=_with_equally_likely_tokens(probe))), further, _across)
 
 
 def _across(probe: ReachProbe) -> Request:
@@ -171,7 +173,7 @@ def _ending(beyond: Request) -> tuple[Request, ...]:
     if end is None:
         return (beyond,)
     if "head.bias" not in parameters:
-        return _ending_by_what_comes(beyond)
+        return _ending_without_bias(beyond)
     never = replace(beyond, parameters=_pushed(parameters, end, -100.0))
     ending = _pushed(parameters, end, _push(never, end, parameters))
     return never, replace(never, name="to the end token", parameters=ending)
@@ -188,7 +190,7 @@ def given_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def given_beam_requests(probe: Probe) -> Asked:
-    """Search for beams with the probe's own model."""
+    """Run beam search with the probe's own model."""
     (greedy,) = given_requests(probe).first
     name, steps = "beams with the given parameters", min(SEARCHED, greedy.steps)
     return Asked((replace(greedy, name=name, steps=steps, beams=BEAMS),))
@@ -196,14 +198,14 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary, with the same shapes as greedy generation; a port may be compiled for them.
+    """Sample from the whole vocabulary, with the same shapes as greedy generation, for which a port may be compiled.
 
     A further request uses the smallest and the largest random numbers.
     """
     beyond = greedy_requests(probe).first[0]
     # Numbers that float32 represents exactly, so that they are the same for every port.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
-    drawn = replace(beyond, name="drawn", parameters=_undecided(probe), uniforms=uniforms)
+    drawn = replace(beyond, name="drawn", parameters=_with_equally_likely_tokens(probe), uniforms=uniforms)
     extremes = np.repeat(np.array(EXTREMES)[:, None], drawn.steps, axis=1)
     return Asked((drawn,), (replace(drawn, name="drawn by extreme numbers", uniforms=extremes),))
 
@@ -224,7 +226,10 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths: beyond `max_length`, and with prompts of one to many tokens."""
+    """Continue prompts of different lengths in one batch, beyond `max_length`.
+
+    A further request continues prompts whose lengths range from one token to many.
+    """
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -242,9 +247,9 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Search for beams; if there is an end token, some of them end.
+    """Run beam search; if there is an end token, some continuations end.
 
-    Further requests search in a single row, and with a single beam.
+    Further requests use a single row, or a single beam.
     """
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
@@ -261,33 +266,28 @@ def beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> Asked:
-    """Search for beams with scores that are divided by a power of their length."""
+    """Run beam search with scores that are divided by a power of the length of each continuation."""
     (request,) = beam_requests(probe).first
     return Asked(
         tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
     )
 
 
-def _undecided(probe: Probe) -> Arrays:
+def _with_equally_likely_tokens(probe: Probe) -> Arrays:
     """Return parameters that make all tokens equally likely on average, so that no token repeats all the time."""
     if probe.config.tied_head:
-        return _turned_away(probe)
+        return _with_changed_signs(probe)
     if "head.bias" not in probe.parameters:
-        return probe.parameters | {"head.weight": _blind_to_the_usual(probe)}
+        # Make the head's rows orthogonal to the mean of the head's input.
+        mean, weight = probe.oracle.expected["decoder.output"].mean(axis=(0, 1)), probe.parameters["head.weight"]
+        weight = weight - np.outer(weight @ mean, mean) / (mean @ mean)
+        return probe.parameters | {"head.weight": weight.astype(np.float32)}
     usual = probe.oracle.expected["logits"].mean(axis=(0, 1)).astype(np.float32)
     return probe.parameters | {"head.bias": probe.parameters["head.bias"] - usual}
 
 
-def _blind_to_the_usual(probe: Probe) -> np.ndarray:
-    """Return the weight of a head without bias, made orthogonal to the mean of the head's input."""
-    mean = probe.oracle.expected["decoder.output"].mean(axis=(0, 1))
-    weight = probe.parameters["head.weight"]
-    blind: np.ndarray = weight - np.outer(weight @ mean, mean) / (mean @ mean)
-    return blind.astype(np.float32)
-
-
-def _turned_away(probe: Probe) -> Arrays:
-    """Return parameters with which a model with a tied head does not only repeat its last token.
+def _with_changed_signs(probe: Probe) -> Arrays:
+    """Return changed parameters for a model with a tied head, which would otherwise mostly repeat its last token.
 
     Half of the features of the last norm change their sign. If the head has a bias, it makes all tokens equally likely.
     """
@@ -312,7 +312,7 @@ def _likeliest(probe: Probe) -> int:
     return int(usual.argmax())
 
 
-def _ending_by_what_comes(beyond: Request) -> tuple[Request, ...]:
+def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
     """For a head without bias, return the same two requests as `_ending`, with other end tokens.
 
     In one request, the end token never occurs. In the other, rows end at as many different steps as possible.

@@ -232,8 +232,8 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
         )
     if has > expects:
         raise PortError(
-            f"{name} has {has} entries on axis {said} of {ranks} ranks; expected {expects}: if the "
-            f"rest is padding, declare placements = {{{name!r}: '{placement} padded:{said}'}}."
+            f"{name} from {ranks} ranks has {has} entries on axis {said}; expected {expects}: if the last "
+            f"{has - expects} are padding, declare placements = {{{name!r}: '{placement} padded:{said}'}}."
         )
 
 

@@ -90,7 +90,7 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """Return the reason why a claim is not compared, whichever arguments the port accepts; empty if it is compared."""
+    """Return the reason why a claim is not compared for any port; empty if it is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "this depends on greedy generation, which is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)

@@ -68,11 +68,10 @@ class ReachedCalls:
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
     """The built ports, by the identity of their parameters."""
     notes: list[str] = field(default_factory=list)
-    """Other facts about wrong calls than their sizes."""
+    """Notes for the report about wrong calls, such as the number of wrong positions."""
 
     @property
     def probes(self) -> list[ReachProbe]:
-        """The calls that were compared."""
         return [comparison.probe for comparison in self.compared]
 
     @property
@@ -83,7 +82,6 @@ class ReachedCalls:
 
     @property
     def right(self) -> list[Comparison]:
-        """The right calls."""
         return [comparison for comparison in self.compared if not comparison.is_wrong]
 
 

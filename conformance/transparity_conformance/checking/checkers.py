@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from transparity.errors import TransparityError, UsageError
 from transparity.presets import PRESETS
@@ -35,77 +34,79 @@ from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.forward import required_arguments
 from transparity_conformance.running.loading import Limits, require
 from transparity_conformance.running.process.child import checked_timeout
-from transparity_conformance.running.process.isolation import isolated_build
+from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build
 
 Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
     """Return the check of a configuration; the port is a function, an artifact or a program in a separate process."""
-    timeout = checked_timeout(options.timeout)
-    shared = {name: getattr(options, name) for name in ("dtype", "logits_only", "budget", "located")}
     if options.command is not None:
-        named = shared | {"timeout": timeout, "sections": options.sections, "ranks": options.ranks}
+        names = ("dtype", "logits_only", "budget", "located", "sections", "ranks")
+        named = {name: getattr(options, name) for name in names} | {"timeout": checked_timeout(options.timeout)}
         command = options.command
         return lambda system, progress: check_command(command, system.name, system.config, **named, progress=progress)
     assert options.port is not None
-    shared |= {"name": options.port, "audit": options.audit, "quick": options.quick}
     runtime = runtime_of(options.port)
     if runtime is not None:
         require(options.port, runtime.package)
     if runtime is not None and not runtime.module:
         from transparity_conformance.checking.gguf.checking import GgufCheck
 
-        return GgufCheck(options.port, shared)
-    return PortCheck(options.port, timeout, shared, options.adapter, options.ranks, tuple(options.length or ()))
+        return GgufCheck(options)
+    return PortCheck(options)
 
 
 class PortCheck:
-    """The check of a port in a separate process, which is used for all configurations until the process ends."""
+    """The check of a port in a separate process; all configurations share the process until it ends."""
 
-    def __init__(
-        self,
-        spec: str,
-        timeout: float,
-        options: dict[str, Any],
-        adapter: Path | None = None,
-        ranks: int = 1,
-        lengths: tuple[int, ...] = (),
-    ) -> None:
-        if adapter is not None:
-            read_adapter(adapter)
-        self.spec, self.has_adapter, self.ranks, self.lengths = spec, adapter is not None, ranks, lengths
-        self.start = functools.partial(isolated_build, spec, timeout, None if adapter is None else str(adapter), ranks)
-        self.build, self.options, self.is_artefact = self.start(), options, runtime_of(spec) is not None
-        self.started: Timing | None = Timing(STARTED, port=0.0)
+    def __init__(self, options: Options) -> None:
+        if options.adapter is not None:
+            read_adapter(options.adapter)
+        self.options, self.spec, self.build = options, options.spec, self.start(options)
+        self.starts = {"start": Timing(STARTED, port=0.0)}
+
+    @staticmethod
+    def start(options: Options) -> IsolatedBuild:
+        adapter = None if options.adapter is None else str(options.adapter)
+        return isolated_build(options.spec, options.timeout, adapter, options.ranks)
 
     def __call__(self, system: System, progress: Progress) -> Report:
+        options = self.options
         if not self.build.process.is_running:
-            self.build = self.start()
-        build, is_drawn = self.build.loading(system.model_type), system.parameters is None
+            self.build = self.start(options)
+        is_drawn, dtype = system.parameters is None, system.dtype or options.dtype
         is_preset = is_drawn and system.model_type is None and system.name in PRESETS
         config = None if is_preset else system.config
-        if self.ranks > 1 and is_drawn:
-            config = sized(system.name, system.config, self.ranks)
-        asked = self.options["dtype"]
-        dtype, lengths = system.dtype or asked, self.lengths if system.is_asked else ()
-        options = {**self.options, "progress": progress, "lengths": lengths, "dtype": dtype}
-        start = self._since_start()
-        report = check(build, system.name, config=config, parameters=system.parameters, **options)
-        its = f"the weights of the artifact are {dtype}, so the budgets of {dtype} apply, not of {asked}"
-        not_compared = (*system.not_compared, *report.not_compared)
-        notes, timing = (*report.notes, *[its][: dtype != asked]), {**start, **report.timing}
-        return replace(report, not_compared=not_compared, notes=notes, timing=timing)
-
-    def _since_start(self) -> dict[str, Timing]:
-        """Return the time between the start of the command and its first check; empty for later checks."""
-        started, self.started = self.started, None
+        if options.ranks > 1 and is_drawn:
+            config = sized(system.name, system.config, options.ranks)
         now = Stopwatch(self.build.process.processor_seconds).read()
-        return {} if started is None else {"start": now.since(started)}
+        # Only the first report contains the time since the start of the command.
+        starts, self.starts = {name: now.since(began) for name, began in self.starts.items()}, {}
+        report = check(
+            self.build.loading(system.model_type),
+            system.name,
+            config=config,
+            parameters=system.parameters,
+            dtype=dtype,
+            logits_only=options.logits_only,
+            budget=options.budget,
+            name=options.spec,
+            audit=options.audit,
+            quick=options.quick,
+            lengths=tuple(options.length or ()) if system.is_asked else (),
+            located=options.located,
+            progress=progress,
+        )
+        not_compared, notes = (*system.not_compared, *report.not_compared), report.notes
+        if dtype != options.dtype:
+            its = f"the weights of the artifact are {dtype}, so the budgets are for {dtype} instead of {options.dtype}"
+            notes = (*notes, its)
+        return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
         """Yield the configurations for a port with a checkpoint; the limits of an artifact apply to all calls."""
-        if not self.is_artefact:
+        if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
         limits = Limits(**self.build.limits())
@@ -116,17 +117,12 @@ class PortCheck:
             )
         yield artefact_system(checkpoint, limits)
 
-    @property
-    def arguments(self) -> int | None:
-        """The number of required arguments, which is 1 for a loader `load(folder)`; None if it is unknown."""
-        return required_arguments(signature_of(self.build))
-
     def is_loader(self, needed_by: str = "") -> bool:
         """Return whether the port is a loader, according to its signature.
 
         Raises `UsageError` if the port is neither a loader nor a `build`, or if an option needs a loader.
         """
-        count = self.arguments
+        count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
                 f"{safe(self.spec)} takes {count} arguments; expected load(folder) with one argument, or "
@@ -167,7 +163,7 @@ def chosen_systems(
         return layer_systems(options.checkpoint, options.head, options.layers)
     if options.checkpoint is not None:
         return iter(list(cast(PortCheck, check).systems(imported(options.checkpoint, options.head))))
-    if isinstance(check, PortCheck) and check.has_adapter:  # with an adapter, the port may have any arguments
+    if isinstance(check, PortCheck) and options.adapter is not None:  # with an adapter, the port may have any arguments
         return (replace(system, model_type=None) for system in named)
     if isinstance(check, PortCheck) and options.family:
         check.is_loader("--family")

@@ -7,7 +7,6 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from transparity_conformance.exchange.bundle import ACTUAL, Bundle
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.exchange.writing import export_bundle
-from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.report.comparison import gap
 from transparity_conformance.report.parts import RanksComparison
 from transparity_conformance.report.report import Report
@@ -57,7 +55,7 @@ def check_command(
 
     Raises `BundleError` if the program wrote nothing that can be judged.
     """
-    config = sized(name, config, ranks) if ranks > 1 else config
+    config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
         (progress or ignore_progress)("running the program", 0, 1)
@@ -66,12 +64,18 @@ def check_command(
         failure = next((each.failure for each in completed if each.failure), None)
         outputs = _outputs(command, completed[0].actual, failure, bundle)
         beside = _beside_one(run, completed, outputs, bundle) if ranks > 1 else None
-    known, of_ranks = LastReport(located), ranks if beside and beside.ranks.one_rank != "agrees" else 1
+    known, of_ranks = LastReport(located), ranks if beside and beside[0].one_rank != "agrees" else 1
     how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": of_ranks}
     with known.kept():
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
-        report = report if beside is None else beside.added(report, bundle.probes)
+        report = report if beside is None else _with_ranks(report, bundle, *beside)
     return report if failure is None else _failed(report, failure)
+
+
+def _with_ranks(
+    report: Report, bundle: Bundle, ranks: RanksComparison, differing: Differing, absent: list[str]
+) -> Report:
+    return adding_ranks(report, ranks, differing, bundle.probes).adding(not_compared=absent)
 
 
 def _failed(report: Report, failure: str) -> Report:
@@ -103,46 +107,33 @@ def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) ->
         raise BundleError(f"{failure.removesuffix('.')}; {error}") from None
 
 
-@dataclass(frozen=True)
-class Beside:
-    """The comparison of the outputs of several ranks with each other and with a single rank."""
-
-    ranks: RanksComparison
-    differing: Differing
-    without_file: Sequence[int]
-
-    def added(self, report: Report, probes: Mapping[str, Probe]) -> Report:
-        """Return the report with this comparison added."""
-        report = adding_ranks(report, self.ranks, self.differing, probes)
-        absent = f"ranks {', '.join(map(str, self.without_file))}: they wrote no file"
-        return report.adding(not_compared=[absent] if self.without_file else [])
-
-
 def _beside_one(
     run: Callable[[Sequence[Mapping[str, str]]], list[Completed]],
     completed: Sequence[Completed],
     outputs: Actual,
     bundle: Bundle,
-) -> Beside:
-    """Compare the outputs of the first rank with the other ranks and with a single rank.
+) -> tuple[RanksComparison, Differing, list[str]]:
+    """Compare the outputs of the first rank with a single rank and with the other ranks.
+
+    The last result is a line for the report about ranks that wrote no file; empty if all wrote one.
 
     Raises `BundleError` if the file of another rank is invalid.
     """
     count, differing, probes = len(completed), Differing(), bundle.probes
-    wrote = [rank for rank, each in enumerate(completed) if os.path.lexists(each.actual)]
-    for rank in wrote[1:]:
-        _note(differing, outputs, read_actual(completed[rank].actual, bundle), rank)
+    silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
+    absent = [f"ranks {', '.join(silent)}: they wrote no file"] if silent else []
+    for rank, each in enumerate(completed):
+        if rank and os.path.lexists(each.actual):
+            _note(differing, outputs, read_actual(each.actual, bundle), rank)
     (one,) = run(environments(1))
     try:
         if one.failure is not None:
             raise TransparityError(one.failure)
         alone = read_actual(one.actual, bundle)
     except (TransparityError, OSError) as error:
-        ranks = RanksComparison(count, "inconclusive", reason=str(error))
-    else:
-        both = {key: probe for key, probe in probes.items() if key in alone and key in outputs}
-        ranks = compared(count, both, alone, outputs, bundle.dtype)
-    return Beside(ranks, differing, [rank for rank in range(count) if rank not in wrote])
+        return RanksComparison(count, "inconclusive", reason=str(error)), differing, absent
+    both = {key: probe for key, probe in probes.items() if key in alone and key in outputs}
+    return compared(count, both, alone, outputs, bundle.dtype), differing, absent
 
 
 def _note(differing: Differing, outputs: Actual, others: Actual, rank: int) -> None:

@@ -47,6 +47,12 @@ class Options:
     """A function that is called with the report on a diverging port, before the search for causes."""
 
     @property
+    def spec(self) -> str:
+        """The name of the port, which is not a `command`."""
+        assert self.port is not None
+        return self.port
+
+    @property
     def given(self) -> set[str]:
         """The names of the options that were given, as they are written in `RULES`."""
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
@@ -70,12 +76,14 @@ class Options:
 
 @dataclass(frozen=True)
 class OptionRule:
-    """An option, with the options that it excludes, and options of which it needs at least one, separated by spaces."""
+    """A rule for combining one option with others, and the message for a command that breaks the rule."""
 
     option: str
     says: str
     excludes: str = ""
+    """The options that must be absent, separated by spaces."""
     needs: str = ""
+    """The options of which at least one must be present, separated by spaces."""
 
     def is_broken(self, given: set[str]) -> bool:
         """Return whether the given options break the rule."""
@@ -83,21 +91,23 @@ class OptionRule:
         return self.option in given and (lacks or not given.isdisjoint(self.excludes.split()))
 
 
-OF_BY_LAYER = """--by-layer and --layers make each layer of a checkpoint a model, which the port loads; \
-give --checkpoint FOLDER and a PORT that is load(folder)."""
-OF_WHOLE = "--by-layer needs a PORT that is load(folder); an artifact already contains the weights of all layers."
+OF_BY_LAYER = """--by-layer and --layers check each layer of a checkpoint as a model; give --checkpoint FOLDER and a \
+function load(folder) as the PORT, without --adapter."""
+OF_WHOLE = "--by-layer needs a function load(folder) as the PORT; an artifact contains the weights of all layers."
 OF_OWN = "{port} contains its weights; give the folder of the original checkpoint with --checkpoint FOLDER."
-OF_LENGTH = """--length needs a larger max_length than a small model has; give --checkpoint FOLDER, \
---config FILE, or --family NAME --set FIELD=N, where FIELD means max_length."""
+OF_LENGTH = """--length needs a model with a large max_length; give --checkpoint FOLDER, --config FILE, or \
+--family NAME --set FIELD=N with the family's field for max_length."""
 OF_CHECKPOINT = "--checkpoint needs a PORT; leave out --preset, --config, --family and --command."
 OF_FAMILY = "--family needs a PORT; leave out --preset, --config and --command."
-OF_ADAPTER = "--adapter needs a PORT that makes a model; a --command reads its weights from the bundle."
+OF_ADAPTER = "--adapter needs a PORT that is a model in Python; a --command reads its weights from the bundle."
 OF_HEAD = "--head needs --checkpoint or --family; a configuration has its own field `head`."
 EITHER = "check needs either a PORT or --command; give exactly one of the two."
 OF_AUDIT = "--audit builds a PORT many times, but a --command runs only once; leave out one of the two."
 OF_QUICK = "--quick compares only the forward pass of a PORT; leave out --command, --audit and --length."
-OF_SECTIONS = "{flags} adds sections to the bundle of a --command; a PORT is compared in everything that it offers."
-OF_MODELS = "{} needs a PORT that makes a model{}; {{port}} is an artifact{}."
+OF_SECTIONS = (
+    "{flags} can only be given with --command; leave this out, because all methods of a PORT are compared anyway."
+)
+OF_MODELS = "{} needs a PORT that is a model in Python{}; {{port}} is an artifact{}."
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),

@@ -76,7 +76,7 @@ def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[
 def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterator[System]:
     """Yield each part of a checkpoint as a model with its own weights, and a small model with random weights.
 
-    Gradients are slow, so they are compared only for the first layer of each form.
+    Gradients are slow, so they are compared only for the first of several layers with equal configurations.
 
     Args:
         folder: The checkpoint, which is read part by part.
@@ -89,7 +89,9 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
     for piece in pieces(opened, None if layers is None else layer_numbers(layers)):
         alike = differentiated.setdefault(piece.config, piece.name) if layers is None else piece.name
         others = (
-            "" if alike == piece.name else f"compared for {alike}, which has the same form; --layers compares others"
+            ""
+            if alike == piece.name
+            else f"compared for {alike}, which has the same configuration; --layers compares others"
         )
         with written(piece, opened.model_type, others) as parameters:
             yield System(f"{opened.model_type}, {piece.name}", piece.config, parameters, opened.model_type)
@@ -163,7 +165,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """Return the probes; if the checker chose the sizes of a probe, they are divisible by `ranks`."""
+    """Return the probes; the sizes of the square probe, which the checker chooses, become divisible by `ranks`."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
@@ -174,7 +176,7 @@ def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
 
 def sized(name: str, config: TransformerConfig, ranks: int) -> TransformerConfig:
     """Return the configuration to check on `ranks`; a user's own configuration, named `config`, is unchanged."""
-    return config if name == "config" else divisible(config, ranks)
+    return config if ranks == 1 or name == "config" else divisible(config, ranks)
 
 
 def _multiple(size: int, ranks: int) -> int:

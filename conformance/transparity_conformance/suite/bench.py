@@ -15,7 +15,7 @@ from transparity.presets import PRESETS
 from transparity.protocol import Backend, Forward, Harness, Module, ShardedHarness
 from transparity_conformance.oracle.backends import backend, harness
 from transparity_conformance.oracle.oracle import Arrays, Oracle, function_oracle
-from transparity_conformance.oracle.probes import Probe, is_large
+from transparity_conformance.oracle.probes import is_large
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation, as_numbers, difference
 from transparity_conformance.suite.ranks import RemoteBackend
 
@@ -34,8 +34,10 @@ class Bench:
         self.backend = build or backend(subject.backend)
         self.parts = parts if build else harness(subject.backend)
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
-        self.traced = functools.cache(self._traced)
-        self.logits = functools.cache(self._logits)
+        self.traced = functools.cache(lambda probe: self.forward(probe.config, probe.parameters)(**probe.inputs))
+        """Returns every tap of a probe, from the traced path."""
+        self.logits = functools.cache(lambda probe: self.forward(probe.config, probe.parameters).logits(**probe.inputs))
+        """Returns the logits of a probe, from the fast path."""
         self.over = functools.cache(self._over)
 
     def forward(self, config: TransformerConfig, parameters: Arrays, **held: str | None) -> Forward:
@@ -59,7 +61,7 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return the same bench, with the same models, for the evidence of a claim that may need no harness."""
+        """Return a bench with the same models for the evidence of one claim; without `harness`, it has no harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
@@ -86,15 +88,16 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tested: all in the usual mode, otherwise three that differ the most.
+        """The presets whose fast path is tested.
 
-        The full range of `precision.taps_in_every_precision` tests all presets in every mode.
+        They are all presets, or three that differ the most if models are compiled in an unusual mode. The full range of
+        `precision.taps_in_every_precision` tests all presets in every mode.
         """
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
     @property
     def traced_cases(self) -> tuple[str, ...]:
-        """The presets whose traced path is tested: all in the usual mode, otherwise one.
+        """The presets whose traced path is tested: all, or one if models are compiled in an unusual mode.
 
         Compiling a traced path takes many seconds.
         """
@@ -102,17 +105,9 @@ class Bench:
 
     @property
     def _usual(self) -> bool:
-        """Whether nothing is compiled, or only what is compiled by default."""
+        """Whether the mode is `eager`, or the first mode in the first dtype, which users get by default."""
         usual = (self.backend.dtypes[0], self.backend.modes[0])
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
-
-    def _traced(self, probe: Probe) -> dict[str, Any]:
-        """Return every tap of a probe from the traced path."""
-        return self.forward(probe.config, probe.parameters)(**probe.inputs)
-
-    def _logits(self, probe: Probe) -> Any:
-        """Return the logits of a probe from the fast path."""
-        return self.forward(probe.config, probe.parameters).logits(**probe.inputs)
 
     def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
         """Record whether a function of the backend returns the same as the reference's function for the same arrays."""

@@ -13,7 +13,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.protocol import Arrays, Backend, ShardedHarness
 from transparity_conformance.report.comparison import as_numbers
+from transparity_conformance.running.process.ranks import environments
 
 PATIENCE = 120.0
 """The seconds within which every rank must reply; a stopped rank makes the others wait in collective operations."""
@@ -37,8 +37,7 @@ ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 """Variables that hide GPUs, because there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function at module level: from the state of a rank and other arguments, it computes a result that can be
-pickled."""
+"""A function at module level, which gets the state of a rank and other arguments, and returns a picklable result."""
 
 
 @dataclass
@@ -69,14 +68,13 @@ class Ranks:
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if count > 1 and "forkserver" in methods:
             multiprocessing.set_forkserver_preload([module])  # the module is imported once for all ranks
-        variables = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         self.connections: list[Connection] = []
         self.processes: list[BaseProcess] = []
-        for rank in range(count):
+        for rank, variables in enumerate(environments(count)):
             ours, theirs = context.Pipe()
-            named = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "XLA_FLAGS": flags.strip(), **ON_THE_CPU}
-            process = context.Process(target=_serve, args=(theirs, State(module, rank), named), daemon=True)
+            variables |= {"XLA_FLAGS": flags.strip(), **ON_THE_CPU}
+            process = context.Process(target=_serve, args=(theirs, State(module, rank), variables), daemon=True)
             process.start()
             theirs.close()
             self.connections.append(ours)
@@ -130,13 +128,6 @@ class Ranks:
                 answers[asked[connection]] = done, _ = connection.recv()
                 until = until if done else min(until, time.monotonic() + AFTER_A_FAILURE)
         return answers
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def _serve(connection: Connection, state: State, variables: dict[str, str]) -> None:
@@ -227,7 +218,7 @@ def _agreed(method: str, answers: list[Any]) -> Any:
 def _make(
     state: State, handle: int, mesh: tuple[int, int], method: str, given: tuple[Any, ...], how: dict[str, Any]
 ) -> None:
-    """Build a model on this rank, with the backend or a method of it, which may read the rank's own file."""
+    """Build a model on this rank with a method of the backend; `{rank}` in a path becomes the number of the rank."""
     backend = _backend(state, mesh)
     if backend.takes_part:
         own = (each.format(rank=state.rank) if isinstance(each, str) else each for each in given)

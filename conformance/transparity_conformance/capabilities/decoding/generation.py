@@ -62,7 +62,7 @@ def why_no_decoder(probe: Probe, dtype: str) -> str:
 
 def _why_not_coarse(probe: Probe, dtype: str) -> str:
     """Return the reason why sampling and beam search are not compared in a dtype; empty if they are compared."""
-    return "" if dtype in WIDE else f"coarse rounding makes too many ties: it is not compared in {dtype}"
+    return "" if dtype in WIDE else f"not compared in {dtype}, whose coarse rounding makes too many ties"
 
 
 def _why_not_ragged(probe: Probe, dtype: str) -> str:
@@ -133,7 +133,6 @@ def _explains(
 
 @kept_in(1)
 def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> np.ndarray:
-    """Return the tokens that a port with a fault would generate."""
     named = request.named("lengths", "uniforms", "sampling")
     return simulate(request.config, request.exact, request.prompt, request.steps, **named)
 
@@ -155,7 +154,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return a request with the end token and the parameters of a bundle, because they may differ by rounding."""
+    """Return the request with the end token and the parameters from a bundle, which rounding may change."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -187,7 +186,6 @@ def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
 
 @kept_in(1)
 def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens and scores that a port with a fault would return."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     tokens, scores = simulate(*given, **request.named("length_penalty"))
     return tokens, scores
@@ -268,16 +266,16 @@ GENERATION_OF_GIVEN = dataclasses.replace(
     why_not=why_no_decoder,
     is_long=False,
 )
-"""Generation with given weights, such as a checkpoint's; it takes about as long as the first probe."""
+"""Generation with the weights of a checkpoint; it takes about as long as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
 
 
 def what_is_generated(probe: Probe) -> str:
-    """Return a line for the report that states which generation is compared with given weights."""
+    """Return a line for the report: how many tokens of how many prompts are compared for a checkpoint."""
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (
         f"generate: with given parameters, only {request.steps} greedy tokens of {rows} prompts of {length} tokens are "
-        "compared; sampling and ragged prompts need random parameters, by --config"
+        "compared; sampling and ragged prompts need random parameters"
     )

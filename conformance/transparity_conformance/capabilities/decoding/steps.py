@@ -164,7 +164,10 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
     """Compare the logits of steps with the logits of one forward pass."""
-    logits = {request: _joined(key, request, answers) for key, request in requests.items()}
+    logits = {
+        request: np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
+        for key, request in requests.items()
+    }
     budgets = {request: request.probe.budget(forward.dtype) for request in logits}
 
     def beyond(request: StepRequest, expected: np.ndarray) -> float:
@@ -190,8 +193,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
         return most
 
     def explain() -> list[Cause]:
-        # A fault without effect explains nothing. The budget is measured with the right logits, which have the same
-        # size.
+        # The budget is measured with the right logits, which are as large as the logits with a fault.
         remaining = {fault: left(fault) for fault in CACHE_FAULTS}
         return [cause_of(fault, error, rest) for fault, rest in remaining.items() if math.isfinite(rest)]
 
@@ -216,10 +218,6 @@ def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarr
         return where
     is_free: np.ndarray = np.any(free, axis=-1)[request.rows] & np.isfinite(logits).all(-1)
     return where & ~is_free
-
-
-def _joined(key: str, request: StepRequest, answers: Answers) -> np.ndarray:
-    return np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
 
 
 @kept_in(0)

@@ -31,9 +31,10 @@ def counted(request: Request, new: np.ndarray) -> np.ndarray:
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Return a phrase for the first token that no logits could make right; empty without one.
+    """Return where the tokens have a wrong form, which no logits could explain; empty if the form is right.
 
-    Such tokens are a changed prompt, an unknown token, tokens after all rows have ended, and wrong padding.
+    The prompt must be unchanged, each token must be in the vocabulary, and rows that have ended must be padded. No
+    tokens may follow after all rows have ended.
     """
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
@@ -129,7 +130,7 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Judge scores (batch,) by the true scores of the same tokens, and tokens by the best scores."""
+    """Compare a port's scores (batch,) with the true scores of its tokens, and the true scores with the best scores."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)

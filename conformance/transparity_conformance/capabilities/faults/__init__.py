@@ -96,23 +96,15 @@ def decode(
     return np.concatenate(logits, axis=1)
 
 
-def _train(train: Run, *given: Any) -> tuple[list[float], Arrays]:
-    trained: tuple[list[float], Arrays] = train(*given, differentiate=loss_and_gradients)
-    return trained
-
-
-def _call(run: Run, *given: Any, **named: Any) -> Any:
-    return run(*given, **named)
-
-
 @dataclass(frozen=True)
 class Edited:
-    """A function of the reference with edited source; `call` calls it with the right arguments."""
+    """A function of the reference with edited source."""
 
     edits: Edits
     function: str
     imported: tuple[str, ...]
-    call: Run = _call
+    call: Run | None = None
+    """Calls the edited function, which is its first argument; None if the arguments need no change."""
 
     @functools.cached_property
     def run(self) -> Run:
@@ -120,10 +112,10 @@ class Edited:
         return edited(self.edits, self.function, self.imported)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        return self.call(self.run, *given, **named)
+        return self.call(self.run, *given, **named) if self.call else self.run(*given, **named)
 
 
-def _read(file: str, table: str, function: str, *imported: str, call: Run = _call) -> tuple[SimulatedFault, ...]:
+def _read(file: str, table: str, function: str, *imported: str, call: Run | None = None) -> tuple[SimulatedFault, ...]:
     """Return the faults in one table of `file`.toml, which edit `function` and the modules `imported`."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
@@ -139,7 +131,12 @@ RAGGED_FAULTS = _read("generation", "ragged", "decoding.generation.generate", "d
 SAMPLING_FAULTS = _read("sampling", "drawing", "decoding.generation.generate")
 BEAM_FAULTS = _read("beams", "beams", "decoding.beams.beam_search", "decoding.steps")
 LOSS_FAULTS = _read("loss", "losses", "training.loss.cross_entropy")
-OPTIMIZER_FAULTS = _read("optimization", "optimizers", "training.optimization.train", call=_train)
+OPTIMIZER_FAULTS = _read(
+    "optimization",
+    "optimizers",
+    "training.optimization.train",
+    call=lambda train, *given: train(*given, differentiate=loss_and_gradients),
+)
 CACHE_FAULTS = _read(
     "cache",
     "cache",

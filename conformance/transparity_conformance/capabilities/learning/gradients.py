@@ -55,7 +55,7 @@ POSITIONS_OF_LARGE = 8
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
-    too_long = "derivatives by the tokens of a whole probe would take too long in a model of this size"
+    too_long = "derivatives over a whole probe would take too long in a model of this size"
     return why_no_loss(probe, dtype) or (too_long if probe.is_large else "")
 
 
@@ -82,8 +82,8 @@ def judge_gradients(
     """Compare gradients of `loss` with the reference's.
 
     Gradients that are probably right are compared all at once, if `at_once` is true or the model is large. A gradient
-    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. In `by_rank` are the gradients
-    that differ between replicas, with one row per rank.
+    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. `by_rank` has the gradients that
+    differ between replicas, with one row per rank.
     """
     dtype = forward.dtype
     ours = _derivatives(probe, loss)
@@ -148,13 +148,15 @@ class Disagreement:
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield causes that only several ranks have: replicas that were not reduced, or that were reduced twice."""
+        """Yield faults that exist only on several ranks: gradients of replicas are not reduced, or reduced twice."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
             settled = {n: put_together(by_rank[n], axis=0) for n in self.wrong if n in by_rank}
             if len(settled) == len(self.wrong) and math.isfinite(rest := self.left(settled)):
-                says = f"the gradients of {self.named} are one rank's: their {how} over {ranks} ranks is missing"
+                says = (
+                    f"the gradients of {self.named} are from a single rank: their {how} over {ranks} ranks is missing"
+                )
                 yield Cause("gradient-not-reduced", says, None, rest, 1.0)
         for factor, says in ((ranks, f"{ranks} ×"), (1 / ranks, f"1/{ranks} ×")):
             settled = {name: self.gradients[name] / factor for name in self.wrong if name in self.gradients}
@@ -198,7 +200,7 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 
 def _further_requests(forward: ForwardPass) -> Requests:
-    """Return the rows of the longest probe, if it is another probe; empty for a large model."""
+    """Return a request for the longest probe; empty if the first probe is the longest, or for a large model."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
     return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
 

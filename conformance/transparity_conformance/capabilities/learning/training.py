@@ -47,11 +47,11 @@ KEPT_CONFIGURATIONS = 16
 NEAREST_FAULTS = 3
 """The number of faults that are tried with their own tolerances if no fault explains all errors.
 
-A training with longer steps or smaller divisors has more rounding than the right training.
+A fault that makes steps longer or divisors smaller also makes rounding errors larger.
 """
 
-# The gradients exceed `max_norm` only in the first training, and a missing `eps` shows, because it is large. The last
-# step is the first one after the warm-up: more steps take longer, and Adam's rounding grows with every step.
+# Gradients exceed `max_norm` only in the first training. A missing `eps` shows, because `eps` is large. The last step
+# is the first one after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
 TRAININGS = {
     "sgd with momentum, clipped": Training("sgd", learning_rate=0.05, momentum=0.9, max_norm=0.5),
     "adamw, warmed up": Training(
@@ -116,7 +116,7 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return the losses and the learned parameters of the right training, or of a training with a fault."""
+        """Return the losses and the learned parameters of the reference, which has a `fault` if one is passed."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
@@ -135,7 +135,8 @@ ONE_STEP = "sgd, clipped, one step"
 def _here(forward: ForwardPass) -> Requests:
     """Return the training requests, with sizes that the number of ranks divides.
 
-    Several ranks get a further request with one step, after which replicas clipped by different norms start to differ.
+    A port on several ranks gets a further request with one step. If the ranks clip by different norms, replicas differ
+    from the second step on, so only the first step shows the cause.
     """
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
@@ -194,7 +195,7 @@ def _explaining(
     became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
 ) -> list[SimulatedFault]:
     def beyond(fault: SimulatedFault) -> int:
-        """Return the number of tensors that differ too much from the training with a fault."""
+        """Return how many tensors of the port differ from the reference with this fault by more than rounding."""
         return sum(
             share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
             for request in became
@@ -212,7 +213,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Return the error with the largest share of its tolerance, for the right training or for one with a fault."""
+    """Return the comparison of the worst tensor with the reference, which has a `fault` if one is passed."""
     oracle = request.oracle(fault)
     return max(
         (

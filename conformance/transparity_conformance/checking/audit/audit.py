@@ -29,11 +29,10 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
     """Audit the tensors of a port; if its forward pass agrees (`with_fields`), also audit the fields."""
     began = time.monotonic()
     options = (port, config, dtype, progress)
-    tensors = tuple(audited_tensors(*options))
-    if not with_fields:
-        return Audit((), tensors, port.files, time.monotonic() - began)
-    fields, further = tuple(audited_fields(*options)), tuple(missed_in_variants(*options))
-    return Audit(fields, tensors + further, port.files, time.monotonic() - began)
+    tensors, fields = tuple(audited_tensors(*options)), tuple[AuditedField, ...]()
+    if with_fields:
+        fields, tensors = tuple(audited_fields(*options)), (*tensors, *missed_in_variants(*options))
+    return Audit(fields, tensors, port.files, time.monotonic() - began)
 
 
 def audit_loader(evidence: Evidence) -> None:

@@ -39,8 +39,12 @@ ROWS = [0, 1, 3]
 """The rows of mixed inputs in which every query sees a token: one full, one padded on the right, one padded inside."""
 
 
+@dataclass(frozen=True, eq=False)
 class AuditProbe(Probe):
-    """A call of the audit, of which only the logits are compared."""
+    """A call of the audit, whose logits are compared and whose other taps are not."""
+
+    dtype: str = dataclasses.field(kw_only=True)
+    """The precision in which the port computes."""
 
     @functools.cached_property
     def oracle(self) -> LogitsOracle:
@@ -50,31 +54,33 @@ class AuditProbe(Probe):
         """Return the largest difference from the reference's logits."""
         return gap(logits, self.oracle.expected["logits"])
 
-    def budget(self, dtype: str) -> float:
-        """Return the largest difference that rounding explains, from all measurements so far."""
-        noise = max(self.oracle.noise(dtype)["logits"], self.oracle.known_again(dtype))
-        return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), dtype)
+    @property
+    def allowed(self) -> float:
+        """The largest difference that rounding explains, from all measurements so far."""
+        noise = max(self.oracle.noise(self.dtype)["logits"], self.oracle.known_again(self.dtype))
+        return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), self.dtype)
 
-    def is_off(self, logits: np.ndarray, dtype: str) -> bool:
+    def is_off(self, logits: np.ndarray) -> bool:
         """Return whether logits differ from the reference's by more than rounding.
 
         If the difference exceeds the budget slightly, the budget is measured again: first with sequential sums, then
         at more points nearby.
         """
-        if 1 < share(self.error(logits), self.budget(dtype)) < REMEASURED_WITHIN[dtype]:
-            self.oracle.measure_again(dtype)
-        if 1 < share(self.error(logits), self.budget(dtype)) < LUCK:
-            self.oracle.measure_again(dtype, NEIGHBOURS_OF_HOT)
-        return share(self.error(logits), self.budget(dtype)) > 1
+        error = self.error(logits)
+        if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
+            self.oracle.measure_again(self.dtype)
+        if 1 < share(error, self.allowed) < LUCK:
+            self.oracle.measure_again(self.dtype, NEIGHBOURS_OF_HOT)
+        return share(error, self.allowed) > 1
 
-    def left(self, logits: np.ndarray, dtype: str, config: TransformerConfig, parameters: Arrays) -> float | None:
+    def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
         """Return the difference from a reference with another configuration or other parameters.
 
         Returns None if the difference exceeds rounding, or if the parameters do not fit the model.
         """
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
-        return left if share(left, self.budget(dtype)) <= 1 else None
+        return left if share(left, self.allowed) <= 1 else None
 
 
 def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -85,12 +91,13 @@ def logits_of(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str
     return logits_with(config, parameters, inputs)
 
 
-def probe_of(config: TransformerConfig, *, tiny: bool = False) -> AuditProbe:
+def probe_of(config: TransformerConfig, dtype: str, *, tiny: bool = False) -> AuditProbe:
     """Return a call of a model with random weights; with `tiny`, activations are so small that eps matters."""
     source, target = (min(length, config.max_length) for length in LENGTHS)
     inputs = {name: value[ROWS] for name, value in mixed_inputs(config, 3, source, target).items()}
     parameters = probe_parameters(config, 12, 1e-3) if tiny else probe_parameters(config, 11)
-    return AuditProbe("audit", "audit", "a field or a tensor that has an effect", config, parameters, inputs)
+    purpose = "a field or a tensor that has an effect"
+    return AuditProbe("audit", "audit", purpose, config, parameters, inputs, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -104,11 +111,11 @@ class Audited:
     files: tuple[str, str]
     """The names of the two files, as in `Audit`."""
 
-    def logits(self, edit: Edit, probe: AuditProbe, dtype: str) -> np.ndarray | PortError:
+    def logits(self, edit: Edit, probe: AuditProbe) -> np.ndarray | PortError:
         """Return the logits of the port that is built with a change, or the error that the port raises."""
 
         def call() -> np.ndarray:
-            return run(built(in_precision(self.edited(edit), dtype), probe), probe, logits_only=True)["logits"]
+            return run(built(in_precision(self.edited(edit), probe.dtype), probe), probe, logits_only=True)["logits"]
 
         return answer_or_error(call)
 
@@ -137,29 +144,30 @@ KEPT = 4
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """Return a call whose result changes if a port ignores the field; None if no call does."""
+    """Return a call whose result is different if a port ignores the change; None if there is no such call."""
     for tiny in (False, True):
-        probe = probe_of(variant.config, tiny=tiny)
+        probe = probe_of(variant.config, dtype, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
-        if ignoring is None or probe.is_off(ignoring, dtype):
+        if ignoring is None or probe.is_off(ignoring):
             return probe
     return None
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""Variants of one change, each with a call that shows it, or None. If the first is inconclusive, the second is
-tried."""
+"""One or two variants of a change, each with a call whose logits it changes; the call is None if no call is known.
+
+The second variant is tried if the port refuses the first, or if its error on the first may be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return each change of a small model as variants, with calls that show them."""
+    """Return the variants of every change of a small model, with calls whose logits the changes affect."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
 def _that_show(changed: Changed, dtype: str) -> Exercised:
     if not changed[0].must_show:
-        return ((changed[0], probe_of(changed[0].config)),)
+        return ((changed[0], probe_of(changed[0].config, dtype)),)
     found = ((variant, probe) for variant in changed if (probe := shows(variant, dtype)) is not None)
     return tuple(itertools.islice(found, 2)) or ((changed[0], None),)
 
@@ -172,36 +180,33 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
         results: list[AuditedField] = []
         for variant, probe in variants:
             result = AuditedField(variant.name, variant.value, "not exercised")
-            results.append(result if probe is None else _judged(port, variant, probe, dtype))
-            if not _is_open(results[-1]):
+            results.append(result if probe is None else _judged(port, variant, probe))
+            last = results[-1]
+            is_chance = last.outcome == "wrong" and share(last.error, last.budget) < LUCK
+            if last.outcome != "refused" and not is_chance:
                 break
         yield next((each for each in reversed(results) if each.outcome != "refused"), results[-1])
 
 
-def _is_open(result: AuditedField) -> bool:
-    """Return whether another value must be tried: the port refuses this one, or its error may be chance."""
-    return result.outcome == "refused" or (result.outcome == "wrong" and share(result.error, result.budget) < LUCK)
-
-
-def _judged(port: Audited, variant: Variant, probe: AuditProbe, dtype: str) -> AuditedField:
+def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
     """Return whether the port follows a variant, ignores it, or returns a third result."""
     result = AuditedField(variant.name, variant.value, "followed")
-    logits = port.logits(Edit(fields=variant.fields), probe, dtype)
+    logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):
         return dataclasses.replace(result, outcome="refused", says=reason_of(logits))
-    is_off = probe.is_off(logits, dtype)
-    result = dataclasses.replace(result, error=probe.error(logits), budget=probe.budget(dtype))
+    is_off = probe.is_off(logits)
+    result = dataclasses.replace(result, error=probe.error(logits), budget=probe.allowed)
     if not is_off:
         return result
     given = f"with {variant.name} {variant.value}, the port's result"
-    if variant.must_show and (left := probe.left(logits, dtype, variant.before, probe.parameters)) is not None:
+    if variant.must_show and (left := probe.left(logits, variant.before, probe.parameters)) is not None:
         before = f"with {variant.was}" if variant.was else "without the field"
         return dataclasses.replace(result, outcome="ignored", says=f"{given} is the same as {before}", residual=left)
     for name, value, config in _readings(variant):
-        if (left := probe.left(logits, dtype, config, probe.parameters)) is not None:
-            says = f"{given} is the reference's with {name} {shown(value)}"
+        if (left := probe.left(logits, config, probe.parameters)) is not None:
+            says = f"{given} equals the reference with {name} {shown(value)}"
             return dataclasses.replace(result, outcome="wrong", says=says, residual=left)
-    says = f"{given} is not the reference's, neither before nor after the change"
+    says = f"{given} equals the reference neither before nor after the change"
     return dataclasses.replace(result, outcome="wrong", says=says)
 
 
@@ -211,7 +216,7 @@ def reason_of(error: PortError) -> str:
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield configurations as a port may misread them: one field has its default, its previous or another value."""
+    """Yield the name and the value of one field that a port may misread, and the configuration with this value."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

@@ -36,7 +36,6 @@ class TensorFile:
     """The tensors without which the model cannot be computed."""
     exercised: frozenset[str]
     """The tensors that change the reference's logits."""
-    dtype: str
 
     @property
     def ends(self) -> set[str]:
@@ -46,14 +45,17 @@ class TensorFile:
         return {*first.values(), *last.values()}
 
     def is_same(self, one: np.ndarray | PortError, other: np.ndarray) -> bool:
-        """Return whether a result is not an error and equals another result up to rounding."""
-        return not isinstance(one, PortError) and share(gap(one, other), self.probe.budget(self.dtype)) <= 1
+        """Return whether `one` is no error and equals `other` within rounding."""
+        return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Return what a port with these logits uses instead of the tensors, and the remaining difference."""
+        """Return which values a port with these logits uses instead of the tensors, in words, and the remaining error.
+
+        Return None if no known values explain the logits.
+        """
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
-            if (left := self.probe.left(logits, self.dtype, self.probe.config, {**given, **replaced})) is not None:
+            if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
                 return says, left
         return None
 
@@ -78,19 +80,19 @@ class TensorFile:
         says, left = found or ("random numbers" if is_drawn else "other numbers", None)
         without = "never read" if outcome == "never read" else "missing from the file"
         says, error = f"{without}: the port uses {says} instead", self.probe.error(logits)
-        return AuditedTensor(name, outcome, says, error, self.probe.budget(self.dtype), left)
+        return AuditedTensor(name, outcome, says, error, self.probe.allowed, left)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -> TensorFile:
-    probe = probe_of(config)
+    probe = probe_of(config, dtype)
     if model_type is None:
         parameters: dict[str, tuple[str, ...]] = {name: (name,) for name in probe.parameters}
         needed = frozenset(parameters)
     else:
         parameters, needed = hub_file(model_type, probe)
-    exercised = (name for name in parameters if any(_counts(probe, ours, dtype) for ours in parameters[name]))
-    return TensorFile(probe, parameters, needed, frozenset(exercised), dtype)
+    exercised = (name for name in parameters if any(_counts(probe, ours) for ours in parameters[name]))
+    return TensorFile(probe, parameters, needed, frozenset(exercised))
 
 
 def hub_file(
@@ -110,10 +112,10 @@ def hub_file(
     return parameters, needed(family, fields, names) & parameters.keys()
 
 
-def _counts(probe: AuditProbe, name: str, dtype: str) -> bool:
+def _counts(probe: AuditProbe, name: str) -> bool:
     """Return whether another value of a parameter changes the reference's logits."""
     logits = logits_with(probe.config, redrawn(probe, (name,)).parameters, probe.inputs)
-    return logits is None or probe.is_off(logits, dtype)
+    return logits is None or probe.is_off(logits)
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
@@ -147,7 +149,9 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""After this many seconds, only tensors of the first and last layer are left out. PyTorch needs 1 or 2 s for all."""
+"""After this many seconds, only tensors of the first and last layer are left out.
+
+With PyTorch, it takes 1 or 2 s to leave out each tensor of a small model in turn."""
 
 
 def audited_tensors(
@@ -184,33 +188,32 @@ def missed_in_variants(
         parameters, needed = hub_file(port.model_type, probe, kinds)
         names = [name for name in reversed(list(parameters)) if name in needed and kind_of(name) not in kinds]
         new = {kind_of(name): name for name in names}
-        answer = port.logits(Edit(), probe, dtype) if new else None
-        if answer is None or isinstance(answer, PortError) or probe.is_off(answer, dtype):
+        answer = port.logits(Edit(), probe) if new else None
+        if answer is None or isinstance(answer, PortError) or probe.is_off(answer):
             continue  # the port refuses or ignores the field
         kinds |= new.keys()
         progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
-        file = TensorFile(probe, parameters, needed, frozenset(), dtype)
+        file = TensorFile(probe, parameters, needed, frozenset())
         found = (_without(port, file, name) for name in new.values())
         yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found if each)
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each unused tensor that changes the result of a loader whose result is right without it."""
+    """Yield each tensor that no model uses but that changes the loader's result, if the result is right without it."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
-        answer = port.logits(Edit(beside={name: value}), file.probe, file.dtype)
-        if isinstance(answer, PortError) or not file.probe.is_off(answer, file.dtype):
+        answer = port.logits(Edit(beside={name: value}), file.probe)
+        if isinstance(answer, PortError) or not file.probe.is_off(answer):
             continue
-        plain = port.logits(Edit(), file.probe, file.dtype)
-        if not isinstance(plain, PortError) and not file.probe.is_off(plain, file.dtype):
+        plain = port.logits(Edit(), file.probe)
+        if not isinstance(plain, PortError) and not file.probe.is_off(plain):
             says = "no model of the family uses this tensor, but the port's result changes if the file contains it"
-            error, budget = file.probe.error(answer), file.probe.budget(file.dtype)
-            yield AuditedTensor(name, "not ignored", says, error, budget)
+            yield AuditedTensor(name, "not ignored", says, file.probe.error(answer), file.probe.allowed)
 
 
 def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
-    """Return tensors that occur in published folders but that no model uses.
+    """Return unused tensors, such as published folders contain.
 
-    They belong to a head that predicts several tokens, to rotary positions, or to a tied head.
+    Examples are the weights of a head that predicts several tokens, rotary frequencies, and a copy of a tied head.
     """
     config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
     norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
@@ -227,17 +230,17 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
     """Return the tensors that a wrong port ignores, with what the port uses instead."""
-    answer = port.logits(Edit(), file.probe, file.dtype)
-    if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer, file.dtype):
+    answer = port.logits(Edit(), file.probe)
+    if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer):
         return {}
     exercised = [name for name in file.parameters if name in file.exercised]
     found = []
     for done, name in enumerate(exercised):
         progress("changing tensors", done, len(exercised))
-        other = port.logits(Edit(), redrawn(file.probe, file.parameters[name]), file.dtype)
+        other = port.logits(Edit(), redrawn(file.probe, file.parameters[name]))
         if file.is_same(other, answer):
             found.append(name)
-    again = port.logits(Edit(seed=1), file.probe, file.dtype)
+    again = port.logits(Edit(seed=1), file.probe)
     together = file.stand_in(found, answer) if found else None
     return {
         name: file.result(name, "never read", answer, again, together or file.stand_in([name], answer))
@@ -247,8 +250,8 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
     """Return the result for a tensor that is left out; None if the port refuses the file without it."""
-    logits = port.logits(Edit(without=name), file.probe, file.dtype)
+    logits = port.logits(Edit(without=name), file.probe)
     if isinstance(logits, PortError):
         return None
-    again = port.logits(Edit(without=name, seed=1), file.probe, file.dtype)
+    again = port.logits(Edit(without=name, seed=1), file.probe)
     return file.result(name, "may be missing", logits, again, file.stand_in([name], logits))

@@ -43,7 +43,10 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of alternative values of a field: a list for each choice, or a single list for a number."""
+    """Yield lists of other values of a field, of which one value per list is tried.
+
+    Each option of a `Literal` is a list of its own. All numbers are one list.
+    """
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -104,7 +107,7 @@ class Variant:
     name: str
     """The name of the changed field in config.json; the first one if several fields changed."""
     value: str
-    """The value of the field as JSON; `absent` if the field was removed; or the form of config.json."""
+    """The value of the field as JSON, or `absent`; for another form of the rotary fields, also the form in words."""
     config: TransformerConfig
     """The model that the changed config.json describes."""
     before: TransformerConfig
@@ -228,7 +231,7 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield fields that must have no effect or an unexpected one: dropout, a disabled window, Gemma's old GELU."""
+    """Yield variants that loaders often get wrong: dropout, a disabled window, Gemma's old GELU."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:

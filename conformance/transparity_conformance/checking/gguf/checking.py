@@ -12,6 +12,7 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
 from transparity.limits.memory import check_fits
+from transparity.taps import recording
 from transparity_conformance.checking.check import check
 from transparity_conformance.checking.gguf.metadata import metadata_faults, read_gguf
 from transparity_conformance.checking.gguf.tensors import (
@@ -23,6 +24,7 @@ from transparity_conformance.checking.gguf.tensors import (
     name_faults,
     names_in_file,
 )
+from transparity_conformance.checking.options import Options
 from transparity_conformance.checking.systems import System
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.exporting import tensors_in
@@ -42,9 +44,9 @@ Model = tuple[TransformerConfig, Arrays]
 class GgufCheck:
     """The check of a GGUF file against the checkpoint from which it was made."""
 
-    def __init__(self, port: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self.file = read_gguf(Path(port))
+        self.file = read_gguf(Path(options.spec))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
         """Yield the checkpoint, or raise `UsageError` if the file has another architecture."""
@@ -82,7 +84,7 @@ class GgufCheck:
         where = [f"{each.tap} ({each.probe})" for each in worst]
         claims = [ClaimResult("gguf.tensors", verdict, each.error, each.budget, *where) for each in worst]
         report = Report(name, "inconclusive" if compared.not_compared else "agrees", None)
-        report = replace(report, dtype=self.options["dtype"], port=self.options["name"])
+        report = replace(report, dtype=self.options.dtype, port=self.options.spec)
         measured, not_compared = tuple(compared.measured), (NOT_RUN, *compared.not_compared)
         return report.adding(*faults, claims=claims, not_compared=not_compared, measured=measured)
 
@@ -95,10 +97,8 @@ class GgufCheck:
         """
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
-        exact, right = (
-            (config, system.parameters),
-            (config, parameters_from(family, config, compared.as_converted_rightly)),
-        )
+        exact = config, system.parameters
+        right = config, parameters_from(family, config, compared.as_converted_rightly)
         report = report.adding(notes=_effect("quantization alone", exact, right))
         try:
             wrong = replace(config, **fields), parameters_from(family, config, compared.as_they_are)
@@ -109,22 +109,16 @@ class GgufCheck:
             return report
 
         def build(config: TransformerConfig, parameters: Arrays) -> Any:
-            return lambda **inputs: _taps(wrong, inputs)
+            def forward(**inputs: Any) -> Arrays:
+                taps: Arrays = {}
+                transformer(*wrong, tap=recording(taps), **inputs)
+                return taps
 
-        options = {**self.options, "logits_only": False, "progress": progress}
-        found = check(build, system.name, config=config, parameters=right[1], **options).faults
+            return forward
+
+        how = {name: getattr(self.options, name) for name in ("dtype", "budget", "located", "quick")}
+        found = check(build, system.name, config=config, parameters=right[1], progress=progress, **how).faults
         return replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
-
-
-def _taps(model: Model, inputs: Mapping[str, Any]) -> Arrays:
-    """Return every tap of the reference."""
-    taps: Arrays = {}
-
-    def tap(name: str, value: np.ndarray) -> np.ndarray:
-        taps[name] = value
-        return value
-
-    return taps | {"logits": transformer(*model, tap=tap, **inputs)}
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:

@@ -73,7 +73,7 @@ def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the fields of the file's model; None instead if its shapes differ."""
+    """Return a fault for each wrong key, and the changed fields of the configuration, or None if they change shapes."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -120,7 +120,8 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
     tensor = file.tensors.get("rope_freqs.weight")
     if tensor is None and config.rotary_scaling != "llama3":
         return faults, fields
-    right = _factors(config) if config.rotary_scaling == "llama3" else np.ones(config.rotated_dim // 2)
+    unscaled = rotary_frequencies(dataclasses.replace(config, rotary_scaling="none"))
+    right = unscaled / rotary_frequencies(config) if config.rotary_scaling == "llama3" else np.ones(len(unscaled))
     factors = np.ones(len(right)) if tensor is None else tensor.numbers().astype(np.float64).ravel()
     if factors.shape != right.shape or np.abs(factors / right - 1).max() > HALF_OF_THE_DIGITS:
         how = "missing, so no angle is scaled" if tensor is None else f"up to {factors.max():.4g}"
@@ -129,11 +130,6 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
         slowed = {"rotary_scaling": "llama3", "rotary_factor": float(factors.max())}
         fields = slowed if tensor is not None and config.rotary_scaling == "llama3" else {"rotary_scaling": "none"}
     return faults, fields
-
-
-def _factors(config: TransformerConfig) -> np.ndarray:
-    """Return the factor by which the scaling divides each angle."""
-    return rotary_frequencies(dataclasses.replace(config, rotary_scaling="none")) / rotary_frequencies(config)
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:

@@ -17,15 +17,9 @@ FLOATS = {KINDS.F32: 0.0, KINDS.F64: 0.0, KINDS.F16: 2.0**-11, KINDS.BF16: 2.0**
 LEAST = {KINDS.F16: 2.0**-25}
 """The absolute error of rounding near zero."""
 
-OF_BITS = {
-    2: (KINDS.Q2_K,),
-    3: (KINDS.Q3_K,),
-    4: (KINDS.Q4_0, KINDS.Q4_1, KINDS.Q4_K, KINDS.IQ4_NL, KINDS.IQ4_XS),
-    5: (KINDS.Q5_0, KINDS.Q5_1, KINDS.Q5_K),
-    6: (KINDS.Q6_K,),
-    8: (KINDS.Q8_0,),
-}
-BITS = {kind: bits for bits, kinds in OF_BITS.items() for kind in kinds}
+QUANTIZED = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
+
+BITS = {KINDS[name]: int(name.removeprefix("I")[1]) for name in QUANTIZED}
 """The number of bits for each number of a type, without the scale of its block."""
 
 AT_ONCE = 2**16
@@ -50,7 +44,7 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
         return None
     blocks = right.reshape(-1, OF_16.get(kind, 32))
     largest = np.abs(blocks).max(axis=1, keepdims=True)
-    # For a block whose scale is the smallest number of half precision. In `_K` types, scales have a scale themselves.
+    # The error if the scale of a block is the smallest number in half precision. In `_K` types, scales are also scaled.
     least = 2.0**-25 * 2 ** BITS[kind] * (64 if kind.name.endswith("_K") else 1)
     steps = 2 * largest / (2 ** BITS[kind] - 1) + least
     return np.broadcast_to(steps, blocks.shape).reshape(right.shape)
@@ -71,7 +65,7 @@ def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: A
 
 
 def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
-    """Return whether numbers equal `right` up to a step of the type and one rounding of float32."""
+    """Return whether numbers equal `right` within one quantization step of the type and one rounding to float32."""
     steps = step(right, kind)
     if steps is None or found.shape != right.shape:
         return False

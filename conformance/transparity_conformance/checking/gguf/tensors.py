@@ -93,7 +93,10 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Return the first mistake that explains a tensor up to a step, if any, and the tensor without the mistake."""
+    """Return the first mistake with which the tensor is right within one quantization step, and the tensor without it.
+
+    If no mistake is found, return the tensor of the checkpoint.
+    """
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -183,7 +186,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout for rotations of neighbors, in which the rows of each head's two halves are interleaved."""
+    """Return the layout in which neighbors are rotated: the rows of the two halves of each head are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -197,7 +200,7 @@ def permuted(heads: int) -> StoredLayout:
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
-    """Return the name of each tensor in the GGUF file; tensors without a name there are left out."""
+    """Return the name of each tensor in GGUF files; tensors that do not occur in GGUF files are left out."""
     table = gguf.get_tensor_name_map(ARCHITECTURES[family], layers)
     found = {}
     for name in names:

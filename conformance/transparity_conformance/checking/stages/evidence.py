@@ -95,8 +95,10 @@ class Arguments:
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
     """Return the probes of a preset, of a configuration, or of a configuration with given parameters."""
     if config is None and (preset is None or parameters is not None):
-        needs = "parameters without their config" if parameters is not None else "neither a preset nor a config"
-        raise PortError(f"check() was given {needs}; name one.")
+        given = "no model; pass a preset, a family or a config"
+        if parameters is not None:
+            given = "parameters without their config; pass the config"
+        raise PortError(f"check() was given {given}.")
     if config is None:
         assert preset is not None
         preset_called(preset)
@@ -121,7 +123,7 @@ class Evidence(LastReport):
     """The recorded operations of a port whose logits are wrong."""
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the faults that reproduce them one by one."""
-    is_told: bool = False
+    is_wrong_reported: bool = False
     """Whether the user was already told that a result is wrong."""
     one_rank: RanksComparison | None = None
     """The comparison with one rank of the same code."""
@@ -146,7 +148,6 @@ class Evidence(LastReport):
 
     @property
     def reached(self) -> ReachedCalls:
-        """The calls at other sizes."""
         return self.ran.reached
 
     def agrees(self) -> bool:
@@ -188,7 +189,6 @@ class Evidence(LastReport):
 
     @functools.cached_property
     def clock(self) -> Clock:
-        """The clock of the search for causes."""
         return self.new_clock()
 
     def new_clock(self) -> Clock:

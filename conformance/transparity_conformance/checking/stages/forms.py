@@ -1,6 +1,6 @@
-"""Results that are not logits: their form is recognized by their values, named, and converted to logits if possible.
+"""Results that are not logits: the checker recognizes their form, names it, and converts the results if possible.
 
-A form combines a kind of value (`VALUES`) with an arrangement (`PARTS`).
+The form of a result is a kind of value (`VALUES`), such as probabilities, and an arrangement of the axes (`PARTS`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Read = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
 class OtherForm(Exception):  # noqa: N818 - not an error
-    """Raised if the shape of a result does not fit a form."""
+    """Raised if the shape of a result shows that it has another form, such as no probabilities."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An arrangement of a result, such as transposed."""
+    """An arrangement of the axes of a result, such as the vocabulary before the positions."""
 
     says: str
     """A description of the arrangement; `{}` stands for the values."""
@@ -68,7 +68,7 @@ class Value:
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's numbers, or raise `OtherForm` if their shape is another one.
+    """Return the elementwise error of a port's numbers, or raise `OtherForm` if they have another shape.
 
     Args:
         value: The kind of the numbers.
@@ -134,7 +134,7 @@ VALUES = (
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form of a port's results, and their error in that form."""
+    """The form of a port's results, and the error of the results in this form."""
 
     part: Part
     value: Value
@@ -182,8 +182,8 @@ class AnswerForm:
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
 
-    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If the numbers agree in
-    no form, only logits in any arrangement, or other values in the usual arrangement, are recognized.
+    A form in which the numbers agree is preferred, then logits, then the form with the smallest error. If no numbers
+    agree, only logits in any arrangement and other values in the usual arrangement are considered.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
@@ -196,7 +196,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
-    """Yield every form that fits the shapes of all results."""
+    """Yield each pair of a kind of value and an arrangement that all results may have, according to their shapes."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
     for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):
@@ -255,7 +255,7 @@ class _RemoteInForm(_InForm, RemotePort):
 
 
 def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
-    """Return the same results and ports, converted to logits."""
+    """Return the results converted to logits, with ports that convert all further results in the same way."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
         key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])

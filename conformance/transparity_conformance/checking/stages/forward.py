@@ -61,7 +61,7 @@ def run_probes(evidence: Evidence) -> None:
     """Run the port once on every probe, and again on the first."""
     arguments = evidence.arguments
     assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
-    answered = functools.partial(_tell_if_wrong, evidence)
+    answered = functools.partial(_report_if_wrong, evidence)
     how: dict[str, Any] = {"logits_only": arguments.logits_only, "answered": answered}
     ran = run_all(evidence.build, arguments.probes, evidence.progress, **how)
     probes = {key: lean(probe, ran.actual[key], evidence.progress) for key, probe in ran.probes.items()}
@@ -71,12 +71,12 @@ def run_probes(evidence: Evidence) -> None:
     evidence.repeated = _repeated(first, ran.actual[first.name], again, arguments.dtype)
 
 
-def _tell_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
+def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
     """Report the first wrong result before the next call, unless the reference of a large model would take too long."""
-    if not evidence.is_told and not probe.is_large:
+    if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
-            evidence.is_told = True
+            evidence.is_wrong_reported = True
             evidence.located(_that_diverges(evidence, wrong))
 
 
@@ -199,7 +199,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Make the form of the results the first divergence."""
+    """Report that the results are no plain logits, as the first divergence."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():

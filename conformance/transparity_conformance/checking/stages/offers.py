@@ -38,13 +38,15 @@ from transparity_conformance.running.process.running import is_loader, run, shar
 
 OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"
 
-NOT_OF_GIVEN = "not compared for given parameters; --config compares it for random ones"
+NOT_OF_GIVEN = "compared only for random parameters, for example with --config"
 
 CALLS = 120
-"""The number of forward passes in a history. If all are right, at most 2.5 % of calls are wrong at 95 % confidence."""
+"""The number of forward passes in a history.
+
+If no call is wrong, then fewer than 2.5 % of all possible calls are wrong, at 95 % confidence."""
 
 CALLS_OF_LARGE = 2
-"""The number of forward passes in a history of a model whose forward passes are slow."""
+"""The number of forward passes in a history if the model is large, and each pass therefore slow."""
 
 CLAIM = "histories"
 
@@ -99,13 +101,13 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 @dataclass(frozen=True)
 class _Request:
-    """A way to use a capability, with requests to which the port has replied correctly."""
+    """A claim about a capability that agreed, with its requests, which are repeated in a history."""
 
     row: Capability
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """The places that were already wrong in the first reply."""
+    """The values `where` of the faults that were found before the history."""
 
 
 def compare_history(

@@ -1,4 +1,4 @@
-"""The stages of a check on several ranks: they compare with one rank, compare replicas, and compare dropout.
+"""The stages of a check on several ranks: compare them with one rank, compare replicas, and compare dropout masks.
 
 If several ranks differ from one rank of the same code by more than rounding, the sharding is wrong. A port may offer a
 forward pass in training mode, `with_dropout(**tokens)`, that returns a dict of taps. On different ranks, dropout must
@@ -38,7 +38,7 @@ SIDES = 2
 """The number of budgets that a difference of two runs may use, as both runs round."""
 
 FLUKE = 1e-6
-"""If independent masks would be equal with a smaller probability than this, equal masks have the same seed."""
+"""Two equal dropout masks are reported as one seed if independent masks are equal with a smaller probability."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
@@ -91,7 +91,7 @@ def judge_ranks(evidence: Evidence) -> None:
 
 
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Return the report with the comparison of one rank and several, and with replicas that differ."""
+    """Return the report with two results added: whether several ranks equal one rank, and whether replicas differ."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)

@@ -50,7 +50,7 @@ QUICK = "other sizes, capabilities, repeated calls and the audit: --quick compar
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
-    """Call a port that agrees at other sizes, and on the long prompts that the user asked for."""
+    """If the port agrees so far, call it at other sizes, and on the long prompts that the user asked for."""
     arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
         leave_out(arguments.long, reached)
@@ -75,14 +75,14 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def leave_out_all(evidence: Evidence) -> None:
-    """Record that only the forward pass is compared; a port that agrees there is inconclusive."""
+    """Record that --quick compares only the forward pass, so the verdict is `inconclusive` instead of `agrees`."""
     coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
     verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
     evidence.add(coverage=coverage, verdict=verdict)
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """Return the model for calls with an attention mask; empty if the loaded model has no such argument."""
+    """Return a model to call with an attention mask, or an empty tuple if the loaded model takes no such argument."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()
@@ -95,9 +95,8 @@ def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
 
 def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
     """Call the port on every probe of `models`."""
-    reached, dtype = evidence.reached, evidence.arguments.dtype
+    reached = evidence.reached
     calls = sum(len(model.calls) for model in models)
-    asked = evidence.first.config.max_length if evidence.arguments.config is not None else LONGEST_THRESHOLD
     for model in models:
         function: Callable[..., Any] | None = evidence.ran.forward
         if not model.is_asked:
@@ -109,38 +108,43 @@ def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
             evidence.progress("calling the port at other sizes", len(reached.compared), calls)
             if reached.seconds > SECONDS_OF_A_PORT and number >= WITHOUT_LIMIT:
                 reached.left_out.append(probe)
-            elif not _compared(function, probe, reached, dtype, asked):
+            elif not _compared(evidence, function, probe):
                 break
-        _bisect(function, model, reached, dtype, asked)
+        _bisect(evidence, function, model)
     if reached.wrong:
         probe = reached.wrong[0].probe
         with contextlib.suppress(PortError):  # an error means that a new object is wrong, too
             alone = run(built(evidence.build, probe), probe, logits_only=True)
-            reached.is_history = not compare(probe, alone["logits"], dtype).is_wrong
+            reached.is_history = not compare(probe, alone["logits"], evidence.arguments.dtype).is_wrong
 
 
-def _compared(function: Callable[..., Any], probe: ReachProbe, reached: ReachedCalls, dtype: str, asked: int) -> bool:
-    """Call a port and compare its logits; return whether it accepted the call. It may refuse lengths beyond `asked`."""
+def _compared(evidence: Evidence, function: Callable[..., Any], probe: ReachProbe) -> bool:
+    """Call a port and compare its logits; return False if it refuses the call."""
+    arguments, reached = evidence.arguments, evidence.reached
+    asked = evidence.first.config.max_length if arguments.config is not None else LONGEST_THRESHOLD
     is_derived, may_refuse = not probe.model.is_asked, max(probe.lengths) > asked
     taps = call_model(function, probe, reached, is_derived, logits_only=True, may_refuse=may_refuse)
     if taps is not None:
-        reached.compared.append(compare(probe, taps["logits"], dtype))
+        reached.compared.append(compare(probe, taps["logits"], arguments.dtype))
     return taps is not None
 
 
-def _bisect(function: Callable[..., Any], model: ReachModel, reached: ReachedCalls, dtype: str, asked: int) -> None:
+def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel) -> None:
     """Find the first wrong length of a model whose short calls are right and whose long calls are wrong."""
-    sides = len(model.config.input_names)
+    sides, reached = len(model.config.input_names), evidence.reached
 
     def call(length: int) -> bool | None:
-        answered = _compared(function, model.probe(1, (length,) * sides), reached, dtype, asked)
+        answered = _compared(evidence, function, model.probe(1, (length,) * sides))
         return reached.compared[-1].is_wrong if answered else None
 
     bisect([each.call for each in reached.compared if each.probe.model is model], call)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference; slightly over the budget, measure it again with sequential sums."""
+    """Compare logits with the reference.
+
+    If the error is slightly larger than the budget, the budget is measured again, with sequential sums.
+    """
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
@@ -201,16 +205,15 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 def call_long(evidence: Evidence) -> None:
     """Call a port on long prompts, the shortest first, until one is wrong; then find the shortest wrong prompt."""
-    forward, probes, reached = evidence.ran.forward, evidence.arguments.long, evidence.reached
-    dtype, progress = evidence.arguments.dtype, evidence.progress
+    probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
             leave_out(probes[number:], reached)
             return
-        progress("calling the port at long prompts", number, len(probes))
-        errors = _errors(forward, probe, reached)
-        progress("measuring rounding at long prompts", number, len(probes))
-        found = _comparison(probe, errors, dtype)
+        progress("calling the port with long prompts", number, len(probes))
+        errors = _errors(evidence, probe)
+        progress("measuring rounding for long prompts", number, len(probes))
+        found = _comparison(probe, errors, evidence.arguments.dtype)
         reached.compared.append(found)
         if errors is not None and found.is_wrong:
             wrong = np.flatnonzero(~(errors <= found.budget))
@@ -219,7 +222,7 @@ def call_long(evidence: Evidence) -> None:
                 says = f"{len(wrong):,} of {len(errors):,} positions are wrong, from position {wrong[0]:,} on"
             reached.notes.append(f"{probe.name}: {says}")
             if has_prefixes(probe.config):
-                _shorten(forward, probe, errors, dtype, reached)
+                _shorten(evidence, probe, errors)
             if not can_be_walked(shortest := reached.wrong[0].probe):
                 reached.notes.append(f"{shortest.name}: no causes are searched for, because memory is too small")
 
@@ -239,9 +242,9 @@ def can_be_walked(probe: Probe) -> bool:
     return length <= LONGEST and needed <= available_memory()
 
 
-def _errors(forward: Callable[..., Any], probe: LongProbe, reached: ReachedCalls) -> np.ndarray | None:
+def _errors(evidence: Evidence, probe: LongProbe) -> np.ndarray | None:
     """Return the largest error at each position; None if the logits have another shape."""
-    taps = call_model(forward, probe, reached, False, logits_only=True)
+    taps = call_model(evidence.ran.forward, probe, evidence.reached, False, logits_only=True)
     assert taps is not None  # a failure at a requested length raises
     logits = taps["logits"]
     return probe.oracle.errors(logits) if logits.shape == probe.oracle.shape else None
@@ -256,16 +259,14 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
     return Comparison(probe, error, budget, {"row": [error]} | ({"position": errors.tolist()} if is_shown else {}))
 
 
-def _shorten(
-    forward: Callable[..., Any], probe: LongProbe, errors: np.ndarray, dtype: str, reached: ReachedCalls
-) -> None:
+def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
     """Find the shortest wrong prompt, which usually ends at the first wrong position."""
-    right, wrong = 0, len(errors)
+    right, wrong, dtype = 0, len(errors), evidence.arguments.dtype
     middle = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))
     while right < middle < wrong:
         part = probe.prefix(middle)
-        found = _comparison(part, _errors(forward, part, reached), dtype)
-        reached.compared.append(found)
+        found = _comparison(part, _errors(evidence, part), dtype)
+        evidence.reached.compared.append(found)
         if found.is_wrong and right == 0:
             return
         right, wrong = (right, middle) if found.is_wrong else (middle, wrong)

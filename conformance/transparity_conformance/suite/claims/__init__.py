@@ -22,7 +22,7 @@ from transparity_conformance.report.comparison import BackendSubject, ClaimEvide
 from transparity_conformance.suite.bench import Bench
 
 Check = Callable[..., Iterator[ClaimEvidence]]
-"""Yields the evidence of a bench; for a claim about several cases, it also gets the cases."""
+"""A function of a bench that yields evidence; for a claim about several cases, `cases` is its second argument."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Claim:
     quick: tuple[str, ...] = EVERY
     """The dtypes in which the quick suite tests the claim."""
     needs: tuple[str, ...] = ()
-    """Packages with independent implementations with which the claim compares."""
+    """Packages whose implementations are compared with the reference."""
     harness: bool = False
-    """Whether the claim is about single functions or modules, for which a backend needs a harness."""
+    """Whether the claim is about single functions or modules. A harness provides these functions and modules."""
     sharded: bool = False
-    """Whether the claim is about the backend on several ranks, for which the backend needs a harness."""
+    """Whether the claim is about a backend on several ranks. Such a backend needs a harness."""
 
     def is_about(self, subject: BackendSubject, first_mode: bool) -> bool:
         return (
@@ -82,12 +82,11 @@ def claim(
     def register(check: Check) -> Check:
         name = f"{topic or check.__module__.rpartition('.')[2]}.{check.__name__}"
         says = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
-        every = functools.partial(_check, name, check)
-        made = Claim(name, says, every, sharded=sharded, harness=harness or sharded, **about)
+        made = Claim(name, says, check, sharded=sharded, harness=harness or sharded, **about)
         if cases:
-            of_all = functools.partial(every, cases=tuple(all_cases))
+            of_all = functools.partial(check, cases=tuple(all_cases))
             full = replace(made, check=of_all, dtypes=all_in, quick=()) if all_in else None
-            made = replace(made, check=functools.partial(every, cases=cases), full=full)
+            made = replace(made, check=functools.partial(check, cases=cases), full=full)
         CLAIMS[name] = made
         return check
 
@@ -95,9 +94,10 @@ def claim(
 
 
 def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], Check]:
-    """Turn a check of a bench, a probe and a record into a check of a bench, which yields evidence for every preset.
+    """Turn a check of one preset into a check of a bench that yields evidence for every preset in `cases`.
 
-    `cases` are presets, or the name of an attribute of the bench that lists presets; `probe` names the probe.
+    The check of one preset gets the bench, the preset's probe `probe`, and a record. `cases` may also be the name of an
+    attribute of the bench.
     """
 
     def decorate(check: Check) -> Check:
@@ -110,11 +110,6 @@ def each(cases: str | Iterable[str], probe: str = "mixed") -> Callable[[Check], 
         return of_every_case
 
     return decorate
-
-
-def _check(name: str, check: Check, bench: Bench, **cases: Any) -> Iterator[ClaimEvidence]:
-    """Yield the evidence of a check; the bench knows the name of the claim."""
-    yield from check(bench.about(name), **cases)
 
 
 @functools.cache
@@ -139,7 +134,10 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield every claim, also with all its cases, with each subject of a backend, and whether it is quick."""
+    """Yield each claim with each subject of a backend to which it applies, and whether the quick suite tests it.
+
+    A claim with more cases than the quick suite tests is yielded twice: with few cases, and with all.
+    """
     for subject, quick in subjects(name):
         for each in all_claims().values():
             for made in (each, each.full):

@@ -83,7 +83,7 @@ def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
     given["the future masked, and sinks"] = masks["the future masked"], arrays | sinks
     given["mixed rows, a bias and sinks"] = masks["a random mask"], arrays | bias | sinks
     return {
-        name: (mask, arrays, Oracle(functools.partial(_explicitly, mask), arrays))
+        name: (mask, arrays, Oracle(functools.partial(_attended_by_reference, mask), arrays))
         for name, (mask, arrays) in given.items()
     }
 
@@ -96,7 +96,7 @@ def long_sequences(bench: Bench) -> Iterator[ClaimEvidence]:
         yield bench.evidence(name).oracle(oracle, "context", result)
 
 
-def _explicitly(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
+def _attended_by_reference(mask: np.ndarray, arrays: Arrays, tap: Tap) -> None:
     _attended(reference_function("mixers.attention.attention", dtype=arrays["query"].dtype.name), mask, arrays, tap=tap)
 
 

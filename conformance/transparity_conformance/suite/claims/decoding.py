@@ -83,7 +83,10 @@ def ragged(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
 
 
 def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = "") -> Iterator[ClaimEvidence]:
-    """Compare the logits of each way to decode a case with a forward pass; `name` selects another model."""
+    """Decode a case in chunks, in each of the `ways`, and compare the logits with one forward pass.
+
+    `name` is the name of the model if it is not `case`.
+    """
     dtype = bench.subject.dtype
     config, parameters, inputs, oracle = model(name or case)
     forward, record = bench.forward(config, parameters), bench.evidence(case)
@@ -103,7 +106,7 @@ def cached(bench: Bench, case: str, ways: list[tuple[str, Chunks]], name: str = 
             beyond = np.abs(logits - expected).max() - error
             # Products with another number of rows sum in another order, so errors differ but have the same size.
             allowed = error + oracle.noise(dtype)["logits"]
-            yield record.within(f"{way}: error beyond the full pass's", max(0.0, beyond), 0.0, allowed)
+            yield record.within(f"{way}: error in excess of the forward pass", max(0.0, beyond), 0.0, allowed)
 
 
 def _is_refused(forward: Forward, config: TransformerConfig, inputs: Arrays) -> bool:
@@ -120,7 +123,7 @@ SOME = [(way, chunks) for way, chunks in splits(LENGTH, ROWS) if way in ("1+1+1+
 
 FAMILIES = tuple(case for case, config in CASES.items() if config.has_decoder and config.head == "logits")
 FEW = ("qwen", "gemma", "t5", "opt", "qwen3-next", "mamba2")
-"""The families that are tested if every model is compiled."""
+"""The families that are tested if the backend compiles each model."""
 
 
 @claim(

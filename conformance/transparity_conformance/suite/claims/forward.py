@@ -29,9 +29,9 @@ digits."""
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""Presets for which float64 is tested with other shapes, if the backend compiles every shape.
+"""The presets whose probes of other shapes are tested in float64 if the backend compiles each shape.
 
-In float32, all presets are tested with other shapes.
+In float32, these probes of all presets are tested.
 """
 
 
@@ -108,12 +108,15 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""Families that are tested if every model is compiled; together they have all features that no preset has."""
+"""The families that are tested if the backend compiles each model.
+
+Together they have all features that no preset has.
+"""
 
 
 @functools.cache
 def mixed(case: str) -> Probe:
-    """Return the probe of a case whose rows are of every kind."""
+    """Return the probe of a case that has rows of all kinds, such as padded ones."""
     return probes_of(MODELS[case], case)["mixed"]
 
 
@@ -175,7 +178,7 @@ def taps_in_every_precision(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="precision", dtypes=("float32",), of_reference=True)
 def activations_are_rounded(bench: Bench) -> Iterator[ClaimEvidence]:
-    """If activations are in half precision, rounding them to it again does not change them."""
+    """Activations in half precision do not change when they are rounded to half precision again."""
     probe = probes("notes-lm")["mixed"]
     for half in HALF:
         if half in bench.backend.dtypes:

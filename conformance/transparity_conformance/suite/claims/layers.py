@@ -167,13 +167,13 @@ def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def layer(bench: Bench) -> Iterator[ClaimEvidence]:
-    """LayerNorm divides by √(variance + eps), where the variance is over n."""
+    """LayerNorm divides by √(variance + eps); the variance is a sum of squares divided by n, not by n − 1."""
     yield from at_every_spread(bench, "norms.layer_norm")
 
 
 @claim(topic="normalization", harness=True)
 def layer_unbiased(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Document 003's norm divides by the standard deviation over n − 1, plus eps."""
+    """Document 003's norm divides by (standard deviation + eps); the variance is a sum of squares divided by n − 1."""
     yield from at_every_spread(bench, "norms.layer_norm_unbiased")
 
 
@@ -188,7 +188,7 @@ def batch_evaluation(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @claim(topic="normalization", harness=True)
 def batch_statistics(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Batch statistics are the mean and the variance over n of each feature, over all rows and positions."""
+    """Batch statistics are the mean and the variance of each feature over all n rows and positions, divided by n."""
     arrays = {"x": norm_inputs(2)["x"]}
     oracle = function_oracle("norms.batch_statistics", arrays)
     for name, value in named_parts(bench.function("norms.batch_statistics")(*arrays.values())):

@@ -110,7 +110,7 @@ def batch_order_permutes_output(bench: Bench, probe: Probe, record: ClaimRecord)
 @claim(dtypes=EVERY, of_reference=True, compiled=True)
 @each("fast_cases")
 def runs_are_bitwise_equal(bench: Bench, probe: Probe, record: ClaimRecord) -> Iterator[ClaimEvidence]:
-    """Two runs are bitwise equal, also if the model runs on other inputs between them."""
+    """Two runs are bitwise equal, even if the model runs on other inputs between the two."""
     first = logits(bench, probe, probe.inputs)
     other = {name: value[::-1].copy() for name, value in probe.parameters.items()}
     logits(bench, probe, probes(probe.case)["text"].inputs, other)

@@ -22,13 +22,15 @@ FEW_ULPS = RULES["float64"].floor * epsilon("float64")
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
 def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
-    """Every distance is in the bucket of T5's definition, also if the limit of a bucket is a whole number."""
+    """Every distance is in the bucket that T5 defines, even if the limit of a bucket is a whole number."""
     bucket_of = bench.function("positions.bias.relative_buckets")
     pairs = ((4, 5), (4, 200), (6, 81), (8, 9), (8, 400), (10, 160), (12, 17), (16, 288), (32, 25), (32, 128))
     for buckets, farthest in pairs:
         distances = np.arange(-3 * farthest, 3 * farthest + 1)
         for both in (False, True):
-            record = bench.evidence(f"{buckets} buckets up to {farthest}, both {both}")
+            record = bench.evidence(
+                f"{buckets} buckets up to distance {farthest}, {'both directions' if both else 'only the past'}"
+            )
             truth = [_bucket(int(distance), buckets, farthest, both) for distance in distances]
             yield record.exactly("buckets", bucket_of(distances, buckets, farthest, both=both), truth)
 

@@ -28,7 +28,6 @@ from transparity_numpy.harness import function as reference_function
 def loss_agrees(
     bench: Bench, case: str, logits: np.ndarray, targets: np.ndarray, expected: float, **named: Any
 ) -> ClaimEvidence:
-    """Compare the backend's loss with the expected number."""
     oracle = function_oracle("training.loss.cross_entropy", {"logits": logits, "targets": targets}, **named)
     result = bench.function("training.loss.cross_entropy")(logits, targets, **named)
     return bench.evidence(case).within("loss", result, expected, oracle.budget("result", bench.subject.dtype))
@@ -122,7 +121,7 @@ def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arra
 
 OF_FAMILIES = tuple(case for case, config in CASES.items() if config.head == "logits")
 FEW_FAMILIES = ("qwen", "gemma", "t5", "qwen3-next", "mamba2")
-"""The families that are tested if every model is compiled."""
+"""The families that are tested if the backend compiles each model."""
 
 
 @claim(

@@ -72,8 +72,8 @@ def is_named(folder: Path, config: pytest.Config) -> bool:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore what the session does not collect.
 
-    Without `--benchmark`, benchmarks are ignored. With it, everything else is ignored unless the command line names it.
-    Tests with real weights are ignored unless the command line names them.
+    Without `--benchmark`, benchmarks are ignored. With `--benchmark`, all tests are ignored that the command line does
+    not name. Tests with real weights are always ignored unless the command line names them.
     """
     if collection_path == CHECKPOINTS and not is_named(CHECKPOINTS, config):
         return True
@@ -107,11 +107,11 @@ LONG_CLAIMS = (
     *(f"families.taps_and_logits-flax-{dtype}-" for dtype in ("float64", "bfloat16", "float16")),
     *("decoding.every_chunking-flax-", "sharding.ten_steps-", "sharding.greedy_generation-"),
 )
-"""Parts of the names of claims that count as long tests. A shorter claim covers a part of each, except claims about
-`torch.compile` and about JAX without compilation."""
+"""Parts of the names of claims that are long tests. For most long claims, a shorter claim makes a part of the same
+comparisons. Claims about `torch.compile` and about JAX without compilation have no shorter claim."""
 
 ALWAYS = "decoding.single_row-flax-float32-eager"
-"""The only claim about JAX without compilation that does not count as long."""
+"""The only claim about JAX without compilation that `nox -s tests` checks."""
 
 MANY = 8
 """With more processes than this, some would be idle if each process had whole subjects."""
@@ -142,7 +142,7 @@ ROWS = (
     "test_a_port_has_its_golden_report",
     "test_what_no_configuration_says_is_refused",
 )
-"""Tests of which each case has its own duration, like the claims."""
+"""Tests with a duration for each case, as for claims; for all other tests, the mean of the cases is recorded."""
 
 
 def name_of(nodeid: str) -> tuple[str, str]:

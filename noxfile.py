@@ -53,13 +53,19 @@ def compiled(session: nox.Session) -> dict[str, str]:
     }
 
 
+def quickly(session: nox.Session) -> dict[str, str]:
+    """Return the environment variables for tests in two processes, whose JAX compiles without slow passes."""
+    return SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
+
+
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 
 def install(session: nox.Session, *groups: str, project: str = ".[all]") -> None:
-    """Install the project as editable, and `groups` with the versions of constraints.txt, if any of these has changed.
+    """Install the project as editable, and dependency groups with the versions of constraints.txt.
 
-    Installed packages are not compiled, because this takes 39 s of processor time and saves 6 s.
+    Nothing is installed if pyproject.toml, constraints.txt and the arguments are unchanged. Installed packages are not
+    compiled, because this takes 39 s of processor time and saves 6 s.
     """
     requirements = nox.project.dependency_groups(PYPROJECT, *groups)
     arguments = ["--constraint", "constraints.txt", *requirements]
@@ -82,25 +88,22 @@ def install_alone(session: nox.Session, group: str) -> None:
 def conformance(session: nox.Session) -> None:
     """Check every claim against every backend and print the agreement matrix (the main job)."""
     install(session, "test")
-    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
     suite = ["conformance/transparity_conformance", "-m", "not slow"]
-    session.run("pytest", *suite, *PARALLEL, *session.posargs, env=environment)
+    session.run("pytest", *suite, *PARALLEL, *session.posargs, env=quickly(session))
 
 
 @nox.session
 def choose(session: nox.Session) -> None:
     """Record which lines each test runs, and choose the tests of `nox -s tests` by them."""
     install(session, "test", "benchmarks", "choosing", "examples", "runtimes")
-    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("python", "-m", "tests.choosing", "record", *PARALLEL, env=environment)
-    session.run("python", "-m", "tests.choosing", "choose", env=environment | {"PYTHONPATH": "conformance"})
+    session.run("python", "-m", "tests.choosing", "record", *PARALLEL, env=quickly(session))
+    session.run("python", "-m", "tests.choosing", "choose", env=quickly(session) | {"PYTHONPATH": "conformance"})
 
 
 def run_tests(session: nox.Session, *options: str) -> None:
     """Run the tests of a session, which conftest.py selects, in two processes."""
     install(session, "test", "benchmarks", "examples", "runtimes")
-    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("pytest", "conformance", "tests", *PARALLEL, *options, *session.posargs, env=environment)
+    session.run("pytest", "conformance", "tests", *PARALLEL, *options, *session.posargs, env=quickly(session))
 
 
 @nox.session
@@ -111,7 +114,7 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests except the long ones, each with as many cases as take half a second."""
+    """Run all tests except the long ones; the cases of each test run for about half a second."""
     run_tests(session)
 
 
@@ -137,24 +140,28 @@ def meta(session: nox.Session) -> None:
     session.run("pytest", "conformance/meta", "--every-case", *PARALLEL, *session.posargs, env=SIDE_BY_SIDE)
 
 
+def measure(session: nox.Session, *options: str, **variables: str) -> None:
+    """Measure the checker on one of the pools."""
+    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"} | variables
+    session.run("python", "-m", "meta.measure", *options, env=environment)
+
+
 @nox.session
 def equivalents(session: nox.Session) -> None:
     """Check that every mutation that is listed as equivalent computes the same results."""
     install(session, "test")
-    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.measure", "--pool", "equivalents", *session.posargs, env=environment)
+    measure(session, "--pool", "equivalents", *session.posargs)
 
 
 @nox.session
 def power(session: nox.Session) -> None:
     """Measure how often the checker is right, on planted bugs, correct ports, attacks and adapters."""
     install(session, "test")
-    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.measure", "--jobs", "2", *session.posargs, env=environment)
+    measure(session, "--jobs", "2", *session.posargs)
     if not session.posargs:
         pools = ("attacks", "audits --twins", "adapting", "adapters", "alignment", "fitting", "modules", "ranks")
         for pool in map(str.split, pools):
-            session.run("python", "-m", "meta.measure", "--pool", *pool, env=environment)
+            measure(session, "--pool", *pool)
 
 
 @nox.session
@@ -162,17 +169,14 @@ def exam(session: nox.Session) -> None:
     """Run the exam: bugs in published code; it continues after an interruption."""
     install(session, "test", "exam")
     install_alone(session, "exam-alone")
-    environment = SIDE_BY_SIDE | {"PYTHONPATH": "conformance"}
-    session.run("python", "-m", "meta.measure", "--pool", "exam", "--jobs", "2", *session.posargs, env=environment)
+    measure(session, "--pool", "exam", "--jobs", "2", *session.posargs)
 
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Try 20,000 malformed inputs, each of which must soon end in a verdict or an error of one sentence."""
     install(session, "test")
-    environment = SIDE_BY_SIDE | compiled(session)
-    environment |= {"PYTHONPATH": "conformance", "XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("python", "-m", "meta.measure", "--pool", "fuzz", *session.posargs, env=environment)
+    measure(session, "--pool", "fuzz", *session.posargs, **quickly(session))
 
 
 @nox.session
@@ -195,8 +199,7 @@ def checkpoints(session: nox.Session) -> None:
     """Run two models with real weights in every backend, and compare their answers with known answers."""
     install(session, "test", "checkpoints")
     install_alone(session, "weights")
-    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("pytest", "tests/checkpoints", *session.posargs, env=environment)
+    session.run("pytest", "tests/checkpoints", *session.posargs, env=quickly(session))
 
 
 @nox.session
@@ -226,8 +229,7 @@ def imports(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the site into build/site/html, and fail on a broken link; `-- serve` shows it in a browser."""
     install(session, "docs")
-    environment = SIDE_BY_SIDE | compiled(session) | {"XLA_FLAGS": " ".join(COMPILE_QUICKLY)}
-    session.run("python", "-m", "docs.site", *session.posargs, env=environment)
+    session.run("python", "-m", "docs.site", *session.posargs, env=quickly(session))
 
 
 @nox.session

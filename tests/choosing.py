@@ -1,4 +1,4 @@
-"""Choose which tests of more than half a second `nox -s tests` runs, by the lines that each test runs.
+"""Choose which of the tests that take over half a second are deferred, by the lines that each test runs.
 
 | `python -m tests.choosing` | |
 |---|---|
@@ -47,7 +47,6 @@ disable_warnings = trace-changed, module-not-imported, no-data-collected, module
 
 CRITICAL = (
     "tests/bundles/test_hostile.py",
-    "tests/check/test_interrupted.py",
     "tests/check/test_isolation.py",
     "tests/check/test_process.py",
     "tests/golden/",
@@ -58,10 +57,10 @@ KILLERS: dict[str, str] = {}
 """Tests that stay because no other test notices a mutant, which the value describes."""
 
 BUDGET = 175.0
-"""Seconds of processor time for the tests that stay, without claims."""
+"""The processor time of `nox -s tests` without claims, in seconds."""
 
 PATIENCE = 60.0
-"""Seconds of processor time for the tests of one mutant that stay, and as many for its deferred tests."""
+"""The processor time for the tests of one mutant in seconds, both for `nox -s tests` and for deferred tests."""
 
 Lines = dict[str, set[tuple[str, int]]]
 """The lines that each test runs."""
@@ -88,7 +87,6 @@ def record(arguments: list[str]) -> int:
 
 
 def recorded() -> Lines:
-    """Return the lines that each test has run."""
     found: Lines = defaultdict(set)
     for path in sorted(RECORDED.glob("lines.*")):
         data = coverage.CoverageData(str(path))
@@ -102,7 +100,6 @@ def recorded() -> Lines:
 
 
 def seconds_of(test: str) -> float:
-    """Return the seconds that a test takes."""
     file, name = conftest.name_of(test)
     return conftest.measured().get(file, {}).get(name, 0.0)
 
@@ -110,8 +107,9 @@ def seconds_of(test: str) -> float:
 def chosen(lines: Lines, seconds: dict[str, float]) -> list[str]:
     """Return the tests that are not deferred.
 
-    Short tests stay, and so do the tests that `CRITICAL` and `KILLERS` name. Each step adds the test with most new
-    lines for each of its seconds, as long as `BUDGET` lasts. Once every line runs, tests may run lines a second time.
+    Short tests are never deferred, and neither are the tests that `CRITICAL` and `KILLERS` name. Each step adds the
+    test that runs most new lines per second, until the tests take `BUDGET`. When no test runs a new line, each step
+    adds the test that runs most lines that only one other test runs.
     """
     free = {test for test in lines if seconds[test] > conftest.QUICK and not test.startswith((*CRITICAL, *KILLERS))}
     kept = sorted(lines.keys() - free)
@@ -177,7 +175,7 @@ def check_mutants(sample: int, seed: int) -> int:
 
 
 def first_failure(tree: Path, mutant: Mutant, tests: list[str]) -> str:
-    """Return the first of the tests that fails if the file of the tree is the mutant, or an empty string."""
+    """Write a mutant into the tree, and return the first test that fails, or an empty string."""
     total, tried = 0.0, list[str]()
     for test in tests:
         total += seconds_of(test)

@@ -1,14 +1,12 @@
-"""Fixtures for tests of the tools: the installed backends, and errors that must be one sentence."""
+"""Fixtures for tests of the tools: the installed backends, and a cache of the session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 import pytest
 
-from transparity.errors import TransparityError
 from transparity.protocol import ENTRY_POINTS, HARNESS_ENTRY_POINTS, Backend, Harness
 from transparity_conformance import cache
 from transparity_conformance.checkpoints import importing
@@ -25,7 +23,6 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(params=["numpy", "pytorch", "flax"])
 def column(request: pytest.FixtureRequest) -> str:
-    """Return the name of each of our columns."""
     name: str = request.param
     return name
 
@@ -48,26 +45,5 @@ def harness(column: str) -> Harness:
 
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat every model as a large one."""
     monkeypatch.setattr(importing, "LARGE", 0)
     monkeypatch.setattr(probes, "LARGE", 0)
-
-
-@pytest.fixture
-def refused() -> Callable[..., AbstractContextManager[None]]:
-    """Return a context manager: `with refused(ParameterError, "Parameter 'head.bias' is missing"):`.
-
-    The block must raise this error, with one sentence that begins with this text.
-    """
-
-    @contextmanager
-    def refusal(error: type[TransparityError], begins: str) -> Iterator[None]:
-        with pytest.raises(error) as caught:
-            yield
-        message = str(caught.value)
-        assert message.startswith(begins)
-        assert message.endswith(".")
-        assert "\n" not in message
-        assert ". " not in message, "the message must be one sentence"
-
-    return refusal

@@ -34,10 +34,6 @@ def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
     return adapter.tensors(GPT2, PARAMETERS, made_by(NANO_GPT, GPT2).tensors())
 
 
-def changed(**lines: str) -> Adapter:
-    return Adapter(found().lines | lines, found().zero, found().unused)
-
-
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "adapter.toml"
     adapter = Adapter(found().lines | {"head.bias": ""}, ["a.{i}.bias"], ["mask"])
@@ -65,7 +61,7 @@ def test_every_number_of_a_tensor_is_that_of_its_parameter() -> None:
 )
 def test_a_line_that_cannot_be_is_one_sentence(lines: dict[str, str], message: str) -> None:
     with pytest.raises(AdapterError) as error:
-        tensors(changed(**lines))
+        tensors(Adapter(found().lines | lines, found().zero, found().unused))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

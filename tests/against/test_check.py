@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from tests.helpers import invoke
 
 from transparity_conformance import check
-from transparity_conformance.cli import app
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
@@ -157,7 +156,6 @@ def test_an_explained_mistake_stays_explained_beside_one_that_is_not(tmp_path: P
 
 
 def test_an_unlike_port_is_not_explained(tmp_path: Path) -> None:
-    """Check that a cause is reported only if it reproduces the port's answer."""
     report = against_theirs(tmp_path, THEIRS.replace("x + self.down(h)", "x + self.down(h).cumsum(1) * x.sin()"))
     assert report.verdict == "diverges"
     assert any(not fault.causes for fault in report.faults)
@@ -181,9 +179,7 @@ def test_the_command_checks_modules_and_writes_both_lines(tmp_path: Path) -> Non
     inputs.write_text(
         "import numpy\ninputs = [{'tokens': numpy.arange(10).reshape(2, 5)}, {'tokens': numpy.ones((1, 3), int)}]"
     )
-    result = CliRunner().invoke(
-        app, ["check", port, "--against", theirs, "--inputs", str(inputs), "--json", str(answer)]
-    )
+    result = invoke("check", port, "--against", theirs, "--inputs", inputs, "--json", answer)
     assert result.exit_code == 1, result.output
     assert "departs from theirs.py:" in re.sub(r"\s+", " ", result.output)
     fault = json.loads(answer.read_text())[0]["faults"][0]
@@ -205,7 +201,7 @@ def test_a_mistake_of_the_user_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "port", THEIRS)
     written(tmp_path, "theirs", THEIRS)
-    result = CliRunner().invoke(app, ["check", "port.py:Model", *arguments])
+    result = invoke("check", "port.py:Model", *arguments)
     assert result.exit_code == 2, result.output
     assert says in re.sub(r"\s+", " ", result.output)
 
@@ -230,7 +226,7 @@ def checked_with(text: str, folder: Path) -> Any:
     written(folder, "theirs", THEIRS)
     (folder / "inputs.py").write_text("import numpy\ninputs = [{'tokens': numpy.arange(14).reshape(2, 7)}]")
     command = ["check", "port.py:Model", "--against", "theirs.py:Model", "--inputs", "inputs.py"]
-    return CliRunner().invoke(app, command)
+    return invoke(*command)
 
 
 def test_tensors_with_other_names_are_paired_by_what_the_port_computes(

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import invoke
 from torch import nn
-from typer.testing import CliRunner
 
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
-from transparity_conformance.cli import app
 from transparity_conformance.report.check.page import as_html
 
 INPUTS = [{"tokens": np.arange(10).reshape(2, 5)}, {"tokens": np.ones((1, 3), np.int64)}]
@@ -38,8 +37,6 @@ class Silu(Relu):
 
 
 class Heights(nn.Module):
-    """A module that takes no tokens, images or frames."""
-
     def forward(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(low, torch.eye(7)) + high
 
@@ -185,10 +182,10 @@ def test_the_command_takes_two_references_and_no_more(tmp_path: Path) -> None:
     files = {name: f"{tmp_path / name}.py:Model" for name in ("port", "one", "two")}
     rest = ["--inputs", str(tmp_path / "inputs.py"), "--json", str(tmp_path / "answer.json"), "--budget", "1"]
     command = ["check", files["port"], "--against", files["one"], "--against", files["two"]]
-    result = CliRunner().invoke(app, [*command, *rest])
+    result = invoke(*command, *rest)
     assert result.exit_code == 1, result.output
     assert "Your port differs from the other two" in re.sub(r"\s+", " ", result.output)
     assert json.loads((tmp_path / "answer.json").read_text())[0]["third"]["stands_alone"] == "port"
-    result = CliRunner().invoke(app, [*command, "--against", files["two"], *rest])
+    result = invoke(*command, "--against", files["two"], *rest)
     assert result.exit_code == 2
     assert "3 references were given" in re.sub(r"\s+", " ", result.output)

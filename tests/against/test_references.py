@@ -27,12 +27,26 @@ INPUTS = [
     {"tokens": np.random.default_rng(n).integers(0, 37, shape)} for n, shape in enumerate([(2, 7), (1, 1), (3, 12)])
 ]
 
+NNX = {
+    "np.": "jnp.",
+    "jnp.load": "np.load",
+    "import numpy as np": "import jax.numpy as jnp\nimport numpy as np\nfrom flax import nnx",
+    "class Layer:": "class Layer(nnx.Module):",
+    "class Model:": "class Model(nnx.Module):",
+    "name, value)": "name, nnx.Param(jnp.asarray(value)))",
+    'weights["embedding"]': 'nnx.Param(jnp.asarray(weights["embedding"]))',
+    'weights["norm"]': 'nnx.Param(jnp.asarray(weights["norm"]))',
+    "[Layer(each) for each in layers]": "nnx.List([Layer(each) for each in layers])",
+}
+"""Replacements that turn the NumPy decoder into one in flax.nnx."""
+
 FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     "number": {"": ("/ 6**0.5", "/ 6")},
     "function": {
         "pytorch": ("functional.silu", "functional.relu"),
         "numpy": ("x / (1 + np.exp(-x))", "np.maximum(x, 0)"),
-        "": ("jax.nn.silu", "jax.nn.relu"),
+        "nnx": ("x / (1 + jnp.exp(-x))", "jnp.maximum(x, 0)"),
+        "functions": ("jax.nn.silu", "jax.nn.relu"),
     },
     "operand": {"": ("weights @ v", "weights @ k")},
     "mask": {"pytorch": ("dtype=torch.bool))", "dtype=torch.bool), 1)"), "": (", bool))", ", bool), 1)")},
@@ -44,7 +58,6 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the weights that all decoders load."""
     draw = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"embedding": (37, 24), "norm": (24,)}
     maps = {"query": (24, 24), "key": (24, 24), "value": (24, 24), "out": (24, 24), "gate": (24, 40), "up": (24, 40)}
@@ -60,11 +73,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def decoder(framework: str, folder: Path, *, text: str | None = None, into: Path | None = None) -> Any:
-    file = DECODERS / f"decoder_{framework}.py"
-    if text is not None and into is not None:
-        file = into / f"port_{framework}.py"
-        file.write_text(text, encoding="utf-8")
+def text_of(framework: str) -> str:
+    """Return the source of a decoder."""
+    text = (DECODERS / f"decoder_{'numpy' if framework == 'nnx' else framework}.py").read_text(encoding="utf-8")
+    for old, new in NNX.items() if framework == "nnx" else ():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def decoder(framework: str, folder: Path, *, text: str = "", into: Path | None = None) -> Any:
+    file = (into or folder) / f"{'port' if text else 'decoder'}_{framework}.py"
+    file.write_text(text or text_of(framework), encoding="utf-8")
     return load_port(f"{file}:load")(str(folder))
 
 
@@ -79,7 +99,7 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
     """Return the replaced text, its replacement, and its line."""
     old, new = FAULTS[fault].get(framework, FAULTS[fault][""])
-    lines = (DECODERS / f"decoder_{framework}.py").read_text(encoding="utf-8").splitlines()
+    lines = text_of(framework).splitlines()
     return old, new, next(number for number, line in enumerate(lines, 1) if old in line)
 
 
@@ -100,7 +120,7 @@ def test_a_fault_is_told_with_the_lines_of_both_frameworks(
     fault: str, port: str, reference: str, folder: Path, tmp_path: Path
 ) -> None:
     old, new, line = row_of(fault, port)
-    text = (DECODERS / f"decoder_{port}.py").read_text(encoding="utf-8").replace(old, new)
+    text = text_of(port).replace(old, new)
     made = decoder(port, folder, text=text, into=tmp_path)
     report = check(made, against=decoder(reference, folder), inputs=INPUTS)
     assert report.verdict == "diverges"
@@ -167,7 +187,6 @@ TOKENS = np.random.default_rng(3).integers(0, 37, (2, 7))
 
 @pytest.mark.parametrize("function", JAX, ids=lambda function: function.__name__)
 def test_a_program_of_jax_has_the_functions_answer_in_float64(function: Any) -> None:
-    """Call `answer`, which compares the reference with its JAX program."""
     reference = reference_of("theirs", function)
     answer, budget = reference.answer({"tokens": TOKENS})
     with jax.enable_x64(True):
@@ -224,8 +243,6 @@ def test_an_array_keeps_its_place_after_a_walk() -> None:
 
 
 class Counting:
-    """A callable whose output changes with every call."""
-
     def __init__(self) -> None:
         self.table, self.calls = EMBEDDING, 0
 

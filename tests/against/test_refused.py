@@ -22,8 +22,6 @@ HIDDEN = torch.arange(8) > 5
 
 
 class Model(nn.Module):
-    """An embedding and a linear layer, followed by a given function."""
-
     def __init__(self, end: Callable[[Tensor], Any]) -> None:
         super().__init__()
         torch.manual_seed(0)

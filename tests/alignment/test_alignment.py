@@ -116,7 +116,7 @@ def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_pad
 
 
 def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
-    """Check a tap that equals a product if its bias is missing; for one row, the port transposes the weight."""
+    """Check a product without its bias, which equals a tap; for a single row, the port transposes the weight."""
     probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
     plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
     taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])
@@ -125,8 +125,6 @@ def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
 
 
 class FiveBugs(Model):
-    """A Llama with five bugs."""
-
     def rms(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.c.norm_eps) * gain
 

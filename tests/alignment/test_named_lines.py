@@ -1,16 +1,21 @@
-"""Recorded operations tell causes apart, show the line of a wrong step with a cache, and find the chosen experts."""
+"""Recorded operations tell causes apart, and show the line of a wrong step with a cache or of wrong rotary angles.
+
+A port may repeat heads before it rotates them. It may reorder rotated features if queries and keys have the same order.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.listening.common import is_same
 
+from meta.independent.model import Model
 from meta.pool.bug import View
 from meta.pool.judge import is_named, is_placed, place_of, says
 from meta.pool.port import pool, port_with
@@ -22,8 +27,12 @@ from transparity_conformance.checkpoints.examples import example_config
 from transparity_conformance.diagnosis.search.clock import Clock
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.calls import with_line_of_step
+from transparity_conformance.identify.alignment.found import Flow
+from transparity_conformance.identify.alignment.gaps import reordered
 from transparity_conformance.identify.alignment.heard import aligned_probe
 from transparity_conformance.identify.alignment.plan import plan_of, read
+from transparity_conformance.listening.operation import Operation
+from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.cases import MODELS
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import Probe, probe_parameters, probes_of
@@ -31,9 +40,6 @@ from transparity_conformance.oracle.reach.models import ReachModel, few_calls
 from transparity_conformance.report.report import Divergence, Report
 from transparity_conformance.running.process.running import built, listen_in_full, run_listening
 from transparity_numpy.transformer import transformer
-
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
 
 
 def heard(build: Any, probe: Probe) -> Arrays:
@@ -44,7 +50,7 @@ def heard(build: Any, probe: Probe) -> Arrays:
 
 
 def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """Return the names of taps that the reference computes differently from the taps before them."""
+    """Return the taps whose values differ from what the reference computes from the previous taps."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 
@@ -63,20 +69,6 @@ def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_
     assert chosen and all(np.all(each.sum(-1) == 3) for each in chosen)
 
 
-Answer = dict[str, Any]
-
-
-def answer_to(case: str, id: str, view: View = "operations") -> Answer:
-    """Check a port with a bug from the pool."""
-    return Trial("fault", case, (pool()[id],), view).run()
-
-
-def assert_right(answer: Answer, id: str) -> None:
-    bugs = [pool()[id]]
-    assert is_named(bugs, answer) and is_placed(bugs, answer), says(answer)
-    assert all(fault["causes"] for fault in answer["faults"])
-
-
 RIGHT: list[tuple[str, str, View, str]] = [
     ("bloom", "embedding-scale-unwanted", "operations", ""),
     ("modern-bert", "embedding-scale-unwanted", "operations", ""),
@@ -87,7 +79,7 @@ RIGHT: list[tuple[str, str, View, str]] = [
     ("notes-lm", "dropout-active-weights", "operations", "decoder.layers.0.self_attention.weights"),
     ("notes-lm", "dropout-active-sublayer", "operations", "decoder.layers.0.self_attention.output"),
 ]
-"""Bugs, the view of the checker, and the tap where dropout is reported.
+"""Bugs, what the checker sees of the port, and the tap where dropout is reported.
 
 A factor before a norm changes the result only through eps.
 """
@@ -95,8 +87,10 @@ A factor before a norm changes the result only through eps.
 
 @pytest.mark.parametrize(("case", "id", "view", "place"), RIGHT, ids=str)
 def test_a_cause_that_operations_tell_is_named_and_placed(case: str, id: str, view: View, place: str) -> None:
-    answer = answer_to(case, id, view)
-    assert_right(answer, id)
+    bugs = (pool()[id],)
+    answer = Trial("fault", case, bugs, view).run()
+    assert is_named(bugs, answer) and is_placed(bugs, answer), says(answer)
+    assert all(fault["causes"] for fault in answer["faults"])
     assert not place or place_of(answer["faults"][0]) == place
 
 
@@ -139,3 +133,102 @@ def test_steps_across_a_threshold_have_a_line() -> None:
     request = StepRequest("across a threshold", probe, (6, 1, 1))
     found = with_line_of_step(report, None, [request], {id(probe.parameters): port}).faults[0]
     assert found.source is not None and LINES["from-0"] in found.source["code"]
+
+
+Order = tuple[int, ...]
+
+
+def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
+    """Return `x` with the last features of each head reordered."""
+    kept = x.shape[-1] - len(order)
+    return torch.cat([x[..., :kept], x[..., kept:][..., list(order)]], -1) if order else x
+
+
+class Rotating(Model):
+    """A Llama that rotates halves with precomputed tables."""
+
+    base: float = 1.0
+    sign = 1
+    is_early = False
+    """Whether key heads are repeated before they are rotated."""
+    order: Order = ()
+    """The order of the last rotated features of queries and keys."""
+
+    def prepare(self) -> None:
+        powers = (self.base * self.c.rope_theta) ** (torch.arange(0, self.head_dim, 2) / self.head_dim)
+        angles = torch.arange(self.c.max_length)[:, None] / powers
+        self.tables = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+
+    def placed(self, at: str, role: str, x: torch.Tensor, where: Any) -> torch.Tensor:
+        x = x.repeat_interleave(self.c.num_heads // x.shape[1], 1) if self.is_early else x
+        first, second = x.chunk(2, -1)
+        turned = torch.cat([-self.sign * second, self.sign * first], -1)
+        x, turned, cosine, sine = (in_order(each, self.order) for each in (x, turned, *self.tables))
+        return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]
+
+    def weigh(self, at: str, query: Any, key: Any, value: Any, keep: Any, bias: Any) -> torch.Tensor:
+        value = value.repeat_interleave(key.shape[1] // value.shape[1], 1)
+        return super().weigh(at, query, key, value, keep, bias)
+
+
+class GateSwapped(Rotating):
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return super().gated(up, gate)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "code"),
+    [
+        ({}, None, ""),
+        ({"base": 20.0}, "rotary-base", "return x * cosine[: x.shape[-2]] + turned * sine[: x.shape[-2]]"),
+        ({"sign": -1}, "rotary-direction", "turned = torch.cat([-self.sign * second, self.sign * first], -1)"),
+    ],
+)
+def test_the_line_is_the_one_with_the_wrong_numbers(wrong: dict[str, Any], cause: str | None, code: str) -> None:
+    report = check(type("Port", (Rotating,), wrong), config=example_config("llama"))
+    if cause is None:
+        assert report.verdict == "agrees"
+        return
+    fault = report.faults[0]
+    assert fault.causes[0].mistake == cause
+    assert fault.source is not None and fault.source["code"] == code
+
+
+@pytest.mark.parametrize("form", [{"is_early": True}, {"order": (2, 0, 1)}], ids=["repeated keys", "reordered"])
+def test_another_form_of_a_rotation_is_no_fault(form: dict[str, Any]) -> None:
+    report = check(type("Port", (GateSwapped,), form), config=example_config("llama"))
+    assert [(fault.where, fault.causes[0].mistake) for fault in report.faults] == [
+        (f"decoder.layers.{i}.feed_forward.hidden", "gate-swapped") for i in range(2)
+    ]
+    assert not [each for each in report.not_compared if "activation" in each]
+
+
+SHAPES = {"scope.query_rotated": (1, 4, 5, 10), "scope.key_rotated": (1, 2, 5, 10)}
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_one"),
+    [
+        (((2, 0, 1), (2, 0, 1)), True),
+        (((2, 0, 1), ()), False),
+        (((), (2, 0, 1)), False),
+        (((2, 0, 1), (1, 2, 0)), False),
+    ],
+)
+def test_queries_and_keys_are_found_in_one_order_of_features_alone(
+    orders: tuple[Order, Order], *, is_one: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    ours = {tap: rng.normal(size=shape) for tap, shape in SHAPES.items()} | {"scope.scores": np.zeros((1, 4, 5, 5))}
+    turned = [in_order(torch.tensor(ours[tap]), order) for tap, order in zip(SHAPES, orders, strict=True)]
+    values = [turned[0].numpy(), turned[1].mT.numpy()]  # many ports transpose the keys for the product
+    port = Recorded([Operation("aten.mm", value, (), ()) for value in values], np.zeros(1), 4)
+    flow = Flow({"scope.scores": frozenset(SHAPES)}, {})
+    found: Any = SimpleNamespace(ours=ours, port=port, flow=flow, matches={})
+    matches = reordered(found)
+    assert set(matches) == (set(SHAPES) if is_one else set())
+    for tap, match in matches.items():
+        assert np.array_equal(match.layout.to_ours(values[match.index]), ours[tap])
+        assert not match.layout.is_in_order
+    found.matches = {"scope.key_rotated": None}
+    assert not reordered(found), "reordered keys need reordered queries"

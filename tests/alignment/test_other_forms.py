@@ -1,4 +1,4 @@
-"""The checker finds taps in other forms, knows the values between taps, and pairs the operations of calls."""
+"""The checker finds taps that a port computes in a loop, masks or reorders, and records all operations between taps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correct loaders with an edit in their source, and their audits."""
+"""Edit the source of a correct loader, and audit a loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ LOADERS = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loade
 
 
 def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") -> Callable[..., Any]:
-    """Return a correct loader with one edit in its source."""
     text = (LOADERS / f"{loader}.py").read_text(encoding="utf-8")
     assert text.count(right) == 1
     file = folder / f"{loader}.py"
@@ -27,6 +26,5 @@ def changed(right: str, wrong: str, folder: Path, loader: str = "llama_module") 
 
 
 def audit_of(load: Callable[..., Any], family: str, folder: Path, *, with_fields: bool) -> Audit:
-    """Return the audit of a loader, without a check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return audited(loader, example_config(family), "float32", ignore_progress, with_fields=with_fields)

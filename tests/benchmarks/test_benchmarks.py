@@ -168,7 +168,6 @@ def test_inputs_have_the_named_shape_and_no_padding(workload: Workload) -> None:
 
 @pytest.mark.parametrize("name", ["walkthrough-1x32", "tiny-decoder", "tiny-bfloat16"])
 def test_the_gate_is_the_oracle_of_the_conformance_suite(name: str) -> None:
-    """Check that benchmarks compare with the suite's expected logits, and with a budget measured at one point."""
     workload = WORKLOADS[name]
     parameters, inputs = dict(parameters_of(workload)), inputs_of(workload)
     expected = expected_of(workload, parameters, inputs)
@@ -203,7 +202,6 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *arguments: str, where: str = ".") -> tuple[set[str], str]:
-    """Run pytest; return the folders whose tests passed, and the output."""
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:transparity", *arguments]
     process = subprocess.run(command, cwd=project / where, capture_output=True, text=True, check=False)
     said = process.stdout + process.stderr

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from benchmarks.flops import forward_flops
+from tests.helpers import tiny
 
 from transparity.config import TransformerConfig
 from transparity.parameters import initialize_parameters
@@ -71,14 +72,7 @@ def test_flops_of_one_product_by_hand() -> None:
 
     Projections: 4 · 2·3·2·2. Scores and context: 2 · 2·3·3·2. Feed-forward: 2 · 2·3·2·8. Head: 2·3·2·7.
     """
-    config = TransformerConfig(
-        architecture="decoder",
-        target_vocab_size=7,
-        embed_dim=2,
-        num_heads=1,
-        num_decoder_layers=1,
-        feed_forward_dim=8,
-    )
+    config = tiny(target_vocab_size=7, embed_dim=2, feed_forward_dim=8)
     assert forward_flops(config, 1, tokens=3) == 96 + 72 + 192 + 84
 
 

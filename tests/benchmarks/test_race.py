@@ -111,7 +111,6 @@ MISSING = Candidate("another's", (TORCH,), ("a_framework_that_is_not_installed",
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
-    """Run a race of our columns, peers, a limit, and broken candidates."""
     folder = tmp_path_factory.mktemp("race")
     (folder / "strangers.py").write_text(STRANGERS)
     racing = [candidate for candidate in CANDIDATES if candidate.name in ALWAYS]
@@ -165,7 +164,6 @@ def test_a_hanging_candidate_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_limit_is_the_fastest_of_its_runs_for_the_same_work() -> None:
-    """Check that the limit is the time of the fastest run, scaled to the same work."""
     limit = Limit([(lambda: time.sleep(0.04), 4 * WORK), (lambda: time.sleep(0.02), WORK)])
     assert 0.01 <= limit() < 0.015
 
@@ -220,7 +218,6 @@ def test_columns_race_with_their_twins_in_another_checkout() -> None:
 
 @pytest.fixture(scope="module")
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the oracle of every tiny workload."""
     folder = tmp_path_factory.mktemp("tiny")
     for workload in TINY:
         write_oracle(folder / workload.name, workload)

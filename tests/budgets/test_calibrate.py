@@ -1,4 +1,4 @@
-"""The constants of budgets cover the measured errors of a sample; an error that resembles a fault's effect diverges."""
+"""The constants of budgets cover measured errors; a port diverges if small errors look like the effect of a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle is read as it was written, and anything else is rejected with one sentence."""
+"""A bundle is read as it was written, also by a port in JavaScript; anything else is rejected with one sentence."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.helpers import refused
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError
 from transparity.presets import PRESETS, preset
+from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.diagnosis.judge import judge
+from transparity_conformance.diagnosis.judge import Actual, judge
 from transparity_conformance.exchange.bundle import bundle_probes
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.cases import AUDIO, IMAGES
 from transparity_conformance.oracle.probes import probes
-
-Refused = Callable[..., AbstractContextManager[None]]
+from transparity_conformance.running.process.child import run_command
 
 SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 
@@ -41,7 +41,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, written: Path) -> Path:
-    """Return a copy of a bundle that a test may change."""
     return Path(shutil.copytree(written, tmp_path / "bundle"))
 
 
@@ -139,7 +138,7 @@ def test_what_is_not_a_number_is_judged(folder: Path) -> None:
     assert judge(bundle.name, bundle.probes, read_actual(folder / "expected.safetensors", bundle)).verdict == "diverges"
 
 
-def test_a_cut_actual_is_refused_and_what_is_whole_in_it_may_be_taken(folder: Path, refused: Refused) -> None:
+def test_a_cut_actual_is_refused_and_what_is_whole_in_it_may_be_taken(folder: Path) -> None:
     bundle = read_bundle(folder)
     path = folder / "expected.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
@@ -149,7 +148,7 @@ def test_a_cut_actual_is_refused_and_what_is_whole_in_it_may_be_taken(folder: Pa
     assert 0 < whole < len(bundle.shapes)
 
 
-def test_a_bundle_needs_a_folder_of_its_own(tmp_path: Path, refused: Refused) -> None:
+def test_a_bundle_needs_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with refused(BundleError, f"{tmp_path} has other files in it"):
         export_bundle(SMALL, tmp_path)
@@ -162,7 +161,7 @@ def test_a_bundle_may_be_written_again(folder: Path) -> None:
     assert read_bundle(folder).name == "config"
 
 
-def test_probes_of_other_models_do_not_fit(tmp_path: Path, refused: Refused) -> None:
+def test_probes_of_other_models_do_not_fit(tmp_path: Path) -> None:
     with refused(BundleError, "The probe 'tiny' has a different model"):
         export_bundle(preset("translation").resized(), tmp_path, probes("translation"))
     with refused(BundleError, "A bundle needs at least one probe"):
@@ -175,3 +174,87 @@ def test_probes_of_other_models_do_not_fit(tmp_path: Path, refused: Refused) -> 
         export_bundle(SMALL, tmp_path, name="gpt")
     with refused(BundleError, "The dtype is 'int8'"):
         export_bundle(SMALL, tmp_path, dtype="int8")
+
+
+NODE = shutil.which("node")
+PORT = Path(__file__).parent / "port.mjs"
+
+needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")
+
+CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
+    "batch norm": TransformerConfig(
+        architecture="encoder",
+        source_vocab_size=7,
+        max_length=5,
+        embed_dim=6,
+        num_heads=2,
+        num_encoder_layers=1,
+        feed_forward_dim=5,
+        norm="batch",
+        pad_id=None,
+    )
+}
+
+
+def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()) -> Actual:
+    known = name if name in PRESETS else "config"
+    export_bundle(CONFIGS[name], folder / "bundle", name=known, sections=sections)
+    run = run_command(f"node '{port}'", folder / "bundle", folder / "actual.safetensors", timeout=60)
+    assert run.failure is None
+    return read_actual(run.actual, read_bundle(folder / "bundle"))
+
+
+@needs_node
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_agrees_on_every_probe_within_the_budgets_of_the_manifest(tmp_path: Path, name: str) -> None:
+    said = ran(tmp_path, name)
+    bundle = read_bundle(tmp_path / "bundle")
+    report = judge_bundle(bundle, said)
+    assert report.verdict == "agrees"
+    assert (report.faults, report.not_compared) == ((), ())
+    assert {f"{item.probe}/{item.tap}" for item in report.measured} == set(bundle.shapes)
+    manifest = json.loads((tmp_path / "bundle/manifest.json").read_text())
+    for probe, of in manifest["probes"].items():
+        for tap, budget in of["budgets"].items():
+            error = np.abs(said[probe][tap] - bundle.probes[probe].oracle.expected[tap]).max()
+            assert error <= budget, f"{probe}/{tap}"
+
+
+def wrong_port(folder: Path, right: str, wrong: str) -> Path:
+    text = PORT.read_text()
+    assert right in text
+    (folder / "wrong.mjs").write_text(text.replace(right, wrong))
+    return folder / "wrong.mjs"
+
+
+@needs_node
+def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
+    """Check a port that scales scores by the wrong width, the most common mistake."""
+    port = wrong_port(tmp_path, 'config.attention_scale === "head_dim"', 'config.attention_scale !== "head_dim"')
+    report = check_command(f"node '{port}'", "notes-attention", CONFIGS["notes-attention"])
+    assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.0.self_attention.scores")
+    assert report.faults[0].causes[0].mistake == "attention-scale"
+
+
+@needs_node
+def test_it_generates_as_the_reference_does(tmp_path: Path) -> None:
+    said = ran(tmp_path, "translation", sections=["generation"])
+    report = judge_bundle(read_bundle(tmp_path / "bundle"), said)
+    assert report.verdict == "agrees"
+    held = {claim.id: claim.verdict for claim in report.claims if claim.id.startswith("generate")}
+    assert held == {"generate": "agrees"}
+    assert set(report.not_compared) == {
+        f"generate.{way}: the port did not write the tensor" for way in ("uniforms", "sampling", "lengths")
+    }
+
+
+@needs_node
+def test_a_fault_in_its_generation_is_named(tmp_path: Path) -> None:
+    port = wrong_port(tmp_path, "row.slice(-config.max_length)", "row.slice(0, config.max_length)")
+    said = ran(tmp_path, "notes-lm", port, ["generation"])
+    report = judge_bundle(read_bundle(tmp_path / "bundle"), said)
+    assert (report.verdict, report.first_divergence) == ("diverges", "generate")
+    (fault,) = report.faults
+    assert [cause.says for cause in fault.causes] == [
+        "a long context is cropped to its first max_length tokens, not to its last"
+    ]

@@ -9,14 +9,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
+from tests.helpers import invoke, refused
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -26,7 +25,6 @@ from transparity_conformance.capabilities.faults import CACHE_FAULTS, LOSS_FAULT
 from transparity_conformance.capabilities.table import CAPABILITIES
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
-from transparity_conformance.cli import app
 from transparity_conformance.exchange.bundle import Bundle
 from transparity_conformance.exchange.judging import judge_bundle
 from transparity_conformance.exchange.manifest import SECTIONS
@@ -36,7 +34,6 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.report.report import Divergence, Report
 from transparity_pytorch.port import build
 
-Refused = Callable[..., AbstractContextManager[None]]
 Tensors = dict[str, np.ndarray]
 
 SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
@@ -81,11 +78,12 @@ def answer(folder: Path) -> Tensors:
             said |= generate(config, parameters, key, fields, own)
     for key, (fields, own) in requests_of(folder, "training").items() if "training" in manifest else ():
         said |= trained(key, fields, own)
-    arrays = {name: as_numbers(value) for name, value in said.items()}
-    return {
-        name: widened(value, asked[name]) if name.endswith("/tokens") else value.astype(np.float32)
-        for name, value in arrays.items()
-    }
+    for name, value in said.items():
+        said[name] = as_numbers(value).astype(np.int32 if name.endswith("/tokens") else np.float32)
+        if name.endswith("/tokens"):
+            missing = asked[name][1] - value.shape[1]
+            said[name] = np.pad(said[name], ((0, 0), (0, missing)), constant_values=-1)
+    return said
 
 
 def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerConfig, requests: Any) -> dict[str, Any]:
@@ -104,7 +102,6 @@ def steps(forward: Any, probe: str, tokens: dict[str, Any], config: TransformerC
 def generate(
     config: TransformerConfig, parameters: Tensors, key: str, fields: dict[str, Any], own: Tensors
 ) -> dict[str, Any]:
-    """Return the tokens for a request, and their scores if it has beams."""
     changed = {name.removeprefix("parameters/"): value for name, value in own.items() if "parameters/" in name}
     forward = build(dataclasses.replace(config, eos_id=fields["eos_id"]), parameters | changed)
     named: dict[str, Any] = {name: own[name] for name in ("source", "lengths", "uniforms") if name in own}
@@ -117,7 +114,6 @@ def generate(
 
 
 def trained(key: str, fields: dict[str, Any], own: Tensors) -> dict[str, Any]:
-    """Return the losses and the trained parameters for a request."""
     config = TransformerConfig.from_json(json.dumps(fields["config"]))
     training = Training(**fields["training"] | {"betas": tuple(fields["training"]["betas"])})
     begins = "parameters/"
@@ -131,11 +127,6 @@ def trained(key: str, fields: dict[str, Any], own: Tensors) -> dict[str, Any]:
     return {f"{key}/losses": np.array([float(loss) for loss in losses])} | {
         f"{key}/{name}": value for name, value in became.items()
     }
-
-
-def widened(tokens: np.ndarray, shape: list[int]) -> np.ndarray:
-    """Return tokens as int32, padded with columns of -1."""
-    return np.pad(tokens.astype(np.int32), ((0, 0), (0, shape[1] - tokens.shape[1])), constant_values=-1)
 
 
 @functools.cache
@@ -152,8 +143,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Callable[..., Report]:
-    """Return a function that writes tensors to a file and judges the file."""
-
     def judge(bundle: Bundle, tensors: Tensors, **how: Any) -> Report:
         save_file(tensors, tmp_path / "actual.safetensors")
         return judge_bundle(bundle, read_actual(tmp_path / "actual.safetensors", bundle), **how)
@@ -170,7 +159,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, small: Path) -> Path:
-    """Return a copy of a bundle with all sections that a test may change."""
     return Path(shutil.copytree(small, tmp_path / "bundle"))
 
 
@@ -402,11 +390,11 @@ def test_nothing_is_asked_for_that_cannot_be_compared(tmp_path: Path) -> None:
             assert any(line.startswith(says) for line in report.not_compared)
 
 
-def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path, refused: Refused) -> None:
+def test_without_a_section_its_tensors_do_not_belong_there(tmp_path: Path) -> None:
     export_bundle(SMALL, tmp_path)
     actual = tmp_path / "actual.safetensors"
     save_file(answer(tmp_path) | {"mixed/loss": np.array(1.0)}, actual)
-    result = CliRunner().invoke(app, ["compare", str(tmp_path), str(actual)])
+    result = invoke("compare", tmp_path, actual)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert f"{actual} has the unexpected tensor 'mixed/loss'" in " ".join(result.stderr.split())
     with refused(
@@ -445,14 +433,14 @@ def test_what_a_program_that_crashed_did_not_write_is_no_fault(program: Callable
 
 
 def test_a_port_here_is_not_asked_for_sections() -> None:
-    result = CliRunner().invoke(app, ["check", "transparity_numpy.port:build", "--gradients"])
+    result = invoke("check", "transparity_numpy.port:build", "--gradients")
     assert result.exit_code == 2
     says = "leave this out, because all methods of a PORT are compared anyway"
     assert result.stderr == f"--gradients can only be given with --command; {says}.\n"
 
 
 def test_export_says_what_the_sections_are_for(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", "walkthrough", str(tmp_path / "bundle"), "--gradients", "--steps"])
+    result = invoke("export", "walkthrough", tmp_path / "bundle", "--gradients", "--steps")
     assert result.exit_code == 0
     said = " ".join(result.stdout.split())
     assert "loss: the loss is the mean of -log softmax(logits)[target]" in said

@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,18 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
+from tests.helpers import exported, invoke, run_python
 
 from transparity.config import TransformerConfig
 from transparity.limits import mapped
 from transparity.parameters import parameter_shapes
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.cli import app
 from transparity_conformance.exchange.judging import in_ranges, judge_bundle, not_brought
 from transparity_conformance.exchange.reading import read_actual, read_bundle
-from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import as_numbers
 from transparity_numpy.port import build
 
@@ -38,22 +33,16 @@ Parameters = dict[str, np.ndarray]
 Answers = dict[str, np.ndarray]
 
 
-def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(each) for each in arguments])
-
-
-def exported(folder: Path, family: str = "llama", **sizes: Any) -> Path:
-    """Write a small checkpoint and its bundle."""
-    config = dataclasses.replace(example_config(family), **sizes)
-    export_checkpoint(family, config, probe_parameters(config), folder / "checkpoint")
-    ended = run("export", "--checkpoint", folder / "checkpoint", folder / "bundle")
+def bundled(folder: Path, family: str = "llama", **sizes: Any) -> Path:
+    exported(family, folder / "checkpoint", **sizes)
+    ended = invoke("export", "--checkpoint", folder / "checkpoint", folder / "bundle")
     assert ended.exit_code == 0, ended.output
     return folder
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("written"))
+    return bundled(tmp_path_factory.mktemp("written"))
 
 
 def answered(
@@ -83,9 +72,8 @@ def save(answers: Mapping[str, np.ndarray], file: Path) -> Path:
 
 
 def compared(written: Path, answers: Mapping[str, np.ndarray], file: Path, checkpoint: Path | None = None) -> Any:
-    """Return the report on an answer, as JSON."""
     chosen = written / "checkpoint" if checkpoint is None else checkpoint
-    ended = run("compare", written / "bundle", save(answers, file), "--checkpoint", chosen, "--json", "-")
+    ended = invoke("compare", written / "bundle", save(answers, file), "--checkpoint", chosen, "--json", "-")
     (report,) = json.loads(ended.stdout)
     assert ended.exit_code == {"agrees": 0, "diverges": 1, "inconclusive": 3}[report["verdict"]]
     return report
@@ -175,7 +163,6 @@ def test_a_probe_that_did_not_come_back_leaves_the_verdict_open(written: Path, t
 
 
 def exchange(parameters: Parameters) -> Parameters:
-    """Swap gate and up projections of the second layer."""
     gate, up = (f"decoder.layers.1.feed_forward.{name}.weight" for name in ("gate", "up"))
     return parameters | {gate: parameters[up], up: parameters[gate]}
 
@@ -232,28 +219,28 @@ def test_a_mistake_is_one_sentence(written: Path, tmp_path: Path) -> None:
     places["answers"] = save({"mixed/logit": np.zeros(1, np.float32)}, tmp_path / "a")
     places["damaged"] = Path(shutil.copytree(written / "bundle", tmp_path / "damaged"))
     places["other"] = Path(shutil.copytree(written / "checkpoint", tmp_path / "other"))
-    assert run("export", "notes-lm", places["plain"]).exit_code == 0
+    assert invoke("export", "notes-lm", places["plain"]).exit_code == 0
     inputs, weights = places["damaged"] / "inputs.safetensors", places["other"] / "model.safetensors"
     save({name: value[::-1] for name, value in load_file(inputs).items()}, inputs)
     tensors = load_file(weights)
     tensors["model.layers.1.mlp.up_proj.weight"].flat[-1] += 1
     save(tensors, weights)
     for command, says in MISTAKES.items():
-        ended = run(*[word.format(**places) for word in command.split()])
+        ended = invoke(*[word.format(**places) for word in command.split()])
         assert ended.exit_code == 2 and says in ended.stderr, (command, ended.stderr)
         assert len(ended.stderr.strip().splitlines()) == 1
 
 
 def test_parts_of_a_checkpoint_are_bundles_with_their_weights(written: Path, tmp_path: Path) -> None:
     parts, brought = tmp_path / "parts", tmp_path / "brought"
-    ended = run("export", "--checkpoint", written / "checkpoint", parts, "--layers", "1")
+    ended = invoke("export", "--checkpoint", written / "checkpoint", parts, "--layers", "1")
     assert ended.exit_code == 0, ended.output
     names = json.loads((parts / "manifest.json").read_text())["bundles"]
     assert names == {"embedding-and-head": "llama, embedding and head", "layer-1": "llama, layer 1"}
     brought.mkdir()
     wrong = lambda given: given | {name: given[name][::-1] for name in given if "value.weight" in name}
     save(answered(parts / "layer-1", parts / "layer-1/checkpoint", parameters=wrong), brought / "layer-1.safetensors")
-    ended = run("compare", parts, brought, "--json", "-")
+    ended = invoke("compare", parts, brought, "--json", "-")
     reports = {report["preset"]: report for report in json.loads(ended.stdout)}
     assert ended.exit_code == 1
     assert reports["llama, layer 1"]["first_divergence"] == "decoder.layers.0.self_attention.value"
@@ -262,12 +249,12 @@ def test_parts_of_a_checkpoint_are_bundles_with_their_weights(written: Path, tmp
     save(answered(parts / "layer-1", parts / "layer-1/checkpoint"), brought / "layer-1.safetensors")
     inside = parts / "embedding-and-head"
     save(answered(inside, inside / "checkpoint"), brought / "embedding-and-head.safetensors")
-    assert run("compare", parts, brought).exit_code == 0
+    assert invoke("compare", parts, brought).exit_code == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "gemma2", "t5", "vit", "whisper"])
 def test_other_families_images_and_audio_come_back_too(family: str, tmp_path: Path) -> None:
-    written = exported(tmp_path, family)
+    written = bundled(tmp_path, family)
     answers = answered(written / "bundle", written / "checkpoint", lambda tap: tap == "logits" or family != "whisper")
     assert compared(written, answers, tmp_path / "a")["verdict"] == "agrees"
 
@@ -277,9 +264,7 @@ def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path
     (tmp_path / "answer.py").write_text(script, encoding="utf-8")
     answers = tmp_path / "answers.safetensors"
     places = [written / "bundle", written / "checkpoint", answers]
-    ended = subprocess.run(
-        [sys.executable, tmp_path / "answer.py", *places], capture_output=True, text=True, check=False
-    )
+    ended = run_python(tmp_path / "answer.py", *places)
     assert ended.returncode == 0, ended.stderr
     report = compared(written, load_file(answers), tmp_path / "a")
     assert report["verdict"] == "agrees"
@@ -288,7 +273,7 @@ def test_the_script_of_the_page_answers_for_transformers(written: Path, tmp_path
 
 @pytest.mark.usefixtures("all_are_large")
 def test_a_fault_in_a_large_checkpoint_has_its_cause(tmp_path: Path) -> None:
-    written = exported(tmp_path)
+    written = bundled(tmp_path)
     wrong = answered(written / "bundle", written / "checkpoint", parameters=exchange)
     report = compared(written, wrong, tmp_path / "a")
     assert report["verdict"] == "diverges" and "layers.1.feed_forward" in report["first_divergence"]
@@ -298,7 +283,7 @@ def test_a_fault_in_a_large_checkpoint_has_its_cause(tmp_path: Path) -> None:
 def test_a_bundle_is_as_large_as_its_probes_and_not_as_its_checkpoint(tmp_path: Path) -> None:
     sizes = {}
     for width in (32, 256):
-        folder = exported(tmp_path / str(width), embed_dim=width, feed_forward_dim=2 * width)
+        folder = bundled(tmp_path / str(width), embed_dim=width, feed_forward_dim=2 * width)
         sizes[width] = sum(path.stat().st_size for path in (folder / "bundle").iterdir())
     assert sizes[256] < 1.05 * sizes[32]
     assert len(parameter_shapes(example_config("llama"))) * 200 < sizes[32] + 10_000
@@ -311,7 +296,7 @@ def test_memory_does_not_grow_with_depth_whatever_comes_back(tmp_path: Path, mon
     sizes: dict[str, Any] = {"embed_dim": 96, "feed_forward_dim": 192, "num_heads": 4, "num_key_value_heads": 2}
     peaks = []
     for layers in (2, 8):
-        written = exported(tmp_path / str(layers), num_decoder_layers=layers, **sizes)
+        written = bundled(tmp_path / str(layers), num_decoder_layers=layers, **sizes)
         file = save(answered(written / "bundle", written / "checkpoint"), written / "a")
         bundle = bundle_of(written)
         tracemalloc.start()

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from safetensors.numpy import load_file, save_file
-from tests.bundles.test_bundle_sections import answer
+from tests.bundles.test_bundle_sections import SMALL, answer
 from tests.contract.test_hostile_files import LIES, entry, header
+from tests.helpers import tiny
 
 from meta.fuzz.strategies import damaged
-from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity.presets import preset
 from transparity_conformance.exchange import manifest as manifests
 from transparity_conformance.exchange.bundle import ACTUAL, Bundle, bundle_probes
 from transparity_conformance.exchange.judging import judge_bundle
@@ -49,9 +48,6 @@ def _memory_does_not_grow() -> Iterator[None]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / scale < MEGABYTES
-
-
-SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -332,20 +328,12 @@ def tried(pytestconfig: pytest.Config) -> Callable[[int, Any, Callable[[Any], No
     return run
 
 
-CONFIG = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=5,
-    max_length=3,
-    embed_dim=4,  # with two features, a layer norm returns only signs, so gradients through it would be mostly rounding
-    num_heads=1,
-    num_decoder_layers=1,
-    feed_forward_dim=2,
-)
+# with two features, a layer norm returns only signs, so gradients through it would be mostly rounding
+CONFIG = tiny(max_length=3, embed_dim=4)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
-    """Write a bundle with every section, and a correct answer."""
+def exported_small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
     folder = tmp_path_factory.mktemp("tiny") / "bundle"
     probes = {name: probe for name, probe in bundle_probes("config", CONFIG).items() if name in ("one", "mixed")}
     bundle = export_bundle(CONFIG, folder, probes, sections=SECTIONS)
@@ -355,9 +343,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
 
 @pytest.mark.long
 def test_a_forged_bundle_expects_and_asks_for_what_the_reference_makes_of_it(
-    tmp_path: Path, tiny: tuple[Path, Bundle], tried: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, exported_small: tuple[Path, Bundle], tried: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, bundle = tiny
+    folder, bundle = exported_small
     known = {file: digest(folder / file) for file in files_of(SECTIONS)}
     monkeypatch.setattr(manifests, "own_digest", lambda manifest: manifest["sha256"][MANIFEST])
     monkeypatch.setattr(manifests, "digest", lambda path: known[path.name])  # the digest before the forgery
@@ -399,9 +387,9 @@ def is_the_same(one: Bundle, other: Bundle) -> bool:
 
 
 def test_a_damaged_bundle_is_refused_or_means_the_same(
-    tmp_path: Path, tiny: tuple[Path, Bundle], tried: Callable[..., None]
+    tmp_path: Path, exported_small: tuple[Path, Bundle], tried: Callable[..., None]
 ) -> None:
-    folder, bundle = tiny
+    folder, bundle = exported_small
     for name in (MANIFEST, *files_of(SECTIONS)):
         copy, data = Path(shutil.copytree(folder, tmp_path / name)), (folder / name).read_bytes()
 
@@ -417,9 +405,9 @@ def test_a_damaged_bundle_is_refused_or_means_the_same(
 
 @pytest.mark.long
 def test_damaged_answers_are_refused_or_judged(
-    tmp_path: Path, tiny: tuple[Path, Bundle], tried: Callable[..., None]
+    tmp_path: Path, exported_small: tuple[Path, Bundle], tried: Callable[..., None]
 ) -> None:
-    folder, bundle = tiny
+    folder, bundle = exported_small
     for file, cut in (("expected.safetensors", True), (ACTUAL, False)):
         path, right, seen = tmp_path / ACTUAL, load_file(folder / file), {"judged": 0, "refused": 0}
         shutil.copy(folder / file, path)

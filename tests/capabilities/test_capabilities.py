@@ -16,7 +16,6 @@ ROWS = pytest.mark.parametrize("row", CAPABILITIES.values(), ids=lambda row: row
 
 
 def rows_of(page: str, begins: str) -> list[str]:
-    """Return the table rows of a page whose first cell begins with a word."""
     return [line for line in (DOCS / page).read_text().splitlines() if line.startswith(f"| `{begins}")]
 
 

@@ -59,8 +59,6 @@ CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
 
 
 class Offering:
-    """A correct forward pass with other capabilities."""
-
     def __init__(self, forward: Callable[..., Any], **offers: Any) -> None:
         self.forward = forward
         vars(self).update(offers)
@@ -70,8 +68,6 @@ class Offering:
 
 
 def offering(make: Callable[[TransformerConfig, Arrays, Any], dict[str, Any]], backend: Any = numpy_build) -> Build:
-    """Return a port with the capabilities that `make` returns."""
-
     def build(config: TransformerConfig, parameters: Arrays) -> Offering:
         forward = backend(config, parameters, dtype="float32")
         return Offering(forward, **make(config, parameters, forward))
@@ -155,7 +151,6 @@ def first_probe(name: str) -> Probe:
 
 
 def found_in(row: Capability, build: Build, name: str, dtype: str = "float32") -> CapabilityResult:
-    """Compare one capability of a port, and return the result."""
     probe = first_probe(name)
     port = build(probe.config, probe.parameters)
     logits = {"mixed": run(port, probe, logits_only=True)["logits"]} if row is LOSS else {}
@@ -186,7 +181,6 @@ def shows(how: SimulatedFault, name: str) -> bool:
 
 
 def distinct(faults: Iterable[SimulatedFault]) -> list[SimulatedFault]:
-    """Return the faults without duplicates of the same description."""
     found: dict[str, SimulatedFault] = {}
     for how in faults:
         found.setdefault(how.says, how)
@@ -255,7 +249,6 @@ UNKNOWN: dict[str, tuple[Capability, Build, str, str]] = {
 
 
 def another_token(tokens: np.ndarray) -> np.ndarray:
-    """Change one token in the last row."""
     tokens[-1:, 5:6] = (tokens[-1:, 5:6] + 1) % CONFIGS["notes-lm"].vocab_size
     return tokens
 
@@ -287,7 +280,6 @@ def other_of(answer: Any) -> Callable[..., Any]:
 
 
 def changed(method: str, change: Callable[..., Any]) -> Build:
-    """Return a port with `change` applied to the results of one method."""
     return offering(
         lambda config, parameters, forward: {
             method: lambda *given, **named: change(getattr(forward, method)(*given, **named))

@@ -51,10 +51,6 @@ def lines(report: Report) -> list[str]:
     return [line for line in report.not_compared if line.startswith("gradients")]
 
 
-def as_it_is(model: Any) -> Any:
-    return model
-
-
 def detached(model: Any) -> Any:
     """Return a model that does not propagate gradients through one value projection."""
     model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda module, given, value: value.detach())
@@ -178,7 +174,7 @@ def test_gradients_of_drawn_weights_are_those_of_a_checkpoint(tmp_path: Path) ->
 def test_the_padding_token_and_rows_that_see_nothing_are_conventions(tmp_path: Path) -> None:
     config = example_config("gemma3_text")
     assert config.pad_id is not None  # transformers passes this id as `padding_idx`, whose embedding has no gradient
-    report = checked(tmp_path / "model", as_it_is, "gemma3_text")
+    report = checked(tmp_path / "model", lambda model: model, "gemma3_text")
     assert (report.verdict, claim(report)) == ("agrees", "agrees"), as_text([report])
 
 

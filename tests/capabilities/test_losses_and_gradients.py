@@ -1,4 +1,4 @@
-"""Losses and gradients are judged for correct and wrong logits; a wrong gradient is placed and named."""
+"""Losses and gradients are judged for correct and wrong logits; the report names the parameter of a wrong gradient."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ Gradients = dict[str, np.ndarray]
 
 
 def with_gradients(change: Callable[[float, Gradients], Any]) -> Callable[..., Any]:
-    """Return a port with `change` applied to its loss and gradients."""
-
     def build(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Offering:
         forward = pytorch_build(config, parameters)
 
@@ -79,7 +77,7 @@ def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> 
 
 
 def of_another_scale(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
-    """Return a port with a wrong forward pass: scores are divided by the other square root."""
+    """Return a port that divides scores by √embed_dim instead of √head_dim, or the reverse."""
     scale: dict[str, Any] = {"attention_scale": "head_dim" if config.attention_scale == "embed_dim" else "embed_dim"}
     return numpy_build(dataclasses.replace(config, **scale), parameters, dtype="float32")
 
@@ -102,45 +100,36 @@ def test_a_right_loss_of_wrong_logits_is_no_fault() -> None:
     assert {claim.id: claim.verdict for claim in report.claims}["loss"] == "agrees"
 
 
-def scaled(loss: float, gradients: Gradients) -> Any:
-    return loss, {name: -gradient for name, gradient in gradients.items()}
+UP = "encoder.layers.0.feed_forward.up.weight"
 
 
-def cut(loss: float, gradients: Gradients) -> Any:
-    return loss, {name: value * ("cross_attention.key" not in name) for name, value in gradients.items()}
-
-
-def left_out(loss: float, gradients: Gradients) -> Any:
-    return loss, {name: value for name, value in gradients.items() if not name.startswith("encoder")}
-
-
-def one_wrong_number(loss: float, gradients: Gradients) -> Any:
-    changed = gradients["encoder.layers.0.feed_forward.up.weight"].copy()
+def one_wrong_number(all_: Gradients) -> Gradients:
+    changed = all_[UP].copy()
     changed[2, 1] += 1e-3
-    return loss, gradients | {"encoder.layers.0.feed_forward.up.weight": changed}
+    return all_ | {UP: changed}
 
 
-def not_a_number(loss: float, gradients: Gradients) -> Any:
-    return loss, {name: gradient * np.nan for name, gradient in gradients.items()}
-
-
-def transposed(loss: float, gradients: Gradients) -> Any:
-    return loss, {name: gradient.T for name, gradient in gradients.items()}
-
-
-GRADIENTS: list[tuple[Callable[..., Any], str, str | None]] = [
-    (scaled, "head.bias", "gradient-scale"),
-    (cut, "decoder.layers.1.cross_attention.key.weight", "gradient-missing"),
-    (left_out, "encoder.layers.1.feed_forward_norm.bias", "gradient-missing"),
-    (one_wrong_number, "encoder.layers.0.feed_forward.up.weight", None),
-    (not_a_number, "head.bias", None),
-    (transposed, "head.weight", None),
+GRADIENTS: list[tuple[Callable[[Gradients], Gradients], str, str | None]] = [
+    (lambda all_: {name: -value for name, value in all_.items()}, "head.bias", "gradient-scale"),
+    (
+        lambda all_: {name: value * ("cross_attention.key" not in name) for name, value in all_.items()},
+        "decoder.layers.1.cross_attention.key.weight",
+        "gradient-missing",
+    ),
+    (
+        lambda all_: {name: value for name, value in all_.items() if not name.startswith("encoder")},
+        "encoder.layers.1.feed_forward_norm.bias",
+        "gradient-missing",
+    ),
+    (one_wrong_number, UP, None),
+    (lambda all_: {name: value * np.nan for name, value in all_.items()}, "head.bias", None),
+    (lambda all_: {name: value.T for name, value in all_.items()}, "head.weight", None),
 ]
 
 
 @pytest.mark.parametrize(("change", "where", "cause"), GRADIENTS)
-def test_a_wrong_gradient_is_placed(change: Callable[..., Any], where: str, cause: str | None) -> None:
-    report = check(with_gradients(change), preset="translation")
+def test_a_wrong_gradient_is_placed(change: Callable[[Gradients], Gradients], where: str, cause: str | None) -> None:
+    report = check(with_gradients(lambda loss, gradients: (loss, change(gradients))), preset="translation")
     (fault,) = report.faults
     assert (report.verdict, fault.where) == ("diverges", f"gradient.{where}")
     assert [found.mistake for found in fault.causes] == [cause] * (cause is not None)

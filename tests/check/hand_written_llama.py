@@ -34,7 +34,6 @@ def load_only_groups(folder):
 
 
 def answering(model, answer):
-    """Return the model with `answer` applied to its logits."""
     forward = model.forward
     model.forward = lambda input_ids: answer(forward(input_ids))
     return model

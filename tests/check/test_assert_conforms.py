@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers import run_python
 
 import transparity_conformance
 from transparity.config import TransformerConfig
@@ -27,7 +27,6 @@ from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.report.check.terminal import MARKS
 from transparity_conformance.report.report import Report, Verdict
 from transparity_numpy.port import build
-from transparity_numpy.port import build as numpy_build
 
 
 def wrongly_scaled(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
@@ -86,15 +85,10 @@ def test_the_check_is_a_function_of_the_package_whoever_imported_what_before() -
 
 def test_importing_the_package_brings_nothing_with_it() -> None:
     script = "import sys, transparity_conformance; print('numpy' in sys.modules, 'rich' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert process.stdout.split() == ["False", "False"]
+    assert run_python("-c", script).stdout.split() == ["False", "False"]
 
 
 SMALL = preset("notes-lm").resized(embed_dim=4, num_heads=2, num_decoder_layers=1, max_length=5)
-
-
-def single(config: TransformerConfig, parameters: dict[str, np.ndarray]) -> Any:
-    return numpy_build(config, parameters, dtype="float32")
 
 
 def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
@@ -106,7 +100,7 @@ def test_no_probe_outlives_its_check(monkeypatch: Any) -> None:
         return found
 
     monkeypatch.setattr("transparity_conformance.checking.stages.evidence.probes_of", recorded)
-    assert check(single, config=SMALL).verdict == "agrees"
+    assert check(functools.partial(build, dtype="float32"), config=SMALL).verdict == "agrees"
     assert made
     assert not [probe for probe in made if probe() is not None]
 
@@ -119,7 +113,6 @@ def test_nothing_that_was_computed_to_find_a_line_is_kept() -> None:
 
 
 def all_recorded() -> list[Recorded]:
-    """Return every recording in this process."""
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, Recorded)]
 

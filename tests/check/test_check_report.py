@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 import re
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.helpers import invoke
+from tests.looping import for_each
 
+from meta.pool.port import port_with
+from transparity_conformance import check
+from transparity_conformance.checking import check as checking
 from transparity_conformance.report.audit import Audit, AuditedField
 from transparity_conformance.report.check.findings import findings, located, sentence, spread
 from transparity_conformance.report.check.lines import PortLine
@@ -20,6 +27,7 @@ from transparity_conformance.report.check.page import as_html, as_markdown, dige
 from transparity_conformance.report.check.terminal import answers, as_text, bars, one_line
 from transparity_conformance.report.check.view import one_line_a_reason
 from transparity_conformance.report.files import write_reports
+from transparity_conformance.report.parts import Stopwatch, Timing
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, Measured, Report, Verdict
 
 SCORES = "decoder.layers.{}.self_attention.scores"
@@ -46,10 +54,49 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_verdict_of_one_fault_has_its_place_its_cause_and_its_residual() -> None:
-    assert sentence(report(fault(0, SCALE))) == (
-        f"{SCORES.format(0)}: {SAYS}. With this fixed, the rest agrees (remaining error 2e-07)."
-    )
+HALF = Cause("attention-scale", SAYS, None, 0.6, 0.37)
+SMALL = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
+SHAPES = tuple(f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)" for rows in range(1, 8))
+EMPTY = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
+LOSS = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
+
+
+@for_each(
+    ("shown", "says"),
+    [
+        (report(fault(0, SCALE)), "With this fixed, the rest agrees (remaining error 2e-07)."),
+        (report(fault(0, HALF)), "this explains 37% of the error, something else remains."),
+        (report(fault(0, HALF, BIAS)), "With this fixed, the rest agrees (remaining error 3e-07)."),
+        (report(fault(profile=PROFILE)), "tolerance in all 2 rows; positions 2–3 of 4; head 1 of 3, unexplained"),
+        (report(verdict="inconclusive", not_compared=("probe hot: no logits",)), "compared: probe hot: no logits."),
+    ],
+)
+def test_the_sentence_has_the_place_the_causes_and_what_remains(shown: Report, says: str) -> None:
+    assert says in sentence(shown)
+    if shown.faults and shown.faults[0].causes:
+        assert sentence(shown).startswith(f"{SCORES.format(0)}: {SAYS}")
+
+
+@for_each(
+    ("shown", "says"),
+    [
+        (report(fault(0, HALF)), "this explains 37% of the error, something else remains"),
+        (report(verdict="agrees"), "at most 50 % of the tolerance is used"),
+        (report(verdict="inconclusive"), "at most 50 % of the tolerance is used"),
+        (report(verdict="agrees", claims=(LOSS,)), "at most 59 % of the tolerance is used (loss: mixed)"),
+        (report(verdict="agrees", measured=SMALL), "Tolerance less than 0.1 % of the tolerance is used"),
+        (EMPTY, "Nothing was compared."),
+        (EMPTY, "probe mixed: no logits"),
+        (report(fault(0, SCALE), fault(1)), "Fix the first fault first"),
+        (report(fault(), notes=SHAPES), f"{SHAPES[0]} (and 6 notes like it)"),
+    ],
+)
+def test_the_text_has_the_share_of_the_tolerance_and_what_to_do_first(shown: Report, says: str) -> None:
+    assert says in flat(as_text([shown], verbose=bool(shown.claims)))
+
+
+def test_faults_that_explain_everything_do_not_wait_for_each_other() -> None:
+    assert "Fix the first fault first" not in as_text([report(fault(0, SCALE), fault(1, BIAS))])
 
 
 def test_one_fault_in_every_layer_is_one_finding() -> None:
@@ -58,10 +105,8 @@ def test_one_fault_in_every_layer_is_one_finding() -> None:
 
 
 def test_an_unexplained_divergence_is_shown_with_its_spread() -> None:
-    unexplained = report(fault(profile=PROFILE))
-    assert "tolerance in all 2 rows; positions 2–3 of 4; head 1 of 3, unexplained" in sentence(unexplained)
     assert "the rest agrees" not in sentence(report(fault(0, SCALE), fault(1)))
-    text = as_text([unexplained], 80)
+    text = as_text([report(fault(profile=PROFILE))], 80)
     assert "··█▇" in text
     assert "·█·" in text
 
@@ -71,38 +116,6 @@ def test_one_line_without_a_cause_is_one_finding() -> None:
     assert len(findings(report(fault(0), fault(1), other))) == 2
     lines = [{"file": "my.py", "line": line, "code": "x", "columns": None} for line in (3, 7, 3)]
     assert len(findings(report(*(fault(i, source=line) for i, line in enumerate(lines))))) == 2
-
-
-def test_the_residual_of_a_fault_is_shown() -> None:
-    half = Cause("attention-scale", SAYS, None, 0.6, 0.37)
-    partly = "this explains 37% of the error, something else remains"
-    assert f"{partly}." in sentence(report(fault(0, half)))
-    assert partly in flat(as_text([report(fault(0, half))]))
-    assert "With this fixed, the rest agrees (remaining error 3e-07)." in sentence(report(fault(0, half, BIAS)))
-
-
-@pytest.mark.parametrize("verdict", ["agrees", "inconclusive"])
-def test_the_share_of_the_budget_is_always_shown(verdict: Verdict) -> None:
-    assert "at most 50 % of the tolerance is used" in flat(as_text([report(verdict=verdict)]))
-    claim = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
-    shown = flat(as_text([report(verdict=verdict, claims=(claim,))], verbose=True))
-    assert "at most 59 % of the tolerance is used (loss: mixed)" in shown, "the share of a claim also counts"
-
-
-def test_a_share_below_a_thousandth_is_less_than_it() -> None:
-    small = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
-    assert "Tolerance less than 0.1 % of the tolerance is used" in flat(
-        as_text([report(verdict="agrees", measured=small)])
-    )
-
-
-def test_a_report_without_comparisons_is_inconclusive() -> None:
-    empty = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
-    assert "Nothing was compared." in as_text([empty])
-    assert "probe mixed: no logits" in as_text([empty])
-    assert "too little was compared: probe hot: no logits." in sentence(
-        report(verdict="inconclusive", not_compared=("probe hot: no logits",))
-    )
 
 
 def test_ties_claims_notes_and_omissions_are_listed() -> None:
@@ -153,11 +166,6 @@ def test_values_that_a_loader_refuses_are_counted_and_verbose_lists_them() -> No
     assert "3 values of fields in config.json: the port refuses them" in flat(as_text([right]))
     assert "KeyError" not in as_text([right]) and "no call shows it" not in as_text([right])
     assert 'config.json act "a", config.json act "b"' in flat(as_text([right], verbose=True))
-
-
-def test_faults_that_explain_everything_do_not_wait_for_each_other() -> None:
-    assert "Fix the first fault first" not in as_text([report(fault(0, SCALE), fault(1, BIAS))])
-    assert "Fix the first fault first" in as_text([report(fault(0, SCALE), fault(1))])
 
 
 def test_a_wall_of_findings_that_may_follow_from_the_first_is_cut() -> None:
@@ -267,12 +275,6 @@ def as_plain(shown: Any) -> str:
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip()
 
 
-def test_notes_that_differ_in_numbers_are_one() -> None:
-    notes = [f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)" for rows in range(1, 8)]
-    text = flat(as_text([report(fault(), notes=tuple(notes))]))
-    assert f"{notes[0]} (and 6 notes like it)" in text
-
-
 def test_it_is_readable_at_80_columns() -> None:
     text = as_text([report(fault(0, SCALE), fault(1, SCALE), fault(2, profile=PROFILE))], 80)
     assert max(map(len, text.splitlines())) <= 80
@@ -331,3 +333,64 @@ def test_a_long_profile_is_drawn_with_few_bars() -> None:
     page = as_html([report(fault(profile={"position": [1.0] * 1000}))])
     assert page.count('title="position') < 130
     assert "position 992–999" in page
+
+
+PORT = """
+from transparity_numpy.port import build as of_reference
+
+def build(config, parameters):
+    forward = of_reference(config, parameters)
+    return lambda **tokens: forward(**tokens)["logits"]
+"""
+
+
+def test_every_stage_that_ran_has_a_time_in_order() -> None:
+    report = check(port_with("attention-scale-twice"), "translation", budget=0)
+    stages = [stage.__name__.replace("_", " ") for stage, *_ in checking.STAGES]
+    assert list(report.timing) == [stage for stage in stages if stage in report.timing]
+    assert {"run probes", "listen", "judge answers"} <= report.timing.keys()
+    assert "find unsteady line" not in report.timing, "this stage did not run"
+    assert all(time.port is None for time in report.timing.values()), "a port in this process has no separate time"
+
+
+def test_a_stage_has_the_time_that_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep_and_work(evidence: object) -> None:
+        time.sleep(0.2)
+        until = time.process_time() + 0.1
+        while time.process_time() < until:
+            pass
+
+    monkeypatch.setattr(checking, "STAGES", ((sleep_and_work,),))
+    timed = check(port_with(), "translation").timing["sleep and work"]
+    assert timed.seconds >= 0.3 and 0.1 <= timed.processor < timed.seconds
+
+
+def test_a_stage_that_raises_counts() -> None:
+    watch = Stopwatch(lambda: None)
+    with pytest.raises(KeyboardInterrupt), watch.timed("a stage"):
+        raise KeyboardInterrupt
+    assert watch.stages["a stage"].seconds >= 0
+
+
+def test_a_port_that_is_started_again_counts_no_negative_time() -> None:
+    assert Timing(2, 2, 0.5).since(Timing(1, 1, 3.0)) == Timing(1, 1, 0.0)
+
+
+def test_the_command_writes_and_shows_the_time_since_its_start(tmp_path: Path) -> None:
+    (tmp_path / "port.py").write_text(PORT)
+    target = tmp_path / "report.json"
+    line = ["check", f"{tmp_path}/port.py:build", "--preset", "notes-lm", "--preset", "pre-norm", "--logits-only"]
+    result = invoke(*line, "--verbose", "--json", target)
+    first, second = (report["timing"] for report in json.loads(target.read_text()))
+    assert result.exit_code == 0 and next(iter(first)) == "start" and "start" not in second
+    assert sum(each["processor"] for each in first.values()) > 0
+    if Path("/proc/self/stat").exists():
+        assert sum(each["port"] for each in first.values()) > 0
+
+
+def test_the_answer_shows_a_table_if_asked() -> None:
+    report = check(port_with("attention-scale-twice"), "translation")
+    assert "processor" not in as_text([report])
+    rows = [line.split() for line in as_text([report], verbose=True).splitlines()]
+    (whole,) = (row for row in rows if row[:1] == ["all"])
+    assert whole[1] == f"{sum(time.seconds for time in report.timing.values()):.1f}"

@@ -1,4 +1,4 @@
-"""Reports have the documented form, ports that cannot be compared never agree, and recorded faults have their line."""
+"""Reports name undeclared rounding, wrong sizes and wrong lines; a quick check compares only the forward pass."""
 
 from __future__ import annotations
 
@@ -192,11 +192,6 @@ def causes(report: Report) -> list[str]:
     return [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
 
 
-def line(report: Report) -> str:
-    assert report.faults[0].source is not None, report.notes
-    return str(report.faults[0].source["code"])
-
-
 @pytest.mark.long
 def test_the_taps_that_a_port_shows_are_its_own_and_the_rest_is_found() -> None:
     report = check(Showing, config=GPT2)
@@ -220,7 +215,8 @@ def test_a_fault_that_shows_at_other_sizes_alone_has_its_cause_and_line(
 ) -> None:
     told: list[Report] = []
     report = check(build, config=dataclasses.replace(GPT2, max_length=300), located=told.append)
-    assert (causes(report), line(report)[: len(begins)]) == ([cause], begins)
+    assert report.faults[0].source is not None, report.notes
+    assert causes(report) == [cause] and report.faults[0].source["code"].startswith(begins)
     assert any(boundary in note for note in report.notes)
     assert told[0].faults[0].where == "logits" and told[-1].faults[0].source is not None
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.test_hostile import REFERENCE, invoke, refused
+from tests.golden.test_hostile import REFERENCE, refused
+from tests.helpers import invoke, run_python
 from tests.looping import for_each
 
 import transparity
@@ -173,7 +174,7 @@ def test_help_and_an_error_of_usage_import_nothing_that_they_do_not_need(line: s
         f"import sys\nfrom transparity_conformance.cli import main\nsys.argv = ['transparity', *{line.split()!r}]\n"
         f"try:\n    main()\nexcept SystemExit as end:\n    print('loaded', end.code, *({heavy!r} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python("-c", script)
     assert done.stdout.splitlines()[-1] == f"loaded {code}"
 
 
@@ -192,7 +193,7 @@ def test_a_check_of_a_numpy_port_imports_no_framework(tmp_path: Path) -> None:
         "    try:\n        app(arguments)\n    except SystemExit as end:\n        assert not end.code, end.code\n"
         "print('loaded', *({'torch', 'jax', 'flax', 'hypothesis', 'pytest'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python("-c", script)
     assert done.stdout.splitlines()[-1] == "loaded"
 
 

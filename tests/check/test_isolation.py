@@ -1,7 +1,8 @@
-"""From the command line a port runs in its own process, and the exit code is always 0, 1, 2 or 3."""
+"""From the command line a port runs in its own process; the exit code is 0 to 3, and Ctrl-C keeps what was found."""
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.alignment.test_alignment import GPT2, Gpt2
 from tests.golden.test_hostile import RIGHT, calling
 
 from transparity.config import TransformerConfig
@@ -26,9 +29,19 @@ from transparity_conformance.capabilities.port_calls import (
     call_port,
     has_method,
 )
+from transparity_conformance.diagnosis.search.clock import BUDGET, Clock, OutOfTime
+from transparity_conformance.report.report import Interrupted, Report
 from transparity_conformance.running.loading import load_port
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_numpy.port import build as numpy_build
+
+
+def checking(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a check from the command line, which Ctrl-C interrupts even if it is a background job of a shell."""
+    restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-c", restore, sys.executable, "-m", "transparity_conformance", "check", *arguments]
+    pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, text=True, **pipes | options)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -47,12 +60,7 @@ def test_an_output_that_takes_nothing_is_no_verdict() -> None:
 def test_ctrl_c_is_one_sentence_and_exit_code_2(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "port.py"
     file.write_text(RIGHT + calling(f"open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(60)"))
-    # background jobs of a shell ignore Ctrl-C, and so do their children
-    restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
-    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", restore, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = checking(f"{file}:build", "--preset", "notes-lm")
     while not (tmp_path / "runs").exists():
         time.sleep(0.05)
     process.send_signal(number)
@@ -146,8 +154,7 @@ def test_a_capability_that_raises_when_it_is_looked_up_is_offered() -> None:
 def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> None:
     file, started = tmp_path / "port.py", tmp_path / "started"
     file.write_text(RIGHT + calling(f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
-    command = [sys.executable, "-m", "transparity_conformance", "check", f"{file}:build", "--preset", "notes-lm"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = checking(f"{file}:build", "--preset", "notes-lm", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (started.exists() and started.read_text()):
         time.sleep(0.05)
     process.kill()
@@ -159,3 +166,112 @@ def test_a_port_does_not_outlive_a_checker_that_was_killed(tmp_path: Path) -> No
             return
         time.sleep(0.1)
     raise AssertionError("the port's process is still running")
+
+
+PORT = """
+from tests.alignment.test_alignment import Gpt2, ScaledByTheWidth
+
+class Two(ScaledByTheWidth):
+    def feed_forward(self, at, x):
+        y = super().feed_forward(at, x)
+        return y + x.roll(3, -1).sin() + x.mean(1, keepdim=True)
+"""
+
+
+CHATTY = """
+import os, sys
+print("importing")
+from tests.alignment.test_alignment import Gpt2
+
+class Chatty(Gpt2):
+    def __call__(self, tokens):
+        print("calling", flush=True)
+        os.write(1, b"writing")
+        return super().__call__(tokens)
+"""
+
+
+def started(folder: Path, name: str, *options: str, terminal: bool = False) -> subprocess.Popen[str]:
+    """Start a check of a port from the command line; in a `terminal`, it shows its progress."""
+    (folder / "port.py").write_text(PORT if name in PORT else CHATTY)
+    (folder / "config.json").write_text(GPT2.to_json())
+    shown = {"TTY_COMPATIBLE": "1", "COLUMNS": "200"} if terminal else {}
+    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    command = (f"port.py:{name}", "--config", "config.json", *options)
+    return checking(*command, cwd=folder, env=os.environ | paths | shown)
+
+
+def test_ctrl_c_in_the_search_keeps_what_was_found(tmp_path: Path) -> None:
+    with started(tmp_path, "Two", "--json", "report.json", "--html", "report.html", terminal=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        shown, is_interrupted = "", False
+        while part := process.stderr.read(1):
+            shown += part
+            if not is_interrupted and "differs at decoder.layers.0.self_attention.scores, test_alignment.py:" in shown:
+                process.send_signal(signal.SIGINT)
+                is_interrupted = True
+        said = process.stdout.read()
+    assert process.returncode == 1
+    assert "differs at logits" in shown
+    assert "port.py:Two differs from the reference" in said
+    (report,) = json.loads((tmp_path / "report.json").read_text())
+    assert (report["port"], report["verdict"]) == ("port.py:Two", "diverges")
+    assert report["faults"][0]["where"] == "decoder.layers.0.self_attention.scores"
+    assert report["faults"][0]["source"]["code"].startswith("att = ")
+    assert any(note.startswith("the check was interrupted") for note in report["notes"])
+    assert "port.py:Two on config diverges" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_causes_found_before_ctrl_c_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, type[Gpt2]] = {}
+    exec(PORT, namespace)
+    found: list[Report] = []
+
+    def interrupted(clock: Clock) -> None:
+        if found and clock.tried > 400 and not clock.is_interrupted:
+            signal.raise_signal(signal.SIGINT)
+        real(clock)
+
+    real = Clock.check
+    monkeypatch.setattr(Clock, "check", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interrupted) as ended:
+            check(namespace["Two"], config=GPT2, located=found.append)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    faults = ended.value.report.faults
+    assert [cause.mistake for cause in faults[0].causes] == ["attention-scale"]
+    assert any(not fault.causes for fault in faults)
+
+
+def test_the_search_has_thirty_seconds_and_shows_its_progress() -> None:
+    shown: list[tuple[str, int, int]] = []
+    clock = Clock(watch=lambda *step: shown.append(step))
+    assert list(clock.each(range(3))) == [0, 1, 2]
+    assert clock.seconds == BUDGET == 30
+    assert shown == [("looking for causes, 0 candidates tried", 0, 30)]
+    with pytest.raises(OutOfTime):
+        Clock(0).check()
+
+
+def test_what_a_port_prints_is_not_in_json_on_standard_output(tmp_path: Path) -> None:
+    with started(tmp_path, "Chatty", "--json", "-") as process:
+        said, others = process.communicate(timeout=60)
+    (report,) = json.loads(said)
+    assert (process.returncode, report["verdict"]) == (0, "agrees")
+    for text in ("importing", "calling", "writing", "port.py:Chatty agrees with"):
+        assert text in others
+
+
+def test_what_a_port_prints_in_this_process_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    class Chatty(Gpt2):
+        def feed_forward(self, at: str, x: torch.Tensor) -> torch.Tensor:
+            sys.stdout.write("feeding")
+            return super().feed_forward(at, x)
+
+    check(Chatty, config=GPT2, budget=0)
+    said = capsys.readouterr()
+    assert (said.out, "feeding" in said.err) == ("", True)

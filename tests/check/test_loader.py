@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +13,7 @@ import pytest
 import torch
 from flax import nnx
 from tests.audit.audited import changed
-from tests.golden.test_hostile import invoke
+from tests.helpers import invoke, refused, run_python
 
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.check import check
@@ -32,11 +28,8 @@ from transparity_conformance.running.loading import load_port
 
 FILE = Path(__file__).parent / "hand_written_llama.py"
 
-Refusal = Callable[..., AbstractContextManager[None]]
-
 
 def of(name: str) -> Callable[..., Any]:
-    """Return a function of the hand-written Llama."""
     return load_port(f"{FILE}:{name}")
 
 
@@ -93,10 +86,8 @@ def test_a_size_that_cannot_be_loaded_is_not_compared() -> None:
 
 
 def test_on_the_command_line_a_loader_runs_apart_and_leaves_no_files(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "transparity_conformance", "check", f"{FILE}:load_an_object", "--family", "llama"]
-    ended = subprocess.run(
-        command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
+    command = ("-m", "transparity_conformance", "check", f"{FILE}:load_an_object", "--family", "llama")
+    ended = run_python(*command, TMPDIR=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert "agrees with the reference" in ended.stdout
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("transparity-")]
@@ -128,7 +119,7 @@ def test_the_command_audits_a_loader_unless_it_is_told_not_to(tmp_path: Path) ->
     assert "the loader was not audited" in " ".join(result.stdout.split())
 
 
-def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path, refused: Refusal) -> None:
+def test_a_model_that_the_family_cannot_express_is_refused(tmp_path: Path) -> None:
     config = example_config("gpt2")
     with refused(PortError, "No folder can be written for load(folder): The family llama cannot express"):
         HubBuild(of("load"), "llama", str(tmp_path))(config, probe_parameters(config))

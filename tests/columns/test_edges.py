@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers import tiny
 
 from transparity.config import TransformerConfig
 from transparity.errors import InputError, TransparityError
@@ -18,9 +18,6 @@ from transparity_conformance.oracle.budgets import HALF, epsilon, rounded
 from transparity_conformance.oracle.cases import CASES
 from transparity_conformance.oracle.probes import probe_parameters, probes
 from transparity_conformance.report.comparison import as_numbers
-
-LOWEST = 2.0**-24
-"""The smallest positive number of float16."""
 
 
 @pytest.mark.parametrize("uniform", [0.999, 0.9999, 1 - 1e-9, 1 - 2**-53])
@@ -56,28 +53,9 @@ def test_a_temperature_that_no_float32_divides_by_is_refused() -> None:
         Sampling(temperature=1e-40)
 
 
-def test_rounding_keeps_the_smallest_numbers(backend: Backend) -> None:
-    config, parameters = small(num_decoder_layers=0, tied_head=True)
-    parameters = {name: (3e-5 * value).astype(np.float32) for name, value in parameters.items()}
-    forward = backend(config, parameters, dtype="float32", activations="float16")
-    shown = as_numbers(forward(tokens=np.array([[1, 2, 3]]))["decoder.embedding"])
-    assert np.count_nonzero(shown) == shown.size
-    assert np.array_equal(shown / LOWEST, np.round(shown / LOWEST))
-
-
 def small(**fields: Any) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
-    """Return a tiny decoder's configuration and parameters."""
-    config = TransformerConfig(
-        architecture="decoder",
-        target_vocab_size=7,
-        max_length=6,
-        embed_dim=4,
-        num_heads=2,
-        num_decoder_layers=1,
-        feed_forward_dim=5,
-        pad_id=0,
-    )
-    config = dataclasses.replace(config, **fields)
+    sizes = {"target_vocab_size": 7, "max_length": 6, "num_heads": 2, "feed_forward_dim": 5, "pad_id": 0}
+    config = tiny(**sizes | fields)
     return config, initialize_parameters(config, 3)
 
 
@@ -151,7 +129,6 @@ def test_logits_are_written_into_the_memory_that_is_given(backend: Backend) -> N
 
 
 def address_of(array: Any) -> int:
-    """Return the address of an array's memory, for any framework."""
     if isinstance(array, np.ndarray):
         return int(array.ctypes.data)
     return int(array.data_ptr() if hasattr(array, "data_ptr") else array.unsafe_buffer_pointer())

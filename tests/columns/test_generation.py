@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers import tiny
 
 from transparity.config import TransformerConfig
 from transparity.errors import ConfigError, InputError
@@ -23,8 +24,7 @@ VOCAB, NEW, END, FILLING = 5, 3, 2, 0
 
 
 def small(**fields: Any) -> TransformerConfig:
-    sizes = {"target_vocab_size": VOCAB, "max_length": 6, "embed_dim": 8, "num_heads": 2, "feed_forward_dim": 8}
-    return TransformerConfig(architecture="decoder", num_decoder_layers=1, **(sizes | {"eos_id": END} | fields))
+    return tiny(**{"max_length": 6, "embed_dim": 8, "num_heads": 2, "feed_forward_dim": 8, "eos_id": END} | fields)
 
 
 def exact_parameters(config: TransformerConfig, seed: int) -> Arrays:
@@ -60,7 +60,6 @@ def score_budget(config: TransformerConfig, parameters: Arrays, *given: Any) -> 
 def likeliest(
     config: TransformerConfig, parameters: Arrays, prompt: list[int], power: float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the highest score of all possible continuations, and its tokens."""
     every = itertools.product(range(VOCAB), repeat=NEW)
     ended = {tokens[: tokens.index(END) + 1] if END in tokens else tokens for tokens in every}
     return max((score_of(config, parameters, prompt, tokens, power), tokens) for tokens in ended)

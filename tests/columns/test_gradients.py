@@ -20,7 +20,6 @@ from transparity_conformance.report.comparison import difference, share
 
 @pytest.fixture(params=["pytorch", "flax"])
 def differentiating(request: pytest.FixtureRequest) -> Backend:
-    """Return a backend whose framework differentiates automatically."""
     from transparity_conformance.oracle.backends import backend
 
     return backend(request.param)

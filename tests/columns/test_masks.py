@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.helpers import refused
 
 import transparity_numpy.arithmetic.fused
 from transparity.config import EXACT_MASK_BELOW
@@ -23,8 +22,6 @@ from transparity_conformance.oracle.oracle import Arrays, Oracle, forward_oracle
 from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.comparison import as_numbers, difference
 from transparity_numpy.mixers.attention import attention
-
-Refused = Callable[..., AbstractContextManager[None]]
 
 PADDING, LENGTH = 3, 6
 # these models use only distances between positions, or count only visible tokens, so padding shifts nothing
@@ -95,13 +92,13 @@ def test_a_cache_hides_what_the_mask_hides(backend: Backend, case: str) -> None:
         (None, "forward was given tokens; for this decoder it takes tokens, attention_mask."),
     ],
 )
-def test_a_mask_that_is_none(backend: Backend, refused: Refused, mask: Any, says: str) -> None:
+def test_a_mask_that_is_none(backend: Backend, mask: Any, says: str) -> None:
     config = SHIFTED["llama"]
     with refused(InputError, says):
         backend(config, probe_parameters(config)).logits(tokens=padded()[0], attention_mask=mask)
 
 
-def test_token_types_that_there_are_not(backend: Backend, refused: Refused) -> None:
+def test_token_types_that_there_are_not(backend: Backend) -> None:
     config = CASES["bert"]
     tokens, mask = padded()
     with refused(InputError, "token_types[0, 0] is 2; expected 0 to 1."):
@@ -110,14 +107,14 @@ def test_token_types_that_there_are_not(backend: Backend, refused: Refused) -> N
         )
 
 
-def test_a_cache_that_reads_no_mask(backend: Backend, refused: Refused) -> None:
+def test_a_cache_that_reads_no_mask(backend: Backend) -> None:
     config = CASES["llama"]
     tokens, mask = padded()
     with refused(InputError, "A step of this decoder was given an attention_mask, which it does not read."):
         backend(config, probe_parameters(config)).step(tokens, attention_mask=mask)
 
 
-def test_features_have_no_loss(backend: Backend, refused: Refused) -> None:
+def test_features_have_no_loss(backend: Backend) -> None:
     config = CASES["roberta"]
     tokens = padded()[0]
     with refused(InputError, "head is 'hidden': the model has no logits, and therefore no loss."):

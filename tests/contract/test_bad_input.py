@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers import refused
 from tests.looping import for_each
 
 from transparity import initialize_parameters, preset
-from transparity.errors import BackendError, ConfigError, InputError, ParameterError
+from transparity.errors import BackendError, ConfigError, InputError, ParameterError, TransparityError
 from transparity.protocol import Backend, Forward
-
-Refused = Callable[..., AbstractContextManager[None]]
 
 CONFIG = preset("translation").resized(num_encoder_layers=1, num_decoder_layers=1)
 PARAMETERS = initialize_parameters(CONFIG)
@@ -63,7 +60,7 @@ WITHOUT_BIAS = {name: value for name, value in PARAMETERS.items() if name != "he
 NEGATIVE = initialize_parameters(BATCH_NORM)
 NEGATIVE[VARIANCE] = NEGATIVE[VARIANCE] - 2
 
-MODELS: list[tuple[Any, Any, type[Exception], str]] = [
+MODELS: list[tuple[Any, Any, type[TransparityError], str]] = [
     *(
         (CONFIG, PARAMETERS | {"head.weight": value}, ParameterError, f"Parameter 'head.weight' {says}")
         for value, says in WEIGHTS
@@ -83,7 +80,7 @@ MODELS: list[tuple[Any, Any, type[Exception], str]] = [
 
 @for_each(("config", "parameters", "error", "says"), MODELS)
 def test_a_model_that_cannot_be_built(
-    backend: Backend, refused: Refused, config: Any, parameters: Any, error: type[Exception], says: str
+    backend: Backend, config: Any, parameters: Any, error: type[TransparityError], says: str
 ) -> None:
     with refused(error, says):
         backend(config, parameters)
@@ -93,7 +90,7 @@ def test_a_model_that_cannot_be_built(
     ("choice", "value"),
     [("dtype", "float8"), ("dtype", np.float32), ("device", "abacus"), ("device", None), ("mode", "fast"), ("mode", 1)],
 )
-def test_a_choice_is_not_offered(backend: Backend, refused: Refused, choice: str, value: Any) -> None:
+def test_a_choice_is_not_offered(backend: Backend, choice: str, value: Any) -> None:
     with refused(BackendError, f"{choice} is "):
         backend(CONFIG, PARAMETERS, **{choice: value})
 
@@ -129,15 +126,13 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
 
 @for_each("fast", [False, True])
 @for_each(("inputs", "says"), INPUTS)
-def test_tokens_that_no_model_can_read(
-    forward: Forward, refused: Refused, inputs: dict[str, Any], says: str, fast: bool
-) -> None:
+def test_tokens_that_no_model_can_read(forward: Forward, inputs: dict[str, Any], says: str, fast: bool) -> None:
     with refused(InputError, says):
         (forward.logits if fast else forward)(**inputs)
 
 
 @for_each("inputs", [{}, {"source": SOURCE}, {"tokens": SOURCE}, {"source": SOURCE, "target": TARGET, "mask": SOURCE}])
-def test_inputs_by_other_names(forward: Forward, refused: Refused, inputs: dict[str, Any]) -> None:
+def test_inputs_by_other_names(forward: Forward, inputs: dict[str, Any]) -> None:
     with refused(InputError, f"forward was given {', '.join(sorted(inputs)) or 'nothing'}; {NAMES}"):
         forward(**inputs)
 
@@ -153,7 +148,7 @@ def test_inputs_by_other_names(forward: Forward, refused: Refused, inputs: dict[
         (None, "targets has the shape (); expected (batch, length)."),
     ],
 )
-def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, targets: Any, says: str) -> None:
+def test_targets_that_the_logits_are_not_of(forward: Forward, targets: Any, says: str) -> None:
     with refused(InputError, says):
         forward.loss(targets, source=SOURCE, target=TARGET)
 
@@ -173,14 +168,12 @@ def test_targets_that_the_logits_are_not_of(forward: Forward, refused: Refused, 
         ({"uniforms": np.full((2, 3), np.nan)}, "uniforms range from nan to nan; expected at least 0"),
     ],
 )
-def test_generation_from_nothing_sensible(
-    forward: Forward, refused: Refused, arguments: dict[str, Any], says: str
-) -> None:
+def test_generation_from_nothing_sensible(forward: Forward, arguments: dict[str, Any], says: str) -> None:
     sensible: dict[str, Any] = {"prompt": TARGET, "max_new_tokens": 3, "source": SOURCE}
     with refused(InputError, says):
         forward.generate(**sensible | arguments)
 
 
-def test_a_lone_encoder_does_not_generate(backend: Backend, refused: Refused) -> None:
+def test_a_lone_encoder_does_not_generate(backend: Backend) -> None:
     with refused(InputError, "The model is only an encoder, which cannot generate; expected a model with a decoder."):
         backend(ENCODER, initialize_parameters(ENCODER)).generate(SOURCE, 1)

@@ -5,102 +5,39 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.looping import for_each
 
 from transparity import PRESETS, TransformerConfig, departures, preset
-from transparity.config import DropoutPlace
-from transparity_conformance.oracle.cases import CASES
-
-KINDS = get_type_hints(TransformerConfig)
-# values that are valid only with certain others; `transparity_conformance.oracle.strategies` draws them together
-LONE: dict[str, Any] = {"num_key_value_heads": None, "attention_head_dim": None, "rotary_dim": None, "head": "logits"}
-LONE |= {
-    "patch_size": None,
-    "patch_bias": True,
-    "class_token": False,
-    "mel_bins": None,
-    "encoder_positions": "as-decoder",
-}
-LONE |= {"num_frames": 3000, "mixer": "attention"}
-LONE |= {"q_lora_rank": None, "kv_lora_rank": None, "value_head_dim": None}
-LONE |= {"num_token_types": 0, "position_count": "all", "shared_embedding": False}
-SPECIAL = {
-    **{field: st.just(value) for field, value in LONE.items()},
-    "rotary_slow_turns": st.floats(0.1, 1),
-    "rotary_fast_turns": st.floats(2, 9),
-    "relative_bias": st.just(False),
-    "relative_buckets": st.integers(8, 32),
-    "relative_max_distance": st.integers(33, 99),
-    "norm_eps": st.floats(0, 1),
-    "norm_momentum": st.floats(0, 1),
-    "mask_value": st.floats(max_value=0, allow_nan=False),
-    "dropout": st.floats(0, 1, exclude_max=True),
-    "dropout_at": st.lists(st.sampled_from(get_args(DropoutPlace)), unique=True),
-    "query_key_norm_over": st.just("head"),
-    "branches": st.just("sequential"),
-    "attention_norm": st.just(True),
-    "num_experts": st.sampled_from([0, 6]),
-    "experts_per_token": st.integers(1, 2),
-    "router_groups": st.sampled_from([1, 3]),
-    "topk_groups": st.just(1),
-    "rotary_scaling": st.sampled_from(["none", "linear", "llama3", "yarn"]),
-    "head_transform": st.just(False),
-    "rope_theta": st.floats(1.5, 9),
-    "rotary_short_factors": st.just(()),
-    "rotary_long_factors": st.just(()),
-    "layer_types": st.sampled_from([(), ("one", "other"), ("other", "one", "one")]),
-    "layer_overrides": st.just({}),
-    "embed_dim": st.sampled_from([12, 24, 36]),
-    "num_heads": st.sampled_from([1, 2, 3]),
-    "source_vocab_size": st.integers(9, 99),
-    "target_vocab_size": st.integers(9, 99),
-}
-
-
-def values(field: str) -> st.SearchStrategy[Any]:
-    """Return a strategy for the values of a field: its choices, or integers below the vocabulary sizes."""
-    kind = KINDS[field]
-    if field in SPECIAL:
-        return SPECIAL[field]
-    if kind is bool:
-        return st.booleans()
-    if all(isinstance(choice, str) for choice in get_args(kind)) and get_args(kind):
-        return st.sampled_from(get_args(kind))
-    optional = st.none() if type(None) in get_args(kind) else st.nothing()
-    if float in (kind, *get_args(kind)):
-        return st.floats(0.1, 9) | optional
-    return st.integers(1, 8) | optional
-
+from transparity.config import FIELD_TYPES
+from transparity_conformance.oracle.cases import AUDIO, CASES, IMAGES
+from transparity_conformance.oracle.strategies import configs
 
 AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Settings without a deadline, because a busy machine draws slowly."""
 
-configs = st.builds(TransformerConfig, **{field: values(field) for field in KINDS})
-
 
 @AT_ANY_SPEED
-@given(configs)
+@given(configs())
 def test_json_gives_back_the_same_configuration(config: TransformerConfig) -> None:
     assert TransformerConfig.from_json(config.to_json()) == config
 
 
-def test_json_gives_back_lists_of_factors() -> None:
-    config = CASES["phi3"]
-    assert config.rotary_scaling == "longrope" and TransformerConfig.from_json(config.to_json()) == config
+@for_each("config", [*CASES.values(), IMAGES, AUDIO])
+def test_json_gives_back_every_case(config: TransformerConfig) -> None:
+    assert TransformerConfig.from_json(config.to_json()) == config
 
 
 @AT_ANY_SPEED
-@given(configs)
+@given(configs())
 def test_json_is_json_to_everyone(config: TransformerConfig) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    assert set(json.loads(config.to_json(), parse_constant=refuse)) == set(KINDS)
+    assert set(json.loads(config.to_json(), parse_constant=refuse)) == set(FIELD_TYPES)
 
 
 def test_minus_infinity_has_a_name_in_json() -> None:
@@ -218,7 +155,7 @@ def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any
 def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
     fields: dict[str, Any], scale: float, masked: float
 ) -> None:
-    """Check both numbers against typed values, because all columns share them and claims cannot find an error."""
+    """Check both numbers against constants; all columns share these numbers, so claims would not notice an error."""
     config = TransformerConfig(
         architecture="decoder", target_vocab_size=7, embed_dim=64, num_heads=4, mask_value=-100.0, **fields
     )

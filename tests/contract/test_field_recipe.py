@@ -35,10 +35,10 @@ FAULTS = (
 )
 
 PARTS = tuple(f"parts/{path.name}" for path in sorted((ROOT / CONTRACT / "parts").glob("*.py")))
-"""Files of the contract that define which parameters exist."""
+"""Files of `reference/transparity` that define which parameters exist."""
 
 READ_FOR_ALL = ("inputs.py", "training.py")
-"""Files of the contract that read a field on behalf of every column."""
+"""Files of `reference/transparity` that read a field for every column."""
 
 NO_FAULT = {
     "feed_forward_bias": "the fault `bias-dropped` depends on the bias parameter itself",
@@ -133,7 +133,6 @@ def test_a_field_is_documented(field: str) -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, set[object]]:
-    """Return the values that the suite draws for every field."""
     values: defaultdict[str, set[object]] = defaultdict(set)
 
     @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.helpers import refused
 from tests.looping import for_each
 
 from transparity import initialize_parameters, load_parameters, preset, save_parameters
@@ -36,12 +36,10 @@ from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.report.files import OutputError, check_writable
 from transparity_conformance.running.loading import load_port
 
-Refused = Callable[..., AbstractContextManager[None]]
-
 TERABYTES = 8 << 40
 
 LARGE: dict[str, Any] = {"seconds": 5.0, "megabytes": 300, "clock": time.process_time}
-"""Limits for files that are large themselves."""
+"""Limits of time and memory for tests whose files have many bytes."""
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_head": 2, "n_layer": 1}
 
@@ -69,30 +67,9 @@ def refusal_at_once(
     return message
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(TERABYTES)
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def unreadable(path: Path) -> None:
-    """Create a path that even the superuser cannot read."""
-    path.symlink_to("/proc/self/mem")
 
 
 def listening(path: Path) -> None:
@@ -104,11 +81,16 @@ def listening(path: Path) -> None:
     os.chdir(before)
 
 
-def nothing(path: Path) -> None:
-    """Create no file."""
-
-
-MAKERS = (pipe, sparse, folder, loop, endless, unreadable, listening, nothing)
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "sparse": sparse,
+    "folder": Path.mkdir,
+    "loop": lambda path: path.symlink_to(path),
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "unreadable": lambda path: path.symlink_to("/proc/self/mem"),  # not even the superuser can read this
+    "socket": listening,
+    "nothing": lambda path: None,
+}
 
 NAMES = {"long": "x" * 300, "null": "a\0b", "surrogate": "\udcff", "below a file": "file/x", "deep": "d/" * 3000}
 
@@ -144,19 +126,19 @@ def test_outputs_under_a_name_that_no_file_has(tmp_path: Path, written: tuple[Pa
 
 
 @for_each(("read", "make"), product(READERS, MAKERS))
-def test_something_else_where_a_file_is_read(tmp_path: Path, read: str, make: Callable[[Path], None]) -> None:
+def test_something_else_where_a_file_is_read(tmp_path: Path, read: str, make: str) -> None:
     for ending in ("", ".json", ".py"):
-        make(tmp_path / f"it{ending}")
+        MAKERS[make](tmp_path / f"it{ending}")
     refusal_at_once(lambda: READERS[read](tmp_path / "it"))
 
 
 @for_each(("name", "make"), product(["actual.safetensors", "manifest.json", *FILES], MAKERS))
 def test_something_else_in_a_bundle_or_for_its_outputs(
-    tmp_path: Path, written: tuple[Path, Bundle], make: Callable[[Path], None], name: str
+    tmp_path: Path, written: tuple[Path, Bundle], make: str, name: str
 ) -> None:
     copy = Path(shutil.copytree(written[0], tmp_path / "copy"))
     (copy / name).unlink(missing_ok=True)
-    make(copy / name)
+    MAKERS[make](copy / name)
     is_output = name == "actual.safetensors"
     refusal_at_once(lambda: read_actual(copy / name, written[1]) if is_output else read_bundle(copy))
 
@@ -174,12 +156,10 @@ CHECKPOINTS: tuple[tuple[str, dict[str, str]], ...] = (
 
 
 @for_each(("name", "others", "make"), [(*each, make) for each, make in product(CHECKPOINTS, MAKERS)])
-def test_something_else_in_a_checkpoint(
-    tmp_path: Path, make: Callable[[Path], None], name: str, others: dict[str, str]
-) -> None:
+def test_something_else_in_a_checkpoint(tmp_path: Path, make: str, name: str, others: dict[str, str]) -> None:
     for other, text in others.items():
         (tmp_path / other).write_text(text)
-    make(tmp_path / name)
+    MAKERS[make](tmp_path / name)
     refusal_at_once(lambda: import_checkpoint(tmp_path))
 
 
@@ -190,9 +170,9 @@ def test_an_index_names_files_beside_it_alone(tmp_path: Path, part: str) -> None
     refusal_at_once(lambda: import_checkpoint(tmp_path))
 
 
-@for_each("make", [pipe, folder, loop, listening])
-def test_a_report_is_not_written_to_something_else(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    make(tmp_path / "it")
+@for_each("make", ["pipe", "folder", "loop", "socket"])
+def test_a_report_is_not_written_to_something_else(tmp_path: Path, make: str) -> None:
+    MAKERS[make](tmp_path / "it")
     refusal_at_once(lambda: check_writable(tmp_path / "it"))
 
 
@@ -302,8 +282,8 @@ DTYPE = "Parameter 'head.bias' of {path} has the dtype {dtype}; expected one of 
 DTYPES = {"BF16": 2, "F8_E4M3": 1, "I32": 4, "BOOL": 1}
 
 FAULTY: list[tuple[Callable[[Path], object], str]] = [
-    (nothing, "There is no file {path}."),
-    (folder, "{path} is a folder; expected a file."),
+    (MAKERS["nothing"], "There is no file {path}."),
+    (MAKERS["folder"], "{path} is a folder; expected a file."),
     *((stored(PARAMETERS, share), UNREADABLE) for share in (0.001, 0.1, 0.5, 0.999)),
     *((stored(LIES[lie]), UNREADABLE) for lie in ("a pickle", "cut", "twice", "endless header")),
     *(
@@ -317,34 +297,32 @@ FAULTY: list[tuple[Callable[[Path], object], str]] = [
 
 
 @for_each(("make", "says"), FAULTY)
-def test_a_file_of_parameters_that_does_not_fit(
-    tmp_path: Path, refused: Refused, make: Callable[[Path], object], says: str
-) -> None:
+def test_a_file_of_parameters_that_does_not_fit(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
     path = tmp_path / "parameters.safetensors"
     make(path)
     with refused(ParameterError, says.replace("{path}", str(path))):
         load_parameters(path)
 
 
-def test_a_file_of_another_configuration(tmp_path: Path, refused: Refused) -> None:
+def test_a_file_of_another_configuration(tmp_path: Path) -> None:
     save_parameters(tmp_path / "file", PARAMETERS)
     with refused(ParameterError, "Parameter 'decoder.layers.1.self_attention.query.weight' is missing; it should"):
         load_parameters(tmp_path / "file", CONFIG.resized(num_decoder_layers=2))
 
 
-def test_no_path_at_all(refused: Refused) -> None:
+def test_no_path_at_all() -> None:
     with refused(ParameterError, "None cannot be read: "):
         load_parameters(None)  # type: ignore[arg-type]
 
 
 @for_each("value", [np.ones(3, int), np.ones(3, complex), "text"])
-def test_what_is_no_parameter_is_not_saved(tmp_path: Path, refused: Refused, value: Any) -> None:
+def test_what_is_no_parameter_is_not_saved(tmp_path: Path, value: Any) -> None:
     with refused(ParameterError, "Parameter 'head.bias' has the dtype "):
         save_parameters(tmp_path / "parameters.safetensors", {"head.bias": value})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_does_not_exist_is_not_saved_to(tmp_path: Path, refused: Refused) -> None:
+def test_a_folder_that_does_not_exist_is_not_saved_to(tmp_path: Path) -> None:
     with refused(ParameterError, f"{tmp_path / 'none' / 'file'} cannot be written as a safetensors file: "):
         save_parameters(tmp_path / "none" / "file", PARAMETERS)
 

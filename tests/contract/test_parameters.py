@@ -17,7 +17,6 @@ from transparity import (
     parameter_shapes,
     preset,
     save_parameters,
-    tap_shapes,
 )
 from transparity.parameters import RENAMED, open_parameters
 from transparity.protocol import Backend, Harness
@@ -93,17 +92,6 @@ def test_pytorch_has_the_same_names_shapes_and_order(config: TransformerConfig) 
 
 
 @each_config
-def test_flax_has_the_same_names_and_shapes(config: TransformerConfig) -> None:
-    from flax import nnx
-
-    from transparity_flax.state.parameters import dump
-    from transparity_flax.transformer import Transformer
-
-    dumped = dump(Transformer(config, rngs=nnx.Rngs(0)))
-    assert {name: value.shape for name, value in dumped.items()} == parameter_shapes(config)
-
-
-@each_config
 def test_a_backend_gives_back_what_it_was_given(harness: Harness, config: TransformerConfig) -> None:
     parameters = numbered(config)
     held = harness.module("transformer.Transformer", config, parameters, dtype="float32").parameters()
@@ -130,15 +118,6 @@ def test_a_model_stays_as_it_is_when_what_it_was_given_is_written_to(backend: Ba
         value[...] = 0.5
     after = forward(tokens=[[1, 2, 3]])
     assert all(np.array_equal(as_numbers(after[name]), value) for name, value in before.items())
-
-
-@each_config
-def test_the_taps_have_the_shapes_that_they_are_said_to_have(config: TransformerConfig, backend: Backend) -> None:
-    lengths = dict(zip(config.input_names, (7, 5), strict=False))
-    tokens = {name: np.full((2, length), 3) for name, length in lengths.items()}
-    taps = backend(config, numbered(config), mode="eager")(**tokens)
-    shapes = tap_shapes(config, 2, **lengths)
-    assert [(name, tuple(value.shape)) for name, value in taps.items()] == list(shapes.items())
 
 
 def test_a_file_with_the_old_names_of_parameters_is_read(tmp_path: Path) -> None:

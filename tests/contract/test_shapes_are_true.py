@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import jaxtyping
 import pytest
+from tests.helpers import run_python
 from tests.looping import for_each
 
 from transparity.axes import LEGEND
@@ -117,6 +116,5 @@ for config in (presets[0], presets[1], presets[4]):
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_wrong_shapes_are_caught_and_every_shape_holds_in_every_preset(backend: str, every: int) -> None:
     """Check in one process that wrong shapes fail and right ones pass; otherwise a disabled check would pass."""
-    command = [sys.executable, "-c", CHECKED + WRONG_SHAPES + EVERY_FORWARD, PACKAGES[backend], str(every)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = run_python("-c", CHECKED + WRONG_SHAPES + EVERY_FORWARD, PACKAGES[backend], every)
     assert process.returncode == 0, process.stderr

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.contract.test_hostile_files import LARGE, checkpoint, refusal_at_once
+from tests.helpers import tiny
 from tests.looping import for_each
 
 from transparity import TransformerConfig, initialize_parameters, preset
@@ -23,15 +24,7 @@ from transparity_conformance.checkpoints.reading import CheckpointError
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.probes import LONGEST, probes_of
 
-TINY = TransformerConfig(
-    architecture="decoder",
-    target_vocab_size=8,
-    max_length=8,
-    embed_dim=4,
-    num_heads=1,
-    num_decoder_layers=1,
-    feed_forward_dim=4,
-)
+TINY = tiny(target_vocab_size=8, max_length=8, feed_forward_dim=4)
 
 LARGEST = 2**31 - 1
 

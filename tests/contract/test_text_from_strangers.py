@@ -72,8 +72,6 @@ def test_words_are_as_they_were() -> None:
 
 
 class Stranger:
-    """An object whose methods all raise an error."""
-
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
@@ -103,7 +101,6 @@ def test_the_users_own_interrupt_is_not_swallowed() -> None:
 
 
 def nested(depth: int) -> list[Any]:
-    """Return a deeply nested list."""
     found: list[Any] = []
     for _ in range(depth):
         found = [found]

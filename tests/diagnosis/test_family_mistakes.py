@@ -1,6 +1,6 @@
-"""Parts that no preset has: correct ports agree, and mistakes are found, placed and named, for a sample.
+"""In models with parts that no preset has, correct ports agree, and the tap and cause of mistakes are reported.
 
-`nox -s power` tests all of them.
+These tests check a sample; `nox -s power` checks all mistakes.
 """
 
 from __future__ import annotations
@@ -116,8 +116,6 @@ def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
 
 
 def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
-    """Return ALiBi as in BLOOM: slopes times the position of the key."""
-
     def score_bias(config: Any, parameters: Any, positions: Any, keys: int, dtype: Any, *, both: bool) -> Any:
         at = np.arange(keys)
         return (alibi_slopes(config.num_heads)[None, :, None, None] * at).astype(dtype)
@@ -165,8 +163,6 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
 
 
 class BeginsAgain(numpy_column.NumpyForward):
-    """A port whose positions restart at 0 in every step with a cache."""
-
     def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
         def begins_again(right: Any, place: int) -> Any:
             """Return `right` with the positions in argument number `place` restarting at 0."""
@@ -207,7 +203,6 @@ def test_rows_end_apart_though_no_bias_can_make_them(case: str) -> None:
 
 
 def _ends(request: Request) -> list[int]:
-    """Return the steps at which rows end."""
     config, begin = request.config, request.prompt.shape[1]
     forward = numpy_column.NumpyForward(config, request.parameters, "float64")
     said = forward.generate(request.prompt, request.steps, source=request.source)[:, begin:]

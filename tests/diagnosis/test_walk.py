@@ -1,4 +1,4 @@
-"""A forward pass may start in the middle; faults that exclude each other, and near ties of experts, explain nothing."""
+"""Walks start from recorded activations; faults that exclude each other, and near ties of experts, are no causes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transparity_numpy.transformer import transformer
 
 
 def are_possible(probe: Probe, pair: tuple[Hypothesis, Hypothesis]) -> bool:
-    """Return whether two faults can be applied together; both must not set the same part of one formula."""
+    """Return whether two faults can be applied together; they cannot if both set the same part of a formula."""
     try:
         walk(probe, {}, pair)
     except Impossible:
@@ -146,7 +146,6 @@ highest = experts.highest
 
 
 def answers(of: Probe, choice: Callable[..., np.ndarray] = highest) -> Arrays:
-    """Return every tap of a float32 port that chooses experts with `choice`."""
     taps: Arrays = {}
     given: dict[str, Any] = dict(of.inputs)
     with patch("transparity_numpy.experts.highest", choice):
@@ -204,6 +203,6 @@ def test_a_wrong_choice_is_a_fault(tied: bool) -> None:
 
 @pytest.mark.parametrize("case", ["mixtral", "deepseek"])
 def test_rounding_is_measured_with_the_exact_choice(case: str) -> None:
-    """Check that the budget excludes the effect of choices that bfloat16 changes, which is much larger."""
+    """Check the budget of bfloat16; if rounding changed the chosen experts, the budget would be much larger."""
     of = probe(tied=False, case=case)
     assert of.oracle.budget("logits", "bfloat16") < np.abs(of.oracle.expected["logits"]).max() / 2

@@ -6,9 +6,8 @@ import dataclasses
 import json
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 from tests.families.cases import CASES, REFUSED, Case
-from tests.golden.test_hostile import invoke
+from tests.helpers import invoke, refused
+from transformers import modeling_rope_utils
 
 from transparity.config import TransformerConfig
 from transparity.errors import ParameterError, TransparityError
 from transparity.parameters import load_parameters
-from transparity.protocol import Backend
 from transparity_conformance.checking.check import PortError, check
 from transparity_conformance.checkpoints.importing import Checkpoint, import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
@@ -31,18 +31,10 @@ from transparity_conformance.oracle.oracle import forward_oracle
 from transparity_conformance.oracle.probes import frame_inputs, pixel_inputs
 from transparity_conformance.report.comparison import as_numbers, difference, share
 
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
-    import transformers
-    from transformers import modeling_rope_utils
-
 transformers.logging.disable_progress_bar()
-
-Refusal = Callable[..., AbstractContextManager[None]]
 
 
 def new(case: Case) -> Any:
-    """Return the newly initialized transformers model."""
     model_class = getattr(transformers, case.model)
     model = model_class(model_class.config_class(**case.fields, attn_implementation="eager")).eval()
     if case.expected.get("tied_head") is False:  # T5's class ties the head, but this case has a separate one
@@ -106,7 +98,6 @@ def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
 
 
 def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the output of the transformers model, in its own dtype."""
     config = checkpoint.config
     dtype = next(model.parameters()).dtype
     given = {name: torch.from_numpy(value) for name, value in inputs.items()}
@@ -173,18 +164,6 @@ def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: P
         assert share(error, budget) <= 1, f"{dtype} differs by {error:.3g}; expected at most {budget:.3g}"
 
 
-@pytest.mark.parametrize("column", ["pytorch", "flax"], indirect=True)
-@pytest.mark.parametrize("name", CASES)
-def test_a_backend_computes_the_same(name: str, backend: Backend, saved: Callable[[str], Path]) -> None:
-    checkpoint = import_checkpoint(saved(name))
-    config, parameters = checkpoint.config, checkpoint.parameters
-    inputs = tokens_of(config, CASES[name].length)
-    oracle = forward_oracle(config, parameters, inputs)
-    forward = backend(config, parameters, dtype="float32", mode=backend.modes[0])
-    error = difference(as_numbers(forward.logits(**inputs)), oracle.expected["logits"])
-    assert share(error, oracle.budget("logits", "float32")) <= 1
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.decoded])
 def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callable[[str], Path]) -> None:
     """Check a first chunk of tokens, then one token at a time."""
@@ -211,7 +190,6 @@ def test_a_port_is_checked_on_a_checkpoint(name: str, saved: Callable[[str], Pat
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that saves the folder of a case once and returns its path."""
     folders: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
@@ -261,23 +239,18 @@ def test_half_precision_is_imported_exactly(dtype: str, tmp_path: Path) -> None:
 
 
 def test_fields_of_transformers_4_mean_the_same(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = saved("llama, scaled as in 3.1")
-    given = CASES["llama, scaled as in 3.1"].fields["rope_parameters"]
-    scaling = {name: value for name, value in given.items() if name not in ("rope_theta", "rope_type")}
-    older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": {"type": "llama3"} | scaling}
-    assert same(import_checkpoint(edited(folder, tmp_path / "llama", older)), import_checkpoint(folder))
-    folder = saved("phi3, long")
-    given = CASES["phi3, long"].fields["rope_parameters"]
-    scaling = {"type": "su"} | {name: given[name] for name in ("short_factor", "long_factor")}
-    older = {"rope_parameters": GONE, "rope_theta": 30.0, "rope_scaling": scaling}
-    assert same(import_checkpoint(edited(folder, tmp_path / "phi3", older)), import_checkpoint(folder))
-    folder = saved("gemma3")
-    older = {"rope_parameters": GONE, "rope_theta": 500.0, "rope_local_base_freq": 30.0}
-    older |= {"rope_scaling": {"type": "linear", "factor": 3.0}}
-    assert same(import_checkpoint(edited(folder, tmp_path / "gemma3", older)), import_checkpoint(folder))
-    folder = saved("t5, gated")
-    older = {"scale_decoder_outputs": GONE, "tie_word_embeddings": False}
-    assert same(import_checkpoint(edited(folder, tmp_path / "t5", older)), import_checkpoint(folder))
+    llama, phi3 = (CASES[name].fields["rope_parameters"] for name in ("llama, scaled as in 3.1", "phi3, long"))
+    scaling = {name: value for name, value in llama.items() if name not in ("rope_theta", "rope_type")}
+    factors = {name: phi3[name] for name in ("short_factor", "long_factor")}
+    linear = {"rope_scaling": {"type": "linear", "factor": 3.0}}
+    for name, older in (
+        ("llama, scaled as in 3.1", {"rope_theta": 30.0, "rope_scaling": {"type": "llama3"} | scaling}),
+        ("phi3, long", {"rope_theta": 30.0, "rope_scaling": {"type": "su"} | factors}),
+        ("gemma3", {"rope_theta": 500.0, "rope_local_base_freq": 30.0} | linear),
+        ("t5, gated", {"scale_decoder_outputs": GONE, "tie_word_embeddings": False}),
+    ):
+        folder = edited(saved(name), tmp_path / name, {"rope_parameters": GONE} | older)
+        assert same(import_checkpoint(folder), import_checkpoint(saved(name))), name
 
 
 @pytest.mark.parametrize("name", ["bert, without a pooler", "gpt2", "llama", "bart", "opt"])
@@ -289,9 +262,7 @@ def test_a_prefix_is_optional(name: str, saved: Callable[[str], Path], tmp_path:
     assert same(import_checkpoint(edited(saved(name), tmp_path, tensors=bare)), import_checkpoint(saved(name)))
 
 
-def test_a_stored_tied_head_has_to_equal_the_embedding(
-    saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
-) -> None:
+def test_a_stored_tied_head_has_to_equal_the_embedding(saved: Callable[[str], Path], tmp_path: Path) -> None:
     folder = saved("gpt2")
     table = load_file(folder / "model.safetensors")["transformer.wte.weight"]
     assert same(
@@ -325,9 +296,7 @@ def test_tensors_that_are_computed_here_are_no_parameters(saved: Callable[[str],
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_fields_that_would_change_numbers_are_refused(
-    what: str, saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
-) -> None:
+def test_fields_that_would_change_numbers_are_refused(what: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
     name, fields, message = REFUSED[what]
     folder = edited(saved(name), tmp_path, {key: GONE if value == "gone" else value for key, value in fields.items()})
     with refused(CheckpointError, f"{folder / 'config.json'} "):
@@ -336,33 +305,29 @@ def test_fields_that_would_change_numbers_are_refused(
         import_checkpoint(folder)
 
 
-def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_path: Path, refused: Refusal) -> None:
-    name, folder = "model.layers.1.mlp.up_proj.weight", saved("llama")
-    with refused(CheckpointError, f"{tmp_path} has no tensor 'layers.1.mlp.up_proj.weight'; expected it for"):
-        import_checkpoint(edited(folder, tmp_path, tensors={name: GONE}))
-    with refused(CheckpointError, f"{name!r} of {tmp_path / 'model.safetensors'} has the shape (16, 22)"):
-        import_checkpoint(edited(folder, tmp_path, tensors={name: np.zeros((16, 22), np.float32)}))
-    with refused(
-        CheckpointError, f"{name!r} of {tmp_path / 'model.safetensors'} has the dtype I8; expected one of F32"
+def test_tensors_that_do_not_fit_are_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    name, weights = "model.layers.1.mlp.up_proj.weight", tmp_path / "model.safetensors"
+    for value, message in (
+        (GONE, f"{tmp_path} has no tensor 'layers.1.mlp.up_proj.weight'; expected it for"),
+        (np.zeros((16, 22), np.float32), f"{name!r} of {weights} has the shape (16, 22)"),
+        (np.zeros((22, 16), np.int8), f"{name!r} of {weights} has the dtype I8; expected one of F32"),
+        (
+            np.full((22, 16), np.nan, np.float32),
+            f"{tmp_path} cannot be imported: Parameter 'decoder.layers.1.feed_forward.up.weight'",
+        ),
     ):
-        import_checkpoint(edited(folder, tmp_path, tensors={name: np.zeros((22, 16), np.int8)}))
-    with refused(
-        CheckpointError, f"{tmp_path} cannot be imported: Parameter 'decoder.layers.1.feed_forward.up.weight'"
+        with refused(CheckpointError, message):
+            import_checkpoint(edited(saved("llama"), tmp_path, tensors={name: value}))
+    for case, head, message in (
+        ("bert, without a pooler", "pooled", " has no tensor 'pooler.dense.weight'; expected"),
+        ("llama", "hidden", "/config.json cannot be imported: the head 'hidden' was requested"),
+        ("bert", "logits", "/config.json cannot be imported: the head 'logits' was requested"),
     ):
-        import_checkpoint(edited(folder, tmp_path, tensors={name: np.full((22, 16), np.nan, np.float32)}))
-    with refused(CheckpointError, f"{saved('bert, without a pooler')} has no tensor 'pooler.dense.weight'; expected"):
-        import_checkpoint(saved("bert, without a pooler"), "pooled")
-    with refused(CheckpointError, f"{folder / 'config.json'} cannot be imported: the head 'hidden' was requested"):
-        import_checkpoint(folder, "hidden")
-    with refused(
-        CheckpointError, f"{saved('bert') / 'config.json'} cannot be imported: the head 'logits' was requested"
-    ):
-        import_checkpoint(saved("bert"), "logits")
+        with refused(CheckpointError, f"{saved(case)}{message}"):
+            import_checkpoint(saved(case), head)
 
 
-def test_folders_without_a_checkpoint_are_refused(
-    saved: Callable[[str], Path], tmp_path: Path, refused: Refusal
-) -> None:
+def test_folders_without_a_checkpoint_are_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     with refused(CheckpointError, f"{nowhere} is no folder; expected one with config.json"):
         import_checkpoint(nowhere)
@@ -384,7 +349,7 @@ def test_folders_without_a_checkpoint_are_refused(
             import_checkpoint(given)
 
 
-def test_invalid_files_are_refused(saved: Callable[[str], Path], tmp_path: Path, refused: Refusal) -> None:
+def test_invalid_files_are_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     folder = edited(saved("llama"), tmp_path)
     weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     for names, message in (
@@ -441,23 +406,11 @@ def test_the_command_refuses_in_one_sentence(saved: Callable[[str], Path], tmp_p
         assert result.stderr.endswith(".\n")
 
 
-def test_a_wrong_port_diverges_on_a_checkpoint(saved: Callable[[str], Path]) -> None:
-    from transparity_numpy.port import build
-
-    def wrong(config: TransformerConfig, parameters: Any) -> Any:
-        return build(dataclasses.replace(config, rope_layout="interleaved"), parameters)
-
-    checkpoint = import_checkpoint(saved("llama, grouped"))
-    report = check(wrong, config=checkpoint.config, parameters=checkpoint.parameters, budget=0)
-    assert report.verdict == "diverges"
-    assert report.first_divergence == "decoder.layers.0.self_attention.query_rotated"
-
-
 def falls(config: TransformerConfig, parameters: Any) -> Callable[..., Any]:
     raise AssertionError("the port must not be built")
 
 
-def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[[str], Path], refused: Refusal) -> None:
+def test_given_parameters_have_to_be_those_of_the_configuration(saved: Callable[[str], Path]) -> None:
     checkpoint = import_checkpoint(saved("llama"))
     with refused(PortError, "check() was given parameters without their config; pass the config"):
         check(falls, preset="notes-lm", parameters=checkpoint.parameters)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from tests.helpers import exported, invoke
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
@@ -18,7 +18,6 @@ from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.checkpoints.importing import Opened, import_checkpoint, open_checkpoint
 from transparity_conformance.checkpoints.layers import LENGTH, ROWS, pieces
-from transparity_conformance.cli import app
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.oracle.budgets import epsilon
 from transparity_conformance.oracle.probes import probe_parameters
@@ -33,8 +32,7 @@ LOADER = Path(__file__).parents[2] / "conformance" / "meta" / "audits" / "loader
 
 
 def opened(family: str, folder: Path) -> Opened:
-    config = example_config(family)
-    export_checkpoint(family, config, probe_parameters(config), folder)
+    config = exported(family, folder)
     return open_checkpoint(folder, "hidden" if config.architecture == "encoder" else None)
 
 
@@ -56,7 +54,6 @@ def test_each_layer_makes_of_its_tokens_what_it_makes_in_the_whole_model(family:
 
 
 def taps(config: TransformerConfig, parameters: dict[str, np.ndarray], tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the reference's activations, without padding."""
     found: dict[str, np.ndarray] = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found
@@ -76,10 +73,7 @@ def test_a_layer_keeps_its_own_window(tmp_path: Path) -> None:
 
 
 def test_a_large_vocabulary_comes_in_blocks_and_each_token_in_one(tmp_path: Path) -> None:
-    config = example_config("llama")
-    large = TransformerConfig.from_dict(config.as_dict() | {"target_vocab_size": 2000})
-    parameters = probe_parameters(large)
-    export_checkpoint("llama", large, parameters, tmp_path / "whole")
+    parameters = probe_parameters(exported("llama", tmp_path / "whole", target_vocab_size=2000))
     blocks = [piece for piece in pieces(open_checkpoint(tmp_path / "whole")) if "tokens" in piece.name]
     assert len(blocks) > 1
     for name in ("decoder.token_embedding.weight", "head.weight"):
@@ -123,7 +117,7 @@ def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None
         text.replace(right, "F.rms_norm(x, x.shape[-1:], None, self.eps)"), encoding="utf-8"
     )
     arguments = ["check", f"{tmp_path / 'port.py'}:load", "--checkpoint", str(tmp_path / "whole"), "--by-layer"]
-    ended = CliRunner().invoke(app, [*arguments, "--json", "-"])
+    ended = invoke(*arguments, "--json", "-")
     first, second = (report for report in json.loads(ended.stdout) if report["preset"].startswith("llama, layer"))
     assert all(fault["where"].startswith("gradient.") for fault in first["faults"])
     assert second["verdict"] == "diverges" and not second["faults"][0]["where"].startswith("gradient")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers import exported
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from transparity.limits.mapped import Mapped
 from transparity_conformance import check
-from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.checkpoints.reading import CheckpointError
-from transparity_conformance.oracle.probes import probe_parameters
 
 BLOCK = (16, 32)
 FLOAT8 = {
@@ -31,8 +28,7 @@ FLOAT8 = {
 
 def in_float8(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     """Write a Llama whose projections are in float8; return its tensors in float32."""
-    config = example_config("llama")
-    export_checkpoint("llama", config, probe_parameters(config), folder)
+    exported("llama", folder)
     tensors, exact = load_file(folder / "model.safetensors"), {}
     for name, value in list(tensors.items()):
         exact[name] = value
@@ -108,8 +104,7 @@ MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.sel
 
 def in_mxfp4(folder: Path, **config: Any) -> dict[str, torch.Tensor]:
     """Write a gpt-oss whose experts are random bytes; return its tensors in float32, dequantized by transformers."""
-    small = dataclasses.replace(example_config("gpt_oss"), embed_dim=32, feed_forward_dim=64, num_experts=3)
-    export_checkpoint("gpt_oss", small, probe_parameters(small), folder)
+    exported("gpt_oss", folder, embed_dim=32, feed_forward_dim=64, num_experts=3)
     tensors, exact, drawn = load_file(folder / "model.safetensors"), {}, torch.Generator().manual_seed(0)
     for name, value in list(tensors.items()):
         exact[name] = value

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tests.looping import for_each
+from tests.helpers import exported
 
 from transparity.config import TransformerConfig
 from transparity.limits import mapped
@@ -22,7 +22,6 @@ from transparity.limits.stored import Lazy, OnDisk, changed, chosen
 from transparity_conformance import check
 from transparity_conformance.checkpoints import importing
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import InFolder, import_checkpoint
 from transparity_conformance.diagnosis.probe_result import compare_segments
 from transparity_conformance.diagnosis.reach.coverage import affordable
@@ -120,13 +119,8 @@ def test_equal_matrices_are_compared_block_by_block(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write a small Llama, as a hub stores it."""
-    return exported(tmp_path / "hub", example_config("llama"))
-
-
-def exported(folder: Path, config: TransformerConfig) -> Path:
-    export_checkpoint("llama", config, probe_parameters(config), folder)
-    return folder
+    exported("llama", tmp_path / "hub")
+    return tmp_path / "hub"
 
 
 @pytest.mark.usefixtures("all_are_large")
@@ -176,8 +170,8 @@ def test_memory_does_not_grow_with_depth(tmp_path: Path, monkeypatch: pytest.Mon
     sizes: dict[str, Any] = {"embed_dim": 96, "feed_forward_dim": 192, "num_heads": 4, "num_key_value_heads": 2}
     peaks = []
     for layers in (2, 8):
-        config = dataclasses.replace(example_config("llama"), num_decoder_layers=layers, **sizes)
-        checkpoint = import_checkpoint(exported(tmp_path / str(layers), config))
+        exported("llama", tmp_path / str(layers), num_decoder_layers=layers, **sizes)
+        checkpoint = import_checkpoint(tmp_path / str(layers))
         probe = probes_with(checkpoint.config, checkpoint.parameters, "llama")["mixed"]
         oracle = dataclasses.replace(probe, kept=frozenset(["logits"])).oracle
         tracemalloc.start()
@@ -196,11 +190,17 @@ def test_what_is_stored_is_read_as_it_was_written_and_holds_no_memory() -> None:
         "transposed": random.normal(size=(300, 700)).T,
         "small": np.arange(3),
         "one number": np.broadcast_to(np.nan, (1000, 1000)),
+        "no axes": np.array(1.5),
+        "no numbers": np.zeros((0, 4)),
+        **{dtype: random.normal(size=(3, 5)).astype(dtype).T for dtype in ("float32", "bool", "int64")},
     }
     stored.update(given)
     assert list(stored) == list(given)
     for name, value in given.items():
         np.testing.assert_array_equal(stored[name], value)
+        assert stored[name].dtype == value.dtype
+    stored["huge"] = np.broadcast_to(np.nan, (2**20, 2**20))
+    assert stored["huge"].shape == (2**20, 2**20)
     tracemalloc.start()
     for number in range(100):
         stored[f"{number}"] = np.zeros((100, 1000))
@@ -266,23 +266,6 @@ def test_a_report_says_that_a_loader_was_given_the_folder_itself(folder: Path, m
     assert any("a float32 copy in one file, and once with the folder itself" in note for note in checked())
     monkeypatch.setattr(importing, "available_memory", lambda: 0)
     assert any(note.startswith(f"load(folder) was given {folder} itself") for note in checked())
-
-
-@for_each("dtype", ["float64", "float32", "bool", "int64"])
-@for_each("shape", [(3, 5), (1,), (), (0, 4)])
-def test_what_is_read_is_what_was_put_there(dtype: str, shape: tuple[int, ...]) -> None:
-    arrays, value = OnDisk(), np.random.default_rng(0).normal(size=shape).astype(dtype)
-    arrays["first"], arrays["turned"] = value, value.T
-    for name, expected in (("first", value), ("turned", value.T)):
-        np.testing.assert_array_equal(arrays[name], expected)
-        assert arrays[name].dtype == expected.dtype
-    assert list(arrays) == ["first", "turned"]
-
-
-def test_one_number_in_a_shape_takes_no_room() -> None:
-    arrays = OnDisk()
-    arrays["huge"] = np.broadcast_to(np.nan, (2**20, 2**20))
-    assert arrays["huge"].shape == (2**20, 2**20)
 
 
 def test_a_copy_has_what_was_there_and_neither_sees_what_the_other_adds() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.golden.test_hostile import invoke
+from tests.helpers import invoke, run_python
 
 from transparity.config import TransformerConfig
 from transparity.presets import preset
@@ -150,8 +149,7 @@ def test_the_sources_are_all_that_the_oracle_imports() -> None:
         "    importlib.import_module(each.name) if not each.name.endswith('strategies') else None\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('transparity')), sep='\\n')"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    outside = {Path(file) for file in done.stdout.split()}
+    outside = {Path(file) for file in run_python("-c", script).stdout.split()}
     outside = {file for file in outside if not any(folder in file.parents for folder in cache.folders())}
     own = Path(cache.__file__)
     assert outside == {own, own.parent / "__init__.py"}
@@ -201,7 +199,7 @@ def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_path: Path) -> None:
-    """Check that only the times differ; the configuration is unique, so that no oracle is in memory."""
+    """Check that only the times differ; no other test uses this configuration, so its oracle is not in memory."""
     (tmp_path / "port.py").write_text(PORT)
     (tmp_path / "config.json").write_text(dataclasses.replace(CONFIG, norm_eps=3e-5).to_json())
     reports = []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from tests.helpers import run_python
 
 SPREAD = """
 import jax
@@ -76,16 +73,10 @@ if hasattr(os, "fork"):
 
 def test_two_devices_say_what_one_says() -> None:
     pytest.importorskip("flax")
-    says(SPREAD, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+    ended = run_python("-c", SPREAD, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_two_threads_say_what_one_says() -> None:
-    says(THREADS, {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"})
-
-
-def says(script: str, environment: dict[str, str]) -> None:
-    """Run the assertions of `script` in a new process, in which libraries are initialized again."""
-    process = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
+    ended = run_python("-c", THREADS, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2", MKL_NUM_THREADS="2")
+    assert ended.returncode == 0, ended.stderr

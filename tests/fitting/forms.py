@@ -4,12 +4,12 @@
 import functools
 
 import torch
-from tests.fitting import small_gpt
+from tests.fitting.decoders import GPT
 from torch import nn
 
 from transparity.config import TransformerConfig
 
-GPT = TransformerConfig(
+CONFIG = TransformerConfig(
     architecture="decoder",
     target_vocab_size=53,
     max_length=40,
@@ -28,11 +28,11 @@ GPT = TransformerConfig(
 class Wrapped(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = small_gpt.GPT()
+        self.inner = GPT()
 
 
 class Cached(Wrapped):
-    """A GPT that takes the start position in the sequence, which is not a target."""
+    """A GPT whose second argument is the start position; `fit` must not take it for the targets."""
 
     def forward(self, tokens, start_pos: int):
         assert start_pos == 0
@@ -51,22 +51,22 @@ class KeysFirst(nn.Module):
 
 
 def keys_first():
-    model = small_gpt.GPT()
-    for block in model.h:
-        block.attn = KeysFirst()
+    model = GPT()
+    for block in model.blocks:
+        block.attention = KeysFirst()
     return model
 
 
 def frozen():
-    model = small_gpt.GPT()
+    model = GPT()
     for parameter in model.parameters():
         parameter.requires_grad = parameter.ndim < 2
     return model
 
 
 def of_two_eps():
-    model = small_gpt.GPT()
-    model.ln_f.eps = 1e-3
+    model = GPT()
+    model.end.eps = 1e-3
     return model
 
 
@@ -76,8 +76,8 @@ class Scaled(nn.Embedding):
 
 
 def scaled():
-    model = small_gpt.GPT()
-    model.wpe = Scaled(40, 24)
+    model = GPT()
+    model.places = Scaled(40, 24)
     return model
 
 
@@ -90,35 +90,33 @@ class RowMask(nn.Module):
         self.is_padding = torch.zeros(1, 1, dtype=torch.bool)
 
     def forward(self, x):
-        q, k, v = (each.unflatten(-1, (3, -1)).transpose(1, 2) for each in self.inner.c_attn(x).split(24, 2))
+        q, k, v = (each.unflatten(-1, (3, -1)).transpose(1, 2) for each in self.inner.packed(x).split(24, 2))
         scores = q @ k.transpose(-2, -1) / 8**0.5
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) | self.is_padding[:, None, :, None]
         y = scores.masked_fill(hidden, -1e4).softmax(-1) @ v
-        return self.inner.c_proj(y.transpose(1, 2).flatten(2))
+        return self.inner.out(y.transpose(1, 2).flatten(2))
 
 
 class PaddedRows(Wrapped):
     def __init__(self):
         super().__init__()
-        for block in self.inner.h:
-            block.attn = RowMask(block.attn)
+        for block in self.inner.blocks:
+            block.attention = RowMask(block.attention)
 
     def forward(self, tokens):
-        for block in self.inner.h:
-            block.attn.is_padding = tokens == 5
+        for block in self.inner.blocks:
+            block.attention.is_padding = tokens == 5
         return self.inner(tokens)[0]
 
 
 class Short(nn.Module):
-    """A GPT that accepts up to 37 tokens."""
-
     def __init__(self):
         super().__init__()
         import dataclasses
 
         from meta.fitting.drawn import module
 
-        self.inner = module(dataclasses.replace(GPT, positions="rotary"))
+        self.inner = module(dataclasses.replace(CONFIG, positions="rotary"))
 
     def forward(self, tokens):
         assert tokens.shape[1] <= 37
@@ -188,8 +186,6 @@ class Three(nn.Module):
 
 
 class Half(nn.Module):
-    """A module whose parameters are all in half precision."""
-
     def __init__(self):
         super().__init__()
         self.embed, self.out = nn.Embedding(53, 24).bfloat16(), nn.Linear(24, 53).bfloat16()
@@ -199,8 +195,6 @@ class Half(nn.Module):
 
 
 class Pair(nn.Module):
-    """A module with two towers."""
-
     def __init__(self):
         super().__init__()
         self.images = nn.Linear(2, 2)

@@ -10,22 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting import odd_ports as ports
-from tests.fitting import small_gpt
+from tests.fitting import decoders as ports
+from tests.helpers import invoke
 from tests.looping import for_each
-from typer.testing import CliRunner
 
 from transparity.config import FIELD_TYPES, TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
-from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.fit import fit, fit_port
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.templates import templates
 from transparity_conformance.report.describing.fields import as_rows, meanings
 
-FILE = Path(__file__).with_name("small_gpt.py")
+FILE = Path(__file__).with_name("decoders.py")
 
 
 @pytest.mark.parametrize(
@@ -38,20 +36,20 @@ FILE = Path(__file__).with_name("small_gpt.py")
     ],
 )
 def test_what_cannot_be_fitted_is_told_in_one_sentence(name: str, says: str) -> None:
-    result = CliRunner().invoke(app, ["fit", f"{FILE}:{name}"])
+    result = invoke("fit", f"{FILE}:{name}")
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 def test_a_fit_that_is_not_confirmed_is_inconclusive() -> None:
-    result = CliRunner().invoke(app, ["fit", f"{FILE}:of_two_kinds"])
+    result = invoke("fit", f"{FILE}:of_two_kinds")
     assert result.exit_code == 3
     assert "Not confirmed" in result.stdout
 
 
 def test_the_mode_of_a_module_behind_a_function_is_put_back() -> None:
-    model = small_gpt.GPT().train()
+    model = ports.GPT().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     fit(lambda: lambda ids: model(ids)[0])
     assert model.training
@@ -66,7 +64,7 @@ def test_a_port_that_ends_the_process_is_told_in_one_sentence(tmp_path: Any) -> 
 
 
 def described(*arguments: str) -> Any:
-    result = CliRunner().invoke(app, ["describe", *arguments, "--json", "-"])
+    result = invoke("describe", *arguments, "--json", "-")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -77,7 +75,7 @@ def test_every_field_has_a_meaning_and_values() -> None:
 
 
 def test_the_fields_are_shown_with_their_values_and_defaults() -> None:
-    shown = CliRunner().invoke(app, ["describe", "--fields"]).stdout
+    shown = invoke("describe", "--fields").stdout
     shown = " ".join(shown.split())
     assert "norm_position: pre, post, sandwich, post-branch (default: post)" in shown
     assert "x + norm(f(norm(x))) (Gemma 2)" in shown
@@ -101,13 +99,13 @@ def test_a_template_is_described_as_json(name: str) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["gpt2", "--fields"]])
 def test_either_a_name_or_the_fields_are_asked_for(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["describe", *arguments])
+    result = invoke("describe", *arguments)
     assert result.exit_code == 2
     assert "either a PRESET or --fields" in result.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["describe", "gpt2", "--json", str(tmp_path)])
+    result = invoke("describe", "gpt2", "--json", tmp_path)
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
 
@@ -164,23 +162,18 @@ def port(): return lambda idx, targets=None: model(idx, targets)
 """
 
 
-def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(each) for each in arguments])
-    return result.exit_code, result.output
-
-
 @pytest.mark.parametrize(("wrong", "code"), [(False, 0), (True, 1)], ids=["right", "wrong"])
 def test_a_model_is_fitted_adapted_and_checked(tmp_path: Path, wrong: bool, code: int) -> None:
     (tmp_path / "chat.py").write_text(MODEL)
     (tmp_path / "my.py").write_text(PORT)
     port, config, adapter = f"{tmp_path / 'my.py'}:port", tmp_path / "config.json", tmp_path / "adapter.toml"
-    assert run("fit", port, "--json", config)[0] == 0
-    assert run("adapt", port, "--config", config, "--out", adapter)[0] == 0
+    assert invoke("fit", port, "--json", config).exit_code == 0
+    assert invoke("adapt", port, "--config", config, "--out", adapter).exit_code == 0
     if wrong:
         (tmp_path / "chat.py").write_text(MODEL.replace("self.up(self.norm_2(x))", "self.up(x)"))
-    exit_code, said = run("check", port, "--config", config, "--adapter", adapter, "--budget", 5)
-    assert exit_code == code, said
-    assert ("chat.py:" in said) is wrong
+    result = invoke("check", port, "--config", config, "--adapter", adapter, "--budget", 5)
+    assert result.exit_code == code, result.output
+    assert ("chat.py:" in result.output) is wrong
 
 
 ROWS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -225,7 +218,7 @@ def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, 
 
 
 def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
-    """Check a lower bound in place of eps, which is visible only for small activations; the first calls have none."""
+    """Check a lower bound in place of eps; it acts only on small activations, which only probes of a check have."""
     made = fit(lambda: ports.Decoder(ports.Bounded))
     assert not made.is_confirmed
     assert "weights of a check" in " ".join(made.remarks)
@@ -233,7 +226,7 @@ def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
 
 def test_a_fit_that_stops_writes_what_it_found(tmp_path: Path) -> None:
     file = tmp_path / "partial.json"
-    result = CliRunner().invoke(app, ["fit", f"{ports.__file__}:Whole", "--json", str(file)])
+    result = invoke("fit", f"{ports.__file__}:Whole", "--json", file)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "The nearest template is" in result.stderr and "--against" in result.stderr

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.fitting import forms, small_gpt, small_recurrent, small_vision
-from tests.fitting.forms import GPT, linen
+import transformers as hub
+from tests.fitting import decoders, forms, small_recurrent, small_vision
+from tests.fitting.forms import CONFIG, linen
 
 from meta.adapting import arrays
 from meta.fitting.drawn import module
@@ -23,15 +23,9 @@ from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.templates import templates
 
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
-    import transformers as hub
-
 
 @dataclass(frozen=True)
 class Found:
-    """A model, and the expected outcome of `fit`."""
-
     make: Callable[[], Any]
     fields: Mapping[str, Any]
     template: str | None = None
@@ -48,14 +42,13 @@ class Found:
 
 
 def like(config: TransformerConfig, *besides: str) -> dict[str, Any]:
-    """Return all fields of a configuration except some."""
     names = [each.name for each in dataclasses.fields(config) if each.name not in besides]
     return {name: getattr(config, name) for name in names}
 
 
 def drawn(expected: Mapping[str, Any] | None = None, /, **changes: Any) -> Found:
     """Return a GPT with changed fields, which `fit` must find."""
-    config = dataclasses.replace(GPT, **changes)
+    config = dataclasses.replace(CONFIG, **changes)
     return Found(lambda: module(config), changes if expected is None else expected)
 
 
@@ -63,7 +56,7 @@ def rows(names: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-ARRAYS = dataclasses.replace(GPT, pad_id=None, norm_eps=1e-5)
+ARRAYS = dataclasses.replace(CONFIG, pad_id=None, norm_eps=1e-5)
 SMALL: dict[str, Any] = {"source_vocab_size": 37, "target_vocab_size": 37, "max_length": 40, "feed_forward_dim": 40}
 SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 24, "num_hidden_layers": 2}
 LLAMA = SIZES | {"intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -145,7 +138,7 @@ MODELS: dict[str, Found] = {
     "a place in the sequence": Found(forms.Cached, like(ARRAYS)),
     "keys before queries": Found(forms.keys_first, like(dataclasses.replace(ARRAYS, mask_value=-np.inf), "mask_order")),
     "frozen maps": Found(forms.frozen, like(ARRAYS)),
-    "half precision": Found(lambda: small_gpt.GPT().bfloat16(), like(ARRAYS)),
+    "half precision": Found(lambda: decoders.GPT().bfloat16(), like(ARRAYS)),
     "norms of several eps": Found(
         forms.of_two_eps, {}, is_confirmed=False, remarks=("decoder.final_norm has the eps 0.001, not 1e-05",)
     ),
@@ -221,8 +214,8 @@ LONG: dict[str, Found] = {
         name: Found(functools.partial(module, templates()[name].resized(**SMALL)), {}, differs=())
         for name in ("vanilla", "t5", "bert", "translation", "pre-norm")
     },
-    "heads and rows in NumPy": Found(functools.partial(arrays.pico, GPT), like(ARRAYS, "mask_value", "mask_order")),
-    "flax.nnx": Found(functools.partial(arrays.flax, GPT), like(ARRAYS, "mask_value", "mask_order")),
+    "heads and rows in NumPy": Found(functools.partial(arrays.pico, CONFIG), like(ARRAYS, "mask_value", "mask_order")),
+    "flax.nnx": Found(functools.partial(arrays.flax, CONFIG), like(ARRAYS, "mask_value", "mask_order")),
     "flax.linen": Found(linen, like(ARRAYS, "mask_value", "mask_order")),
     "the longest input": Found(forms.Short, {"max_length": 37}),
     "experts by themselves": Found(lambda: module(example_config("mixtral")), {}, template="mixtral", differs=()),
@@ -315,7 +308,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 REFUSED_LATE: dict[str, tuple[Any, type[Exception], str]] = {
-    "scaled positions": (forms.scaled, PortError, r"wpe\.weight are multiplied by 0\.25 before they are added"),
+    "scaled positions": (forms.scaled, PortError, r"places\.weight are multiplied by 0\.25 before they are added"),
     "no correction": (
         small_recurrent.uncorrected,
         FitError,

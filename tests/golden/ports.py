@@ -45,8 +45,6 @@ def spoiled(tap: str, change: Callable[[np.ndarray], np.ndarray]) -> Build:
 
 
 def with_number(tap: str, index: int, number: float) -> Build:
-    """Change one number of a tap."""
-
     def change(value: np.ndarray) -> np.ndarray:
         value.flat[index] = number
         return value
@@ -95,7 +93,6 @@ def in_integers(dtype: Any) -> Build:
 
 
 def with_fields(**fields: Any) -> Build:
-    """Return a port that uses other values for some fields of the configuration."""
     return lambda config, parameters: numpy_build(dataclasses.replace(config, **fields), parameters).logits
 
 
@@ -171,7 +168,7 @@ def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., A
 
 
 def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
-    """Return logits that are wrong for the call after a long and a short input, as with a buffer that is not cut."""
+    """Return wrong logits for a call that follows a long and then a short input, as if a buffer kept its old end."""
     (given,) = tokens.values()
     lengths = state["lengths"] = [*state.get("lengths", []), given.shape[1]]
     return forward(**tokens) * (1.001 if lengths[-3:-1] == [11, 1] else 1)
@@ -217,8 +214,6 @@ def wrong_step(state: dict[Any, Any], step: Callable[..., Any], tokens: Any, cac
 
 
 def answering(change: Callable[[torch.Tensor], torch.Tensor], kind: type[Gpt2] = Gpt2) -> type[Gpt2]:
-    """Return a GPT-2 with `change` applied to its logits."""
-
     class Answering(kind):  # type: ignore[misc, valid-type]
         def __call__(self, tokens: Any) -> torch.Tensor:
             return change(super().__call__(tokens))
@@ -268,8 +263,6 @@ class WrongFromSixtyFive(Gpt2):
 
 
 def fixing(is_allowed: Callable[[TransformerConfig], bool], kind: type[Gpt2] = Gpt2) -> Build:
-    """Return a GPT-2 that can be built only for some sizes."""
-
     def build(config: TransformerConfig, parameters: Arrays) -> Gpt2:
         assert is_allowed(config), "these sizes are not supported"
         return kind(config, parameters)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.helpers import invoke
+from typer.testing import Result
 
 from transparity.presets import preset
-from transparity_conformance.cli import app
 
 RIGHT = """
 import os, signal, sys, time
@@ -29,10 +28,6 @@ number = 5
 
 REFERENCE = "transparity_numpy.port:build"
 LLAMA = f"{Path(__file__).parents[1] / 'check/hand_written_llama.py'}:"
-
-
-def invoke(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def refused(result: Result) -> str:

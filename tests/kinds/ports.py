@@ -1,4 +1,4 @@
-"""Correct ports, of which `kinds.toml` makes wrong copies; every step recomputes all tokens."""
+"""Correct ports; the rows of `kinds.toml` replace text in this file, and so make wrong ports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from transparity_numpy.port import build as right
 
 
 class Decoder:
-    """A decoder with `step` and `generate`."""
-
     def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
         self.config, self.model = config, right(config, parameters)
 
@@ -43,8 +41,6 @@ class Masked(Decoder):
 
 
 class Learner:
-    """A decoder that offers gradients."""
-
     def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
         from transparity_pytorch.port import build
 
@@ -59,8 +55,6 @@ class Learner:
 
 
 class Translator:
-    """An encoder-decoder."""
-
     def __init__(self, config: TransformerConfig, parameters: dict[str, np.ndarray]) -> None:
         self.config, self.model = config, right(config, parameters)
 

@@ -1,4 +1,4 @@
-"""Faults that appear only in long calls, late layers, many rows, with a mask or in a folder diverge; twins agree."""
+"""Ports diverge whose faults need long calls, many rows, a mask or a certain folder; the unchanged ports agree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def marked(values: Any, *, is_short: bool) -> Any:
 
 
 def made(port: str, old: str = "", new: str = "") -> Any:
-    """Return a port by its name, with a text replaced."""
     assert not old or TEXT.count(old) == 1, old
     names: dict[str, Any] = {"__name__": "ports"}
     exec(compile(TEXT.replace(old, new) if old else TEXT, "ports.py", "exec"), names)

@@ -11,7 +11,6 @@ from transparity_conformance.listening.operation import Operation
 
 
 def named(operations: list[Operation], name: str) -> list[Operation]:
-    """Return the operations whose names contain `name`."""
     return [each for each in operations if name in each.name]
 
 

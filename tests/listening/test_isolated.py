@@ -1,4 +1,4 @@
-"""A port in its own process is recorded like a port in this process."""
+"""A port in its own process is recorded like a port in this process, and recording takes little time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meta.listening.cost import FRAMEWORKS, measured
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.oracle.probes import Probe, probes
 from transparity_conformance.running.loading import load_port
@@ -105,3 +106,10 @@ def test_what_describes_no_operations_is_refused(field: str, value: Any) -> None
 
 def test_a_port_of_which_nothing_was_heard_has_no_operations() -> None:
     assert received(described([])) == []
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_pass_of_a_probe_that_is_listened_to_is_within_the_target(framework: str) -> None:
+    found = measured(framework, "probe")
+    assert found["is_within"], found
+    assert found["operations"] > 100 and found["recorded"] > found["taps"]

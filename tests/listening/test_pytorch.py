@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import refused
 from tests.listening.common import is_same, named, reached, texts
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -240,7 +241,7 @@ def test_operations_beyond_their_number_are_left_out(monkeypatch: pytest.MonkeyP
     assert [each.name for each in operations] == ["aten.exp.default", "aten.log.default"]
 
 
-def test_an_unknown_framework_is_refused(refused: Callable[..., Any]) -> None:
+def test_an_unknown_framework_is_refused() -> None:
     with refused(TransparityError, "The framework is 'tensorflow'; expected one of"):
         listen(lambda: None, "tensorflow")
 

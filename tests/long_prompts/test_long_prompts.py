@@ -37,7 +37,6 @@ LLAMA = dataclasses.replace(
 
 
 def rotated_at(positions: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Return a method that rotates by wrong positions."""
     return lambda self, x, where: Model.rotated(self, x, positions(where))
 
 
@@ -57,7 +56,6 @@ def scaled_if(is_scaled: Callable[[int, TransformerConfig], bool]) -> Callable[.
 
 
 def one_more(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
-    """Return a window that is off by one."""
     return Model.near(self, where, keys, window + 1)
 
 

@@ -1,4 +1,4 @@
-"""Run the commands that pages show, with small files in place of the named files and smaller numbers."""
+"""Run the commands that pages show; small files replace the named files, and small numbers replace large ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATHS = os.pathsep.join(sys.path)
 """The module search path, for other processes."""
 
 SMALLER = {"32768": "28", "4096": "20", "0,7,31": "0,1", "0,7": "0,1"}
-"""Numbers in commands for large models, and the numbers for the small model."""
+"""Lengths and layers in the commands of pages, and the values that replace them for a small model."""
 
 SYSTEM = ("--preset", "--config", "--family", "--checkpoint")
 """A check without one of these options would check every preset."""

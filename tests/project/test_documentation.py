@@ -39,8 +39,6 @@ READS_ALONE = ("docs/release_notes.py",)
 
 @dataclass(frozen=True)
 class Block:
-    """The language and the content of a fenced block."""
-
     kind: str
     text: str
 

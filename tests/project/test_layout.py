@@ -1,24 +1,27 @@
-"""The sizes of folders, files and functions, and the modules that an import brings."""
+"""The sizes of folders, files and functions, the modules that an import brings, and tests without typed tolerances."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import pytest
+from tests.helpers import run_python
 from tests.looping import for_each
+
+from transparity_conformance.diagnosis import thresholds
 
 FRAMEWORKS = {"torch", "jax", "flax"}
 
 
 def imported_by(statement: str) -> set[str]:
-    """Return the frameworks that `statement` imports in a new process."""
     script = f"import sys\n{statement}\nprint(*(name for name in {FRAMEWORKS} if name in sys.modules))"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    process = run_python("-c", script)
+    assert process.returncode == 0, process.stderr
     return set(process.stdout.split())
 
 
@@ -58,7 +61,7 @@ CODE = ("reference", "backends", "conformance", "benchmarks", "examples", "docs"
 MOST_FILES, LONGEST = 12, 40
 
 MOST_OF_CONFORMANCE, LEAST_MEDIAN = 353, 90
-"""The largest number of files in conformance/, and the smallest median of their lines."""
+"""The largest permitted number of files in conformance/, and the smallest permitted median of their lengths."""
 
 LISTS = {
     "conformance/transparity_conformance/suite/claims",
@@ -75,18 +78,7 @@ def python_files() -> list[Path]:
     return [Path(name) for name in listed if (ROOT / name).is_file()]
 
 
-def sizes(depth: int = 2) -> dict[str, list[int]]:
-    """Return the number of lines of each file, by folder; a file counts for each folder that contains it."""
-    found: dict[str, list[int]] = {}
-    for path in python_files():
-        lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        for length in range(1, min(depth, len(path.parts) - 1) + 1):
-            found.setdefault("/".join(path.parts[:length]), []).append(lines)
-    return found
-
-
 def long_functions(text: str) -> list[str]:
-    """Return the names of functions that have more lines than a screen."""
     functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef))
     return [node.name for node in functions if (node.end_lineno or 0) - node.lineno + 1 > LONGEST]
 
@@ -105,11 +97,87 @@ def test_no_function_is_longer_than_a_screen(folder: str) -> None:
 
 
 def test_conformance_is_few_files_that_are_subjects() -> None:
-    lines = sizes()["conformance/transparity_conformance"]
+    package = Path("conformance/transparity_conformance")
+    lines = [len((ROOT / path).read_text().splitlines()) for path in python_files() if path.is_relative_to(package)]
     assert len(lines) <= MOST_OF_CONFORMANCE
     assert median(lines) >= LEAST_MEDIAN
 
 
-if __name__ == "__main__":
-    for folder, lines in sorted(sizes(3).items()):
-        sys.stdout.write(f"{folder:60} {sum(lines):7,} lines {len(lines):4} files, median {median(lines):g}\n")
+PACKAGES = [ROOT / "conformance/transparity_conformance" / name for name in ("catalogue", "diagnosis", "oracle")]
+FILES = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "conformance/meta").rglob("test_*.py")])
+
+COMPARING = {"approx", "allclose", "assert_allclose", "isclose", "assert_close", "assert_array_almost_equal"}
+"""Functions with an argument for the tolerance, which has a default."""
+
+ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+TOLERANCES = {"rtol", "atol", "rel", "abs", "rel_tol", "abs_tol", "decimal"}
+SMALL = 1e-3
+"""A comparison with a smaller number counts as a tolerance."""
+
+FIGURES = {"test_race.py", "test_benchmarks.py"}
+"""Tests of times and their ratios, for which no oracle exists."""
+
+
+def typed_tolerances(text: str) -> Iterator[int]:
+    """Yield the lines of calls whose tolerance is a constant or the default, and of comparisons with a small number."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in COMPARING:
+            given = [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
+            if not given or any(any(_numbers(each)) for each in given):
+                yield node.lineno
+        if isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops):
+            yield from [node.lineno] * any(0 < number <= SMALL for number in _numbers(node))
+
+
+def typed_fractions(text: str) -> Iterator[int]:
+    """Yield the lines of comparisons with a constant that is not an integer."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and any(isinstance(op, ORDERINGS) for op in node.ops):
+            yield from [node.lineno] * any(not float(number).is_integer() for number in _numbers(node))
+
+
+def _numbers(node: ast.AST) -> list[float]:
+    found = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+    return [value for value in found if isinstance(value, int | float)]
+
+
+@for_each("path", FILES)
+def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
+    if path.name not in FIGURES:
+        assert list(typed_tolerances(path.read_text())) == []
+
+
+@for_each("package", PACKAGES)
+def test_no_tolerance_is_typed_into_a_judgment(package: Path) -> None:
+    """Check a package of the checker; only `oracle.budgets` and `diagnosis.thresholds` may define thresholds."""
+    files = {path: path.read_text() for path in package.rglob("*.py")}
+    found = {path.name: [*typed_tolerances(text), *typed_fractions(text)] for path, text in files.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_every_threshold_says_what_it_was_measured_on() -> None:
+    tables = [value if isinstance(value, dict) else {"": value} for value in vars(thresholds).values()]
+    every = [each for table in tables for each in table.values() if isinstance(each, thresholds.Threshold)]
+    assert every and all(any(map(str.isdigit, each.provenance)) for each in every)
+
+
+@for_each(
+    "line",
+    [
+        "np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)",
+        "torch.testing.assert_close(a, b)",
+        "assert a == pytest.approx(b, rel=100 * ROUNDING)",
+        "assert a == pytest.approx(b)",
+        "assert abs(a - b) < 1e-12",
+        "assert a >= b - 1e-12",
+    ],
+)
+def test_a_typed_tolerance_is_found(line: str) -> None:
+    assert list(typed_tolerances(line)) == [1]
+
+
+@for_each(
+    "line", ["np.testing.assert_allclose(a, b, rtol=0, atol=oracle.budget('logits', 'float32'))", "assert share <= 1"]
+)
+def test_a_budget_is_no_typed_tolerance(line: str) -> None:
+    assert list(typed_tolerances(line)) == []

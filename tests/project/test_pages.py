@@ -54,7 +54,6 @@ def test_the_modules_and_functions_that_a_page_names_exist(page: str) -> None:
 
 
 def resolved(name: str) -> Any:
-    """Return the module or attribute with a dotted name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -90,7 +89,6 @@ def test_the_readme_is_short_and_the_check_is_on_its_first_screen() -> None:
 
 
 def script(name: str) -> ModuleType:
-    """Return docs/NAME.py as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec
     assert spec.loader

@@ -1,6 +1,7 @@
 """Every test runs in a session: `nox -s quick`, `tests` or `nightly` by its measured time, or its own session.
 
 `python -m tests.project.test_sessions` updates tests/durations.json and tests/deferred.json for moved or removed tests.
+`for_each` runs all cases of a test, and names each that fails.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import conftest
+import pytest
+from tests.looping import for_each
 
 from transparity_conformance.suite.claims import all_claims
 
@@ -26,7 +29,7 @@ OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", 
 """Folders whose tests run in another session.
 
 Benchmarks need an idle machine, and checkpoints need real weights. The examples are run by
-`tests/project/test_example_checks.py`.
+`tests/project/test_textbook.py`.
 """
 
 NEVER_QUICK = {"conformance/meta/fitting": "a random configuration takes most of a second"}
@@ -88,6 +91,27 @@ def mend() -> None:
                     recorded.setdefault(now[0], {}).setdefault(name, seconds)
     for path, recorded in ((conftest.DURATIONS, DURATIONS), (conftest.DEFERRED, DEFERRED)):
         conftest.write_seconds(path, {file: tests for file, tests in recorded.items() if tests})
+
+
+def test_every_case_is_tried_and_each_that_fails_is_named(tmp_path: Path) -> None:
+    seen: list[tuple[int, str]] = []
+
+    @for_each("number", [1, 2, 3, 4])
+    @for_each("text", ["a", "b"])
+    def odd(number: int, text: str, tmp_path: Path) -> None:
+        seen.append((number, text))
+        assert list(tmp_path.iterdir()) == [], "a folder of its own"
+        assert number % 2, "even"
+
+    with pytest.raises(AssertionError, match=r"(?s)^2 of 4 cases:.number '2': .*text 'b'.*number '4': ") as failed:
+        odd(tmp_path=tmp_path)
+    assert "number '1'" not in str(failed.value)
+    assert len(seen) == 8
+
+
+def test_no_cases_are_an_error() -> None:
+    with pytest.raises(AssertionError, match="there are no cases"):
+        for_each("number", [])
 
 
 if __name__ == "__main__":

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.helpers import invoke
 
 from transparity_conformance.capabilities.port_calls import PortError, PortProcessError
 from transparity_conformance.checking.check import check
-from transparity_conformance.cli import app
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.process import ranks
 from transparity_conformance.running.process.isolation import IsolatedBuild, isolated_build
@@ -47,7 +46,6 @@ def checked(build: IsolatedBuild, name: str) -> Report:
 
 
 def children_of(groups_of: set[int]) -> list[str]:
-    """Return the remaining processes of some process groups."""
     listed = subprocess.run(["ps", "-eo", "pgid,args"], capture_output=True, text=True, check=True).stdout
     left = [line for line in listed.splitlines()[1:] if int(line.split()[0]) in groups_of]
     return [line for line in left if "defunct" not in line]  # a defunct process has ended
@@ -141,7 +139,7 @@ if rank == 0 or sys.argv[3:] != ["quiet"]:
 
 
 def ran(*arguments: str) -> tuple[int, dict[str, Any], str]:
-    done = CliRunner().invoke(app, ["check", *arguments, "--json", "report.json"])
+    done = invoke("check", *arguments, "--json", "report.json")
     reports = json.loads(Path("report.json").read_text()) if Path("report.json").exists() else []
     return done.exit_code, reports[0] if reports else {}, done.output
 

@@ -32,7 +32,7 @@ def lines() -> Iterator[tuple[Path, int, str]]:
 
 
 def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Path) -> None:
-    """Install one line in an empty environment, and run the examples below it there."""
+    """Run one install line in an empty environment, and then the examples below the line."""
     source = wheel if asked.startswith("transparity") else clone
     with tempfile.TemporaryDirectory() as folder:
         began, program = os.times(), Path(folder, "empty/bin/python")
@@ -58,9 +58,9 @@ def since(began: os.times_result) -> str:
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
-    """Run the blocks from an install line to the next section with an install line, and earlier Python blocks.
+    """Run the blocks of a page that follow an install line, up to the next section with an install line.
 
-    Only Python blocks in the line's section run. Blocks that define a file are written wherever they are.
+    Earlier Python blocks run only if they are in the same section. Every block that defines a file is written.
     """
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}

@@ -68,7 +68,6 @@ def a_bundle_is_compared() -> None:
 
 
 def ports_are_checked(column: str) -> None:
-    """Check a right and a wrong port of a column."""
     with tempfile.TemporaryDirectory() as folder:
         for wrong in (False, True):
             path = Path(folder, f"port_{wrong}.py")

@@ -8,7 +8,6 @@ logits of every token, or the numbers of a quantized file, may differ only by ro
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import os
@@ -27,6 +26,7 @@ import onnx
 import torch
 import transformers  # noqa: F401 - imported once, and not in every process
 from safetensors.numpy import load, save
+from tests.helpers import exported
 from tests.runtimes.cached_models import export
 from tests.runtimes.gguf_files import KINDS as TYPES
 from tests.runtimes.gguf_files import write
@@ -38,11 +38,8 @@ from transparity_conformance.checking.gguf.checking import GgufCheck
 from transparity_conformance.checking.gguf.metadata import keys_of, read_gguf
 from transparity_conformance.checking.options import Options
 from transparity_conformance.checking.systems import artefact_system
-from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
 from transparity_conformance.diagnosis.judge import ignore_progress
-from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.loading import load_artefact
 
@@ -59,9 +56,8 @@ KINDS = ("onnx", "gguf", "folder")
 def right(kind: str, root: Path) -> tuple[Path, Path]:
     """Create a correct artifact; return it and its checkpoint."""
     sizes = {"embed_dim": 256, "feed_forward_dim": 256, "num_decoder_layers": 1} if kind == "gguf" else {}
-    config = dataclasses.replace(example_config("llama"), **sizes)
     folder = root / f"{kind}-checkpoint"
-    export_checkpoint("llama", config, probe_parameters(config), folder)
+    exported("llama", folder, **sizes)
     if kind == "onnx":
         return export("llama", folder, root / "model.onnx", cached=True), folder
     if kind == "gguf":
@@ -88,7 +84,6 @@ def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
 
 
 def _flipped(random: Random, data: bytes) -> bytes:
-    """Flip a random bit."""
     place = random.randrange(len(data))
     return data[:place] + bytes([data[place] ^ 1 << random.randrange(8)]) + data[place + 1 :]
 
@@ -159,7 +154,6 @@ def _of_files(path: Path, original: Path, folder: Path) -> float:
 
 
 def judged(path: Path, original: Path, folder: Path) -> dict[str, Any]:
-    """Return the outcome for one artifact."""
     try:
         verdict = verdict_on(path, folder)
     except TransparityError as error:

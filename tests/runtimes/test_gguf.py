@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tests.helpers import exported
 from tests.runtimes.conftest import Check
 from tests.runtimes.gguf_files import KINDS, Change, permute, write
-
-from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.oracle.probes import probe_parameters
 
 Hub = Callable[[str], Path]
 
@@ -34,8 +30,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Hub:
     """Return the folder of each family's model in sizes that can be quantized."""
     root = tmp_path_factory.mktemp("wide")
     for family, sizes in WIDE.items():
-        config = dataclasses.replace(example_config(family), **sizes)
-        export_checkpoint(family, config, probe_parameters(config), root / family)
+        exported(family, root / family, **sizes)
     return root.joinpath
 
 
@@ -146,10 +141,8 @@ def without_scale(block: bytearray) -> None:
 def test_damage_in_one_block_is_not_taken_for_quantisation(
     change: Callable[[bytearray], None], cause: set[str], check: Check, tmp_path: Path
 ) -> None:
-    sizes: dict[str, Any] = {"embed_dim": 512, "num_heads": 8, "feed_forward_dim": 32, "num_decoder_layers": 1}
-    config = dataclasses.replace(example_config("llama"), **sizes)
     folder, path = tmp_path / "hub", tmp_path / "model.gguf"
-    export_checkpoint("llama", config, probe_parameters(config), folder)
+    exported("llama", folder, embed_dim=512, num_heads=8, feed_forward_dim=32, num_decoder_layers=1)
     write("llama", folder, path, KINDS.Q4_0)
     assert check(path, "--checkpoint", folder).exit_code == 0
     checked = check(damaged(path, UP, change), "--checkpoint", folder, "--budget", 0)

@@ -1,40 +1,32 @@
-"""transformers runs a hub's folder, and the checker compares it with its own checkpoint or with another."""
+"""The checker runs a Hugging Face folder with transformers, and compares it with a checkpoint."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers  # noqa: F401
 from safetensors.numpy import load_file, save_file
+from tests.helpers import exported
 from tests.runtimes.conftest import Check
 
 from transparity_conformance.checking.check import check as check_port
 from transparity_conformance.checking.systems import artefact_system
-from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
 from transparity_conformance.checkpoints.importing import import_checkpoint
-from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.report.report import Report
 from transparity_conformance.running.artefacts import HUB
 from transparity_conformance.running.loading import load_artefact
-
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
-    import transformers  # noqa: F401
 
 Hub = Callable[[str], Path]
 Change = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 def judged(folder: Path, checkpoint: Path) -> Report:
-    """Check a folder that runs in this process."""
     model = load_artefact(str(folder), HUB)
     system = artefact_system(import_checkpoint(checkpoint), model.limits)
     return check_port(model, system.name, config=system.config, parameters=system.parameters)
@@ -50,10 +42,8 @@ def test_a_folder_agrees_with_its_own_checkpoint(family: str, hub: Hub) -> None:
 @pytest.mark.parametrize("family", ["vit", "clip_text_model", "clip_vision_model"])
 def test_a_folder_of_classes_or_a_projection_is_run_by_the_class_that_it_names(family: str, tmp_path: Path) -> None:
     own = {"vit": {"pooler": "none"}}.get(family, {"head_bias": False})
-    config = dataclasses.replace(example_config(family), head="classes", num_classes=5, **own)
-    folder = tmp_path / family
-    export_checkpoint(family, config, probe_parameters(config), folder)
-    assert judged(folder, folder).verdict == "agrees"
+    exported(family, tmp_path / family, head="classes", num_classes=5, **own)
+    assert judged(tmp_path / family, tmp_path / family).verdict == "agrees"
 
 
 def test_on_the_command_line_a_folder_needs_no_checkpoint(hub: Hub, check: Check) -> None:

@@ -1,4 +1,4 @@
-"""Modules of Equinox and Keras can be checked unchanged: correct ones agree, and planted mistakes are named."""
+"""Modules of Equinox, Keras and MLX can be checked unchanged: correct ones agree, and planted mistakes are named."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import keras
+import mlx.core as mx
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from mlx_lm.utils import load_model
+from tests.helpers import invoke
 
 from meta.modules.measure import CASES, LINES, causes, file_of, judged, models_of
 from transparity.config import TransformerConfig
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.cli import app
 from transparity_conformance.identify.adapting.adapt import adapt
+from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.adapters.model import made_by
 from transparity_conformance.running.frameworks.modules import of_build, tensors_of
 from transparity_conformance.running.loading import load_port
@@ -57,8 +59,6 @@ def test_the_tensors_of_a_module_are_matched(framework: str) -> None:
 
 
 class ForOne(eqx.Module):
-    """A module for one sequence."""
-
     table: jax.Array
 
     def __call__(self, tokens: Any, key: Any = None) -> Any:
@@ -67,8 +67,6 @@ class ForOne(eqx.Module):
 
 
 class ForAll(eqx.Module):
-    """A module for a batch."""
-
     table: jax.Array
 
     def __call__(self, input_ids: Any) -> Any:
@@ -77,8 +75,6 @@ class ForAll(eqx.Module):
 
 
 class ForEither(eqx.Module):
-    """A module for one sequence or a batch."""
-
     table: jax.Array
 
     def __call__(self, tokens: Any) -> Any:
@@ -210,6 +206,18 @@ def test_what_build_returns_may_be_a_module(tmp_path: Path) -> None:
     wrong = next(case for case in CASES if case["id"] == "theta")
     port.write_text(PORT.replace("FILE", repr(str(file_of("keras", wrong, tmp_path)))))
     config.write_text(LLAMA.to_json())
-    result = CliRunner().invoke(app, ["check", f"{port}:build", "--config", str(config)])
+    result = invoke("check", f"{port}:build", "--config", config)
     assert result.exit_code == 1, result.output
     assert "frequencies = theta **" in result.output
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_right_model_agrees(family: str) -> None:
+    report = check(lambda folder: load_model(Path(folder))[0], family=family)
+    assert report.verdict == "agrees"
+    assert not [line for line in report.not_compared if "probe" in line]
+
+
+def test_numbers_of_half_precision_are_read() -> None:
+    for dtype in (mx.bfloat16, mx.float16, mx.float32):
+        assert np.array_equal(as_numbers(mx.array([1.5, -2.0], dtype)), [1.5, -2.0])

@@ -170,11 +170,8 @@ def test_a_graph_of_images_is_checked(fixed: bool, eps: float | None, hub: Hub, 
 
 def test_a_graph_of_images_is_no_model_of_texts(hub: Hub, check: Check, tmp_path: Path) -> None:
     path = image_graph(hub("vit"), tmp_path / "vit.onnx")
-    checked = check(path, "--checkpoint", hub("llama"))
-    assert checked.exit_code == 2
-    assert (
-        f"{path} reads images, but the checkpoint's model takes token ids; expected a graph exported" in checked.errors
-    )
+    errors = check(path, "--checkpoint", hub("llama")).errors
+    assert f"{path} reads images, but the checkpoint's model takes token ids; expected a graph exported" in errors
 
 
 def test_a_graph_of_something_else_is_refused_by_its_inputs(hub: Hub, check: Check, tmp_path: Path) -> None:

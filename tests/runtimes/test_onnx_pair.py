@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.runtimes.conftest import Check
-
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
-    import transformers
 
 Hub = Callable[[str], Path]
 Tensors = tuple[torch.Tensor, ...]

@@ -18,7 +18,6 @@ CONFIGS = {name: preset(name).resized() for name in PRESETS} | CASES | {"vit": I
 
 @pytest.fixture(params=["pytorch", "flax"])
 def plans(request: pytest.FixtureRequest) -> Any:
-    """Return the module with a column's plan."""
     return importlib.import_module(f"transparity_{request.param}.parallel.plan")
 
 
@@ -30,7 +29,6 @@ def cut_along(placement: Any) -> int | None:
 
 
 def sharded(plans: Any, config: TransformerConfig, ranks: int) -> dict[str, int]:
-    """Return the axis of every sharded parameter."""
     axes = {name: cut_along(placed.placement) for name, placed in plans.plan(config, ranks).items()}
     return {name: axis for name, axis in axes.items() if axis is not None}
 

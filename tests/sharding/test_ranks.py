@@ -94,7 +94,6 @@ def test_ranks_that_disagree_are_an_error() -> None:
 
 @pytest.fixture(params=["pytorch", "flax"])
 def name(request: pytest.FixtureRequest) -> str:
-    """Return the name of a column that supports several ranks."""
     column: str = request.param
     return column
 

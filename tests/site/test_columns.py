@@ -35,7 +35,6 @@ def test_every_file_that_the_three_columns_have_has_a_page() -> None:
 
 
 def bare(node: ast.FunctionDef) -> str:
-    """Return the code of a function without its docstring and annotations."""
     for part in ast.walk(node):
         if isinstance(part, ast.arg):
             part.annotation = None
@@ -45,7 +44,7 @@ def bare(node: ast.FunctionDef) -> str:
 
 
 def rebuilt(definition: Definition) -> str:
-    """Return the code that the statements of a definition form."""
+    """Join the statements of a definition, and return their code."""
     lines = ["    " * statement.depth + statement.text for statement in definition.statements]
     found = ast.parse("\n".join(lines)).body[0]
     assert isinstance(found, ast.FunctionDef)

@@ -1,20 +1,31 @@
-"""The home page shows a port next to the code that it differs from; notebooks have all code of their scripts."""
+"""The home page, the notebooks, the reference and the pages of documents are complete and have right numbers."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import typer
 from docs import three_columns
-from docs.site import build, kept
+from docs.site import build, documents, kept
 from docs.site.checked import HEAVIEST
+from docs.site.documents import DOCUMENTS, NUMBERS, PLACE
 from docs.site.notebooks import FOLDER as NOTEBOOKS
 from docs.site.notebooks import SCRIPTS, Cell, as_notebook, cells, executed
 from docs.site.pages import ROOT, site_text, written_pages
+from docs.site.reference import api, command_line, model, schema
 from docs.site.side_by_side import home
 from tests.looping import for_each
+
+import transparity
+import transparity_conformance
+from transparity.config import TransformerConfig
+from transparity.presets import PRESETS, departures
+from transparity_conformance import cli
 
 
 def test_both_lines_are_marked_with_three_around_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,3 +114,63 @@ def test_nothing_of_a_script_is_lost(name: str) -> None:
     (last,) = (node for node in body if isinstance(node, ast.If))
     expected = [*(node for node in body if node is not last), *last.body[:-1]]
     assert ast.dump(ast.parse(code)) == ast.dump(ast.Module(expected, []))
+
+
+def test_every_command_and_every_option_is_listed() -> None:
+    text = command_line.page()
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert re.findall(r"(?m)^##+ `?([\w.]+)`?", text) == [*commands, "Exit"]
+    options = {flag for command in commands.values() for each in command.params for flag in each.opts if "--" in flag}
+    assert [flag for flag in options if f"`{flag}`" not in text] == []
+    assert sorted(command_line.EXIT_CODES) == sorted(cli.EXIT_CODES)
+    assert "| `--dtype` `float32` or `float64` or `bfloat16` or `float16` |" in text
+
+
+def test_every_field_of_a_report_is_listed() -> None:
+    text = schema.page()
+    found = json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8"))
+    for part in (found, *found["$defs"].values()):
+        assert [name for name in part.get("properties", {}) if f"| `{name}`" not in text] == []
+    assert "| `verdict` | [verdict](#verdict) |" in text
+
+
+def test_every_field_parameter_and_tap_is_listed() -> None:
+    pages = model.pages()
+    listed = re.findall(r"(?m)^\| `(\w+)` \|", model.fields())
+    assert listed == list(TransformerConfig.__dataclass_fields__)
+    for page, names in (("parameters", transparity.parameter_shapes), ("taps", model._tap_shapes)):
+        shown = set(re.findall(r"(?m)^\| `([\w.{}]+)` \|", pages[f"reference/{page}.md"]))
+        of_systems = {
+            re.sub(r"layers\.\d+", "layers.{i}", name) for each in model.systems().values() for name in names(each)
+        }
+        assert shown == of_systems
+
+
+def test_every_public_name_is_listed_with_its_docstring() -> None:
+    text = api.page()
+    for package in (transparity, transparity_conformance):
+        assert [name for name in package.__all__ if f"### `{name}` {{#{package.__name__}-{name}}}" not in text] == []
+    assert "load_parameters(\n    path: str | os.PathLike[str],\n" in text
+    assert "### `load_port`" in text
+    assert "- `build`: `build(config, parameters)`" in text
+
+
+def test_every_document_has_its_presets_and_their_departures() -> None:
+    assert {system.document[:3] for system in PRESETS.values()} == set(DOCUMENTS)
+    for name in DOCUMENTS:
+        assert (ROOT / f"docs/documents/{name}.md").read_text(encoding="utf-8").count(PLACE) == 1
+    text = documents.section("001")
+    for name in ("notes-lm", "notes-attention"):
+        assert f"## The preset `{name}`" in text
+        assert all(f"- {sentence}\n" in text for sentence in departures(PRESETS[name].config))
+    assert "The document prints no numbers." in text
+
+
+def test_printed_numbers_are_those_of_every_column() -> None:
+    for each in (number for listed in NUMBERS.values() for number in listed):
+        assert "as the document prints it; NumPy, PyTorch, JAX compute exactly these numbers" in documents._numbers(
+            each
+        )
+    wrong = documents.Printed("`split_heads`", np.zeros((2, 4, 2)), documents.HEADS)
+    with pytest.raises(ValueError, match=r"`split_heads`: numpy computes .*, not what the document prints"):
+        documents._numbers(wrong)

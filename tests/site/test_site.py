@@ -29,7 +29,6 @@ ADDRESS = "https://example.org/site/"
 
 
 def in_navigation(entries: list[dict[str, Any]]) -> list[str]:
-    """Return the pages of a navigation, in order."""
     found = [value for entry in entries for value in entry.values()]
     return [page for value in found for page in ([value] if isinstance(value, str) else in_navigation(value))]
 

@@ -1,9 +1,8 @@
-"""Audio encoders: ports agree in every style, models compute what transformers computes, wrong frames are refused."""
+"""Encoders of images and audio: all styles of ports agree, as does transformers, and invalid inputs are refused."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
+from tests.helpers import exported
+from transformers.models.whisper import modeling_whisper
 
 from meta.pool.port import port_with
 from transparity.config import TransformerConfig
@@ -20,17 +22,12 @@ from transparity.protocol import Backend
 from transparity_conformance.checking.audit.variants import variants_of
 from transparity_conformance.checking.check import check
 from transparity_conformance.checkpoints.examples import example_config
-from transparity_conformance.checkpoints.exporting import export_checkpoint
-from transparity_conformance.oracle.cases import AUDIO
+from transparity_conformance.oracle.backends import backend, installed
+from transparity_conformance.oracle.cases import AUDIO, CLIP_IMAGES, IMAGES
 from transparity_conformance.oracle.oracle import forward_oracle
-from transparity_conformance.oracle.probes import frame_inputs, mixed_inputs, probe_parameters
-from transparity_conformance.report.comparison import as_numbers, difference, share
+from transparity_conformance.oracle.probes import frame_inputs, mixed_inputs, pixel_inputs, probe_parameters, probes_of
+from transparity_conformance.report.comparison import as_numbers, difference, gap, share
 from transparity_pytorch.port import build as pytorch_build
-
-with warnings.catch_warnings():  # import warnings do not concern this project
-    warnings.simplefilter("ignore")
-    import transformers
-    from transformers.models.whisper import modeling_whisper
 
 transformers.logging.disable_progress_bar()
 
@@ -49,13 +46,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 """Models of the family whose encoder is as long as the decoder, shorter and longer."""
 
 
-def exported(name: str, folder: Path) -> tuple[TransformerConfig, Any]:
-    config = dataclasses.replace(example_config("whisper"), **CONFIGURATIONS[name])
-    parameters = probe_parameters(config)
-    export_checkpoint("whisper", config, parameters, folder)
-    return config, parameters
-
-
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -69,9 +59,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_transformers_computes_the_same_at_once_and_with_its_cache(name: str, dtype: str, tmp_path: Path) -> None:
-    config, parameters = exported(name, tmp_path)
+    config = exported("whisper", tmp_path, **CONFIGURATIONS[name])
     inputs = mixed_inputs(config)
-    oracle = forward_oracle(config, parameters, inputs)
+    oracle = forward_oracle(config, probe_parameters(config), inputs)
     model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path, dtype=getattr(torch, dtype))
     with torch.no_grad(), default_dtype(model.dtype):  # transformers loads the table in float32
         table = model.model.encoder.embed_positions.weight
@@ -103,10 +93,10 @@ def test_a_column_decodes_with_a_cache(backend: Backend) -> None:
 
 
 def test_generation_is_that_of_transformers(tmp_path: Path) -> None:
-    config, parameters = exported("usual", tmp_path)
+    config = exported("whisper", tmp_path)
     model = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path)
     prompt, frames = np.array([[config.bos_id, 5], [config.bos_id, 9]]), frame_inputs(config, 2, 3)
-    ours = pytorch_build(config, parameters).generate(prompt, 6, source=frames)
+    ours = pytorch_build(config, probe_parameters(config)).generate(prompt, 6, source=frames)
     with torch.no_grad():
         tokens, given = torch.from_numpy(prompt), {"input_features": torch.from_numpy(frames)}
         for _ in range(6):
@@ -117,36 +107,67 @@ def test_generation_is_that_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("config", "fields", "says"),
     [
-        ({"num_frames": 7}, "num_frames is 7, but the second convolution turns two frames into one position: 8 would"),
-        ({"source_vocab_size": 9}, "source_vocab_size is 9, but with mel_bins"),
-        ({"padding": "attention-mask"}, "padding is 'attention-mask', but with mel_bins"),
-        ({"mel_bins": None}, "source_vocab_size is missing"),
-        ({"positions": "rotary"}, "encoder_positions is 'sinusoidal', but only an encoder-decoder"),
-        ({"embed_dim": 2, "num_heads": 1}, "embed_dim is 2, but sinusoidal_timescales 'inclusive'"),
+        (AUDIO, {"num_frames": 7}, "num_frames is 7, but the second convolution turns two frames into one position: 8"),
+        (AUDIO, {"source_vocab_size": 9}, "source_vocab_size is 9, but with mel_bins"),
+        (AUDIO, {"padding": "attention-mask"}, "padding is 'attention-mask', but with mel_bins"),
+        (AUDIO, {"mel_bins": None}, "source_vocab_size is missing"),
+        (AUDIO, {"positions": "rotary"}, "encoder_positions is 'sinusoidal', but only an encoder-decoder"),
+        (AUDIO, {"embed_dim": 2, "num_heads": 1}, "embed_dim is 2, but sinusoidal_timescales 'inclusive'"),
+        (IMAGES, {"max_length": 11}, "max_length is 11, but a square image has a square number of patches"),
+        (IMAGES, {"pad_id": 0}, "pad_id is 0, but with patch_size"),
+        (IMAGES, {"head": "logits"}, "head is 'logits', but an image has no vocabulary"),
+        (IMAGES, {"patch_size": None, "source_vocab_size": 9}, "class_token is true, but patch_size is absent"),
     ],
 )
-def test_an_impossible_model_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_an_impossible_model_is_refused(config: TransformerConfig, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        dataclasses.replace(AUDIO, **fields)
+        dataclasses.replace(config, **fields)
 
 
 @pytest.mark.parametrize(
-    ("frames", "says"),
+    ("config", "given", "says"),
     [
-        (np.zeros((2, 14, 5), np.float32), r"shape \(2, 14, 5\) \(it looks transposed\); expected"),
-        (np.zeros((2, 5, 12), np.float32), "5 bins of 14 frames"),
-        (np.zeros((2, 5, 14), np.int64), "expected finite floats"),
-        (np.full((2, 5, 14), np.nan), "is not finite"),
-        (np.zeros((3, 5, 14), np.float32), "source has 3 rows and target 2"),
+        (AUDIO, np.zeros((2, 14, 5), np.float32), r"shape \(2, 14, 5\) \(it looks transposed\); expected"),
+        (AUDIO, np.zeros((2, 5, 12), np.float32), "5 bins of 14 frames"),
+        (AUDIO, np.zeros((2, 5, 14), np.int64), "expected finite floats"),
+        (AUDIO, np.full((2, 5, 14), np.nan), "is not finite"),
+        (AUDIO, np.zeros((3, 5, 14), np.float32), "source has 3 rows and target 2"),
+        (IMAGES, np.zeros((2, 6, 6, 3), np.float32), "3 channels of 6 × 6 pixels"),
+        (IMAGES, np.zeros((2, 3, 6, 6), np.int64), "expected finite floats"),
+        (IMAGES, np.full((2, 3, 6, 6), np.nan), "expected finite floats"),
     ],
 )
-def test_wrong_frames_are_refused(frames: np.ndarray, says: str) -> None:
-    forward = pytorch_build(AUDIO, probe_parameters(AUDIO))
+def test_wrong_frames_and_pixels_are_refused(config: TransformerConfig, given: np.ndarray, says: str) -> None:
+    forward = pytorch_build(config, probe_parameters(config))
+    inputs = {"pixels": given} if config is IMAGES else {"source": given, "target": np.ones((2, 3), int)}
     with pytest.raises(InputError, match=says):
-        forward.logits(source=frames, target=np.ones((2, 3), int))
+        forward.logits(**inputs)
 
 
 def test_a_table_that_is_computed_is_no_parameter_of_what_is_audited() -> None:
     assert next(variants_of("whisper", example_config("whisper")))
+
+
+def test_the_fast_path_reads_images_and_may_write_into_memory_that_is_given(backend: Backend) -> None:
+    probe = probes_of(IMAGES, "vit")["mixed"]
+    forward, pixels = backend(IMAGES, probe.parameters, dtype="float32"), probe.inputs["pixels"]
+    logits = forward.logits(pixels=pixels)
+    assert gap(as_numbers(logits), probe.oracle.expected["logits"]) <= probe.oracle.budget("logits", "float32")
+    right = np.array(as_numbers(logits))
+    again = forward.logits(pixels=pixels, out=logits)
+    np.testing.assert_array_equal(as_numbers(again), right)
+    with pytest.raises(InputError, match=r"^out is of shape \(2,\); expected \("):
+        forward.logits(pixels=pixels, out=np.empty(2, np.float32))
+
+
+def test_patches_as_a_convolution_agree() -> None:
+    assert check(port_with("right-patches-as-a-convolution", taps=False), config=IMAGES).verdict == "agrees"
+
+
+@pytest.mark.parametrize("column", installed())
+def test_the_last_position_of_an_image_is_pooled(column: str) -> None:
+    config = dataclasses.replace(CLIP_IMAGES, pooling="last")
+    taps = backend(column)(config, probe_parameters(config))(pixels=pixel_inputs(config, 2, 0))
+    np.testing.assert_array_equal(as_numbers(taps["pooled"]), as_numbers(taps["encoder.output"])[:, -1])

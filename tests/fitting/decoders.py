@@ -37,7 +37,6 @@ class Bounded(RmsNorm):
 
 
 def in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend to the given tokens."""
     return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -53,36 +52,95 @@ def in_buffer(query: Tensor, key: Tensor, value: Tensor, fill: float = 0.0, *, b
     return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values.to(query)
 
 
-class Block(nn.Module):
-    def __init__(self, norm: Callable[[], nn.Module], attend: Attend, *, by_head: bool) -> None:
+class Attention(nn.Module):
+    def __init__(self, attend: Attend, *, by_head: bool) -> None:
         super().__init__()
-        self.before, self.between, self.attend, self.by_head = norm(), norm(), attend, by_head
+        self.attend, self.by_head = attend, by_head
         self.packed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 40), nn.Linear(40, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = (HEADS, 3, -1) if self.by_head else (3, HEADS, -1)
-        made = self.packed(self.before(x)).unflatten(-1, shape)
+        made = self.packed(x).unflatten(-1, (HEADS, 3, -1) if self.by_head else (3, HEADS, -1))
         parts = (each.transpose(1, 2) for each in made.unbind(-2 if self.by_head else -3))
-        x = x + self.out(self.attend(*parts).transpose(1, 2).flatten(2))
-        return x + self.down(torch.relu(self.up(self.between(x))))
+        return self.out(self.attend(*parts).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, activation: nn.Module) -> None:
+        super().__init__()
+        self.before, self.between, self.attention = norm(), norm(), attention
+        self.feed = nn.Sequential(nn.Linear(WIDTH, 40), activation, nn.Linear(40, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.before(x))
+        return x + self.feed(self.between(x))
 
 
 class Decoder(nn.Module):
     def __init__(
-        self, norm: Callable[[], nn.Module] | None = None, attend: Attend = in_place, *, by_head: bool = False
+        self,
+        norm: Callable[[], nn.Module] | None = None,
+        attend: Attend = in_place,
+        *activations: nn.Module,
+        by_head: bool = False,
     ) -> None:
         super().__init__()
-        make = norm or functools.partial(nn.LayerNorm, WIDTH)
+        make, each = norm or functools.partial(nn.LayerNorm, WIDTH), activations or (nn.ReLU(), nn.ReLU())
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
-        self.blocks = nn.ModuleList(Block(make, attend, by_head=by_head) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(make, Attention(attend, by_head=by_head), function) for function in each)
         self.end, self.head = make(), nn.Linear(WIDTH, VOCABULARY)
 
+    def positions(self, length: int) -> Tensor:
+        return self.places(torch.arange(length))
+
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.positions(ids.shape[1])
         for block in self.blocks:
             x = block(x)
         return self.head(self.end(x))
+
+
+class GPT(Decoder):
+    """A GPT with a tied head and a mask in a buffer, which returns a pair."""
+
+    mask: Tensor
+
+    def __init__(self, *activations: nn.Module) -> None:
+        super().__init__(None, self.masked, *(activations or (nn.GELU("tanh"), nn.GELU("tanh"))))
+        self.register_buffer("mask", torch.ones(PLACES, PLACES).tril()[None, None])
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def masked(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length = query.shape[2]
+        scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
+        return scores.masked_fill(self.mask[:, :, :length, :length] == 0, -torch.inf).softmax(-1) @ value
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
+        return super().forward(idx), None
+
+
+def of_two_kinds() -> GPT:
+    """Return a GPT whose two layers have different activations, which no configuration describes."""
+    return GPT(nn.ReLU(), nn.SiLU())
+
+
+def needs(width: int) -> GPT:
+    raise NotImplementedError(width)
+
+
+def no_module() -> int:
+    return 3
+
+
+class Bag(nn.Module):
+    """A model that returns the mean of the embeddings so far, without attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embed(tokens).cumsum(1)
 
 
 class TwoMasks(Decoder):
@@ -109,11 +167,8 @@ def rms(eps: float) -> Decoder:
 class Whole(Decoder):
     """A decoder that always processes the maximum number of positions."""
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.places.weight
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.end(x))
+    def positions(self, length: int) -> Tensor:
+        return self.places.weight
 
 
 def padded() -> Callable[[Tensor], Tensor]:
@@ -132,10 +187,8 @@ class RowsSecond(nn.Module):
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 40, 0.0, **options)
-        self.layers, self.head = (
-            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-            nn.Linear(WIDTH, VOCABULARY),
-        )
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids.T) + self.places(torch.arange(ids.shape[1]))[:, None]
@@ -147,7 +200,8 @@ class Narrow(Decoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[1].down = nn.Sequential(nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2)))
+        wide = nn.Linear(40, WIDTH + 2), nn.ZeroPad1d((0, -2))
+        self.blocks[1].feed = nn.Sequential(nn.Linear(WIDTH, 40), nn.ReLU(), *wide)
 
 
 class Images(nn.Module):

@@ -1,0 +1,243 @@
+"""Equivalent forms of activations, and any output of queries without a visible key, are no faults.
+
+One linear map must relate an activation inside a sublayer, or a norm, to the reference's. A wrong value is never
+accepted as such a form, and no right value is reported next to another fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.diagnosis.ports import Carry, Change, port
+
+from transparity.config import TransformerConfig
+from transparity.presets import preset
+from transparity_conformance.catalogue.fault import WalkState
+from transparity_conformance.checking.check import check
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.diagnosis.locate import is_equivalent
+from transparity_conformance.diagnosis.thresholds import EQUIVALENT_ULPS
+from transparity_conformance.oracle.budgets import epsilon
+from transparity_conformance.oracle.cases import CASES
+from transparity_conformance.oracle.oracle import Arrays
+from transparity_conformance.oracle.probes import probes
+from transparity_conformance.oracle.undetermined import right_mask, undetermined_positions
+from transparity_conformance.report.report import Report
+from transparity_numpy.arithmetic.functional import softmax
+
+TAP = "decoder.layers.0.self_attention.key"
+TOLERANCE = EQUIVALENT_ULPS * epsilon("float64")
+
+
+def test_only_one_map_for_every_position_is_equivalent() -> None:
+    random = np.random.default_rng(0)
+    ours = random.normal(size=(2, 1, 9, 4))
+    theirs = ours @ random.normal(size=(4, 4)) + random.normal(size=4)
+    assert is_equivalent(TAP, [(theirs, ours)], TOLERANCE)
+    theirs[1, 0, 3, 2] += 1e-3
+    assert not is_equivalent(TAP, [(theirs, ours)], TOLERANCE)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("wild", [np.inf, np.nan])
+def test_nothing_that_is_not_finite_is_equivalent(side: int, wild: float) -> None:
+    pair = np.random.default_rng(0).normal(size=(2, 2, 1, 9, 4))
+    assert is_equivalent(TAP, [(pair[0], pair[0])], TOLERANCE)
+    pair[side, 0, 0, 0, 0] = wild
+    assert not is_equivalent(TAP, [(pair[0], pair[1])], TOLERANCE)
+
+
+def test_hidden_units_that_are_all_zero_are_not_equivalent() -> None:
+    ours = np.random.default_rng(0).normal(size=(2, 9, 4))
+    assert is_equivalent("encoder.layers.0.feed_forward.hidden", [(2 * ours[..., ::-1], ours)], TOLERANCE)
+    assert not is_equivalent("encoder.layers.0.feed_forward.hidden", [(0 * ours, ours)], TOLERANCE)
+
+
+def unscaled(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
+    """Return unscaled scores, like a port that scales scores just before the softmax."""
+    return value * config.head_dim**0.5 if name.endswith(".scores") else value
+
+
+def heads_merged_in_turn(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
+    if not name.endswith(".context"):
+        return value
+    order = np.arange(config.num_heads).reshape(2, -1).T.ravel()
+    return value.reshape(*value.shape[:2], config.num_heads, -1)[:, :, order].reshape(value.shape)
+
+
+def features_in_turn(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
+    order = np.arange(config.head_dim).reshape(2, -1).T.ravel()
+    return value[..., order] if name.endswith((".query", ".key")) else value
+
+
+def weights_squared(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
+    return value**2 / (value**2).sum(-1, keepdims=True) if name.endswith(".weights") else value
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (heads_merged_in_turn, {"context"}),
+        (features_in_turn, {"query", "key"}),
+        (weights_squared, {"scores", "weights"}),  # the scale is wrong, in the scores or after them
+    ],
+)
+def test_only_what_is_wrong_is_reported(change: Change, wrong: set[str]) -> None:
+    report = check(port(change=change, shown=unscaled), config=example_config("llama"), budget=5)
+    assert report.verdict == "diverges"
+    assert {fault.where.rpartition(".")[2] for fault in report.faults} <= wrong
+    assert {fault.where.split(".")[2] for fault in report.faults} == {"0", "1"}
+
+
+def test_scores_that_are_scaled_later_agree() -> None:
+    report = check(port(shown=unscaled), config=example_config("llama"))
+    assert report.verdict == "agrees"
+    assert "decoder.layers.0.self_attention.scores has an equivalent form" in " ".join(report.notes)
+
+
+READERS = {"self_attention_norm": ("query", "key", "value"), "feed_forward_norm": ("gate", "up")}
+CONFIG = dataclasses.replace(CASES["llama"], tied_head=False)
+
+
+def folded(skipped: str = "") -> Carry:
+    """Return a change that multiplies norm gains into the next weights, except for the gain `skipped`."""
+
+    def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
+        changed = Arrays()
+        for name in [name for name in parameters if name.endswith("_norm.weight")]:
+            scope, norm = name.removesuffix(".weight").rpartition(".")[::2]
+            readers = [f"{scope}.{norm.removesuffix('_norm')}.{role}.weight" for role in READERS.get(norm, ())]
+            for reader in ["head.weight"] if norm == "final_norm" else readers:
+                if reader != skipped:
+                    changed[reader] = (parameters[reader].astype(np.float64) * parameters[name]).astype(np.float32)
+            changed[name] = np.ones_like(parameters[name])
+        return changed
+
+    return carry
+
+
+def test_gains_folded_into_the_weights_agree() -> None:
+    report = check(port(folded()), config=CONFIG)
+    assert report.verdict == "agrees", [(fault.where, fault.causes) for fault in report.faults]
+    assert any("self_attention_norm has an equivalent form" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("skipped", ["decoder.layers.1.feed_forward.up.weight", "head.weight"])
+def test_a_gain_that_is_folded_nowhere_is_missing(skipped: str) -> None:
+    assert check(port(folded(skipped)), config=CONFIG, budget=0).verdict == "diverges"
+
+
+Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Maps the scores, the mask and the correct weights to the port's weights."""
+
+
+def weighing(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any]:
+    """Return the reference in float32 with `weigh` applied at all taps that end in `only`."""
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
+        def forward(**tokens: Any) -> Mapping[str, np.ndarray]:
+            state, scores = WalkState(config, parameters, tokens), Arrays()
+
+            def change(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
+                scores["last"] = value if name.endswith("scores") else scores.get("last", value)
+                mask = right_mask(state, name) if name.endswith(only) else None
+                return value if mask is None else weigh(scores["last"], np.broadcast_to(mask, value.shape), value)
+
+            return port(change=change)(config, parameters)(**tokens)
+
+        return forward
+
+    return build
+
+
+CONVENTIONS: dict[str, Weigh] = {
+    "zeros": lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, 0),
+    "a large negative number": lambda scores, mask, weights: softmax(
+        scores.astype(np.float64) + np.where(mask, 0.0, -1e9)
+    ),
+    "scores": lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, softmax(scores)),
+}
+"""The weights of rows without a visible key, by convention."""
+
+
+def claim(report: Report) -> list[str]:
+    return [item.verdict for item in report.claims if item.id == "wholly_hidden"]
+
+
+@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_another_convention_for_rows_that_see_nothing_agrees(name: str, logits_only: bool) -> None:
+    report = check(weighing(CONVENTIONS[name]), "pre-norm", logits_only=logits_only)
+    assert report.verdict == "agrees" and claim(report) == ["agrees"], report.notes
+    (note,) = (note for note in report.notes if note.startswith("wholly_hidden"))
+    assert name != "zeros" or "weights of zero" in note
+
+
+def test_steps_with_a_cache_may_follow_another_convention_too() -> None:
+    built = weighing(CONVENTIONS["zeros"])
+
+    def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
+        model = built(config, parameters)
+
+        def forward(**tokens: Any) -> Any:
+            return model(**tokens)["logits"]
+
+        def step(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> Any:
+            source, seen = (source, tokens) if cache is None else (cache[0], np.concatenate([cache[1], tokens], 1))
+            return forward(source=source, target=seen)[:, -tokens.shape[1] :], (source, seen)
+
+        vars(forward)["step"] = step
+        return forward
+
+    report = check(build, "pre-norm")
+    assert report.verdict == "agrees" and claim(report) == ["agrees"], report.faults
+    assert [item.verdict for item in report.claims if item.id == "step"] == ["agrees"]
+
+
+def test_a_port_with_our_convention_has_no_such_claim() -> None:
+    report = check(weighing(lambda scores, mask, weights: weights), "pre-norm")
+    assert report.verdict == "agrees" and not claim(report)
+
+
+@pytest.mark.long
+def test_not_a_number_is_no_convention() -> None:
+    nan: Weigh = lambda scores, mask, weights: np.where(mask.any(-1, keepdims=True), weights, np.nan)
+    report = check(weighing(nan), "pre-norm", logits_only=True)
+    assert report.verdict == "diverges"
+
+
+@pytest.mark.parametrize("logits_only", [False, True], ids=["taps", "logits"])
+def test_a_lost_mask_is_not_excused_by_it(logits_only: bool) -> None:
+    for only in ("encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.weights"):
+        report = check(
+            weighing(lambda scores, mask, weights: softmax(scores), only), "pre-norm", logits_only=logits_only
+        )
+        assert report.verdict == "diverges", only
+        assert report.faults[0].causes[0].mistake == "padding-ignored"
+
+
+def test_where_masked_keys_weigh_something_the_document_decides() -> None:
+    assert not preset("walkthrough").mask_is_exact
+    assert check(weighing(CONVENTIONS["zeros"]), "walkthrough", budget=0).verdict == "diverges"
+
+
+@pytest.mark.long
+def test_a_fault_is_named_beside_another_convention() -> None:
+    def both(scores: np.ndarray, mask: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        hidden = np.where(mask, 2 * scores, -1e9)
+        return np.where(mask.any(-1, keepdims=True), softmax(hidden), 0)
+
+    report = check(weighing(both, "decoder.layers.1.self_attention.weights"), "pre-norm", logits_only=True)
+    assert report.faults[0].causes[0].mistake == "attention-scale"
+
+
+def test_positions_of_real_tokens_depend_on_it_only_if_they_see_nothing() -> None:
+    probe = probes("pre-norm")["mixed"]
+    free = np.any(undetermined_positions(probe)["logits"], axis=-1)
+    tokens, sees_source = probe.inputs["target"] != 0, np.any(probe.inputs["source"] != 0, axis=1)
+    assert not free[sees_source][tokens[sees_source]].any()
+    assert free[~sees_source].all()

@@ -1,0 +1,58 @@
+"""Helpers of several tests: our command, errors of one sentence, new processes, and small checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from transparity.config import TransformerConfig
+from transparity.errors import TransparityError
+from transparity_conformance.checkpoints.examples import example_config
+from transparity_conformance.checkpoints.exporting import export_checkpoint
+from transparity_conformance.cli import app
+from transparity_conformance.oracle.probes import probe_parameters
+
+
+def invoke(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run_python(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a new process, with more environment variables."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
+    """Check that the block raises this error, with one sentence that begins with this text."""
+    with pytest.raises(error) as caught:
+        yield
+    message = str(caught.value)
+    assert message.startswith(begins)
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert ". " not in message, "the message must be one sentence"
+
+
+def exported(family: str, folder: Path, **fields: Any) -> TransformerConfig:
+    """Write a family's small model with random weights as a hub stores it, and return its configuration."""
+    config = dataclasses.replace(example_config(family), **fields)
+    export_checkpoint(family, config, probe_parameters(config), folder)
+    return config
+
+
+def tiny(**fields: Any) -> TransformerConfig:
+    """Return a decoder with one layer and few features."""
+    default: dict[str, Any] = {"architecture": "decoder", "target_vocab_size": 5, "num_decoder_layers": 1}
+    default |= {"max_length": 4, "embed_dim": 4, "num_heads": 1, "feed_forward_dim": 2}
+    return TransformerConfig(**default | fields)

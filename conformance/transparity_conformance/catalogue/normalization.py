@@ -53,7 +53,8 @@ class NormForm:
     statistics: str = "features"
     """The axes of the statistics.
 
-    `features`; `heads`: heads and features; `batch`: batch and positions; `running`: stored running statistics.
+    They are `features`, `heads` (heads and features) or `batch` (batch and positions). If `running`, the stored
+    statistics are used instead.
     """
     eps: float = 0.0
     factor: float = 1.0
@@ -107,10 +108,6 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 
-def _formed(identity: str, variant: str, **settings: Any) -> Fault:
-    return fault(identity, variant, formula=norm_with, **settings)
-
-
 def _of_layer(right: NormForm) -> Iterator[Fault]:
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
@@ -149,7 +146,7 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of normalizing all heads together instead of each head, or the reverse, by the right statistics."""
+"""Faults in the axes of the norms of queries and keys, by the right axes: all heads together, or each head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -204,6 +201,7 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
     return _formed_by(form, state, site, sites.norm_input(state, site))
 
 
+_formed = partial(fault, formula=norm_with)
 EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 
 
@@ -226,13 +224,8 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     return (centered if form.subtracted else x) / deviation * weight + bias
 
 
-def normed(state: WalkState, site: str) -> Value:
-    """Apply the right norm of the tap `site` to its right input."""
-    return normed_input(state, site, sites.norm_input(state, site))
-
-
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
-    """Apply the right norm of the tap `site` to `x`."""
+    """Apply the reference's norm at the tap `site` to `x`."""
     return _formed_by(form_at(state.config, site), state, site, x)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,9 @@ FUSED = {
 }
 """Linear maps of the same input that ports fuse into one matrix, in this order."""
 
-_fault = partial(fault, of_ranks=True)
+
+def _fault(identity: str, variant: str, **change: Any) -> Fault:
+    return fault(identity, variant, of_ranks=True, **change)
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:

@@ -55,7 +55,7 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield every fault at the tap `site` that has no fitted number.
+    """Yield every fault at the tap `site`, except faults with a fitted number.
 
     Faults of sharding over `ranks` ranks come first.
     """

@@ -27,9 +27,10 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         yield fault("norm-placement", "before the positions", patch=_positions_behind)
     if not site.endswith(".embedding"):
         return
+    what = "token embeddings" if reads_tokens(config, site) else "patches" if config.reads_pixels else "frames"
     for name, factor in SCALES.items():
         if not is_same(factor(config), config.token_scale):
-            yield scaled(config, factor(config), name, _what(config, site))
+            yield scaled(config, factor(config), name, what)
     if config.positions in ("learned", "sinusoidal"):
         yield from _offset_faults(config)
     if config.positions == "learned" and config.position_offset:
@@ -41,14 +42,8 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
         description = f"the embedding of the padding token ({config.pad_id}) is zero"
         yield fault("padding-row", "zeroed", says=description, alter=_zeroed)
         if config.tied_head or config.shared_embedding:
-            description += ", only where it is looked up here"
+            description += " in this lookup, but not in the shared weight"
             yield fault("padding-row", "zeroed here", says=description, patch=_zeroed_here)
-
-
-def _what(config: TransformerConfig, site: str) -> str:
-    if reads_tokens(config, site):
-        return "token embeddings"
-    return "patches" if config.reads_pixels else "frames"
 
 
 def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
@@ -164,7 +159,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
 
 
 def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace the learned positions by the counted rows, clipped to the table."""
+    """Replace the learned position of each token by the row of the table that `count` returns, plus the offset."""
     table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0]) + state.config.position_offset
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 

@@ -85,7 +85,7 @@ class Fault:
         return self.patch(state, site, value) if self.patch else value
 
     def is_complete(self, site: str, sites: Collection[str]) -> bool:
-        """Return whether `sites` includes both sides, if the fault swaps the parameters of two taps."""
+        """Return whether `sites` includes the second tap of a swap; any other fault is complete."""
         return not (self.is_mutual and self.taken_from) or self.taken_from(site) in sites
 
 
@@ -248,7 +248,7 @@ class Hypothesis:
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
     """Return all plausible sets of `sites`, the largest sets first.
 
-    A set holds all sites, or the sites that share one of `SCOPES`. Single sites come last.
+    A set holds all sites, or the sites that share one of `SCOPES`. Sets of one site come last.
     """
     sites = tuple(sites)
     found = [sites] if sites else []
@@ -270,4 +270,4 @@ SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
     lambda site, parts: tuple(parts[:4]),  # the sublayer
     lambda site, parts: site,
 )
-"""Functions from a tap, whole and split at its dots, to what it shares with other taps."""
+"""Each function returns what a tap has in common with other taps, given its name and the parts of this name."""

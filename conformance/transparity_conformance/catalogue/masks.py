@@ -66,14 +66,14 @@ def _masked_score(settings: Settings, config: TransformerConfig) -> float:
 
 
 def sinks_at(state: WalkState, site: str) -> Value | None:
-    """Return the attention sinks that belong to the weights `site`, if any."""
+    """Return the sinks of the attention whose weights are the tap `site`; None without sinks."""
     return state.parameters.get(site.replace(".weights", ".sinks"))
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield one wrong mask as several faults, because it may hide all keys of a query.
+    """Yield several faults with the same wrong mask.
 
-    Ports compute different weights for such a query. Each fault has one of these results.
+    If the mask hides all keys of a query, ports compute different weights for it. Each fault has one of these results.
     """
     yield _masked(identity, variant, **settings)
     for kind in BLIND:

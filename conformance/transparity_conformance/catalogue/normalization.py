@@ -53,7 +53,8 @@ class NormForm:
     statistics: str = "features"
     """The axes of the statistics.
 
-    `features`; `heads`: heads and features; `batch`: batch and positions; `running`: stored running statistics.
+    They are `features`, `heads` (heads and features) or `batch` (batch and positions). If `running`, the stored
+    statistics are used instead.
     """
     eps: float = 0.0
     factor: float = 1.0
@@ -149,7 +150,7 @@ HEADS = {
     "heads": [row("query-key-norm", "each head", statistics="features")],
     "features": [row("query-key-norm", "heads together", statistics="heads")],
 }
-"""Faults of normalizing all heads together instead of each head, or the reverse, by the right statistics."""
+"""Faults in the axes of the norms of queries and keys, by the right axes: all heads together, or each head."""
 
 
 def _neighbours(config: TransformerConfig, site: str) -> list[str]:
@@ -226,13 +227,8 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
     return (centered if form.subtracted else x) / deviation * weight + bias
 
 
-def normed(state: WalkState, site: str) -> Value:
-    """Apply the right norm of the tap `site` to its right input."""
-    return normed_input(state, site, sites.norm_input(state, site))
-
-
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
-    """Apply the right norm of the tap `site` to `x`."""
+    """Apply the reference's norm at the tap `site` to `x`."""
     return _formed_by(form_at(state.config, site), state, site, x)
 
 

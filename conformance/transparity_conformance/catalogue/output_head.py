@@ -72,10 +72,6 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """Factors by which ports multiply the input of the head, or the logits."""
 
 
-def _headed(identity: str, variant: str, **settings: Any) -> Fault:
-    return fault(identity, variant, formula=_logits, **settings)
-
-
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return the logits, computed with a changed `scale`, `cap`, `capping`, `pooler` or `transform`."""
     x, changes = state.taps["pooled"] if state.config.is_pooled else _output(state), dict[str, Any]()
@@ -95,6 +91,9 @@ def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Va
     config = dataclasses.replace(state.config, **changes)
     logits = head(config, nest(shared(config, state.parameters)), x)
     return settings["capping"](logits, cap) if "capping" in settings else logits
+
+
+_headed = partial(fault, formula=_logits)
 
 
 def _transformed(state: WalkState, x: Value, activation: Any = None) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -69,7 +69,7 @@ BESIDE_MAPS: dict[str, tuple[str, ...]] = {
     "recurrence.context": ("D",),
     "recurrence.gated_context": ("gated_norm.",),
 }
-"""Prefixes of a sublayer's other parameters, by the tap at which they act."""
+"""For each tap, prefixes of parameters that act at it, but are not in the linear map that produces it."""
 
 TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
@@ -215,9 +215,11 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
     if _is_packed(config, site):
         each = "head by head" if config.key_value_heads == config.num_heads else "group of heads by group"
         description = f"queries, keys and values are packed {each}, but read one after the other"
-        yield fault("packed-order", "head by head", says=description, alter=_packed_by_head)
+        yield fault("packed-order", "head by head", says=description, alter=partial(_packed_otherwise, by_group=True))
         description = f"queries, keys and values are packed one after the other, but read {each}"
-        yield fault("packed-order", "one behind the other", says=description, alter=_packed_in_turn)
+        yield fault(
+            "packed-order", "one behind the other", says=description, alter=partial(_packed_otherwise, by_group=False)
+        )
     if _is_packed(config, site) and config.key_value_heads == config.num_heads:
         for order in (("key", "value", "query"), ("value", "query", "key")):
             yield _cut_in_order(order)
@@ -228,9 +230,9 @@ def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
 
     Converters of Meta's checkpoints reorder rows in this way.
     """
-    for layout in ("neighbours", "halves"):
+    for layout, pairs in {"neighbours": "neighbors", "halves": "halves"}.items():
         if config.rotated_dim > 2:  # With two features, both layouts are the same.
-            says = f"the rows of each head's weights are permuted, as for a rotation of {layout}"
+            says = f"the rows of each head's weights are permuted, as for a rotation of {pairs}"
             yield fault("rotary-rows", layout, says=says, alter=partial(_with_rows, layout))
 
 
@@ -247,9 +249,9 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap may come from packed queries, keys and values.
+    """Return whether a port may pack the queries, keys and values at a tap into one matrix.
 
-    Checkpoints of GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM pack them; any port may do so.
+    Checkpoints of GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM contain such a matrix.
     """
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
@@ -279,48 +281,27 @@ def _from_role(source: Mapping[str, str], config: TransformerConfig, parameters:
     return {f"{site}.{kind}": _packed_part(parameters, f"{scope}.{source[role]}", kind) for kind in kinds}
 
 
-def _packed_by_head(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows packed as (groups, heads and roles, features) as if they were (roles, heads, features)."""
-
-    def read(roles: list[np.ndarray]) -> list[np.ndarray]:
-        packed = np.concatenate([_by_group(config, each) for each in roles], axis=1)
-        ends = np.cumsum([each.shape[0] * each.shape[1] for each in map(partial(_by_group, config), roles)])
-        return np.split(packed.reshape(-1, *packed.shape[2:]), ends[:-1])
-
-    return _repacked(config, parameters, site, read)
-
-
-def _packed_in_turn(config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
-    """Read rows packed as (roles, heads, features) as if they were (groups, heads and roles, features)."""
-
-    def read(roles: list[np.ndarray]) -> list[np.ndarray]:
-        packed = _by_group(config, np.concatenate(roles))
-        ends = np.cumsum([len(each) // config.key_value_heads for each in roles])
-        return np.split(packed, ends[:-1], axis=1)
-
-    return _repacked(config, parameters, site, read)
-
-
 def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
     """Return a weight or bias; a missing key bias (Whisper) is zeros."""
     weight = parameters[f"{part}.weight"]
     return weight if kind == "weight" else parameters.get(f"{part}.bias", np.zeros(len(weight), weight.dtype))
 
 
-def _by_group(config: TransformerConfig, heads: np.ndarray) -> np.ndarray:
-    """Return the heads of queries, keys or values as (groups, heads of each group, features …)."""
-    return heads.reshape(config.key_value_heads, -1, *heads.shape[1:])
+def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
+    """Return the weight and bias at `site`, read from a packed matrix whose heads are in another order.
 
-
-def _repacked(
-    config: TransformerConfig, parameters: Arrays, site: str, read: Callable[[list[np.ndarray]], list[np.ndarray]]
-) -> Arrays:
-    """Return the weight and bias of the query, key or value `site`, as `read` cuts them from packed rows."""
+    If `by_group`, each group of queries is packed with its key and value, but read as if the roles were one after the
+    other. Otherwise, the reverse.
+    """
+    counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
+    in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])
+    grouped = np.concatenate([heads.reshape(config.key_value_heads, -1) for heads in in_turn], axis=1).ravel()
     scope, role = site.rpartition(".")[::2]
     changed = {}
     for kind in ("weight", "bias"):
         if any(f"{scope}.{name}.{kind}" in parameters for name in PACKED):
-            roles = [_packed_part(parameters, f"{scope}.{name}", kind) for name in PACKED]
-            heads = [each.reshape(-1, config.head_dim, *each.shape[1:]) for each in roles]
-            changed[f"{site}.{kind}"] = read(heads)[PACKED.index(role)].reshape(roles[PACKED.index(role)].shape)
+            right = np.concatenate([_packed_part(parameters, f"{scope}.{name}", kind) for name in PACKED])
+            heads = right.reshape(-1, config.head_dim, *right.shape[1:])
+            read = heads[grouped] if by_group else heads[np.argsort(grouped)]
+            changed[f"{site}.{kind}"] = np.split(read, ends)[PACKED.index(role)].reshape(-1, *right.shape[1:])
     return changed

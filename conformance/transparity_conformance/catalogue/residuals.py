@@ -12,7 +12,7 @@ from transparity.config import TransformerConfig
 from transparity_conformance.catalogue import sites
 from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Patch, WalkState, fault, made, row
 from transparity_conformance.catalogue.feed_forward import ACTIVATIONS, activated, gate_faults, is_activated
-from transparity_conformance.catalogue.normalization import normed, normed_input
+from transparity_conformance.catalogue.normalization import normed_input
 from transparity_conformance.catalogue.sites import Value
 from transparity_conformance.oracle.budgets import rounded_to
 from transparity_conformance.oracle.oracle import Arrays
@@ -110,7 +110,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault in which a sublayer adds the value that `source` returns as its residual."""
+    """Return the fault of a wrong residual, which `source` computes from the state, the layer and the sublayer."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sites.sublayer_of(site)
@@ -145,6 +145,6 @@ def _normed_layer_input(state: WalkState, site: str, value: Value) -> Value:
     before = [each for each in sites.sublayers(state.config, scope) if f"{each}_norm" != name]
     ends = {end: state.taps[end] for end in (sites.branch_end(state.config, f"{scope}.{each}") for each in before)}
     state.taps.update({end: np.zeros_like(added) for end, added in ends.items()})
-    behind = normed(state, site)
+    behind = normed_input(state, site, sites.norm_input(state, site))
     state.taps.update(ends)
     return behind

@@ -36,7 +36,7 @@ Field = Callable[[TransformerConfig], Any]
 """A function from a configuration to the value of one changed field, so that a fault fits any model size."""
 
 OTHER_PAIRS: dict[RopeLayout, RopeLayout] = {"interleaved": "halves", "halves": "interleaved"}
-APART = {"interleaved": "neighbours", "halves": "half the features apart"}
+APART = {"interleaved": "neighbors", "halves": "half the features apart"}
 
 
 def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
@@ -113,7 +113,7 @@ def _turned_dim(share: float, config: TransformerConfig) -> int:
 
 
 def _with_ends(change: Callable[[float, float], tuple[float, float]], config: TransformerConfig) -> np.ndarray:
-    """Return YaRN's frequencies, with changed ends of the transition between scaled and unscaled frequencies."""
+    """Return YaRN's frequencies with another transition from unscaled to scaled ones; `change` returns its ends."""
     first, last = change(*yarn_ends(config))
     share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
     plain = _plain(config)

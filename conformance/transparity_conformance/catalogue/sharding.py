@@ -32,6 +32,10 @@ FUSED = {
 """Linear maps of the same input that ports fuse into one matrix, in this order."""
 
 
+def _fault(identity: str, variant: str, **change: Any) -> Fault:
+    return fault(identity, variant, of_ranks=True, **change)
+
+
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
     """Yield every sharding fault at a tap, for a model on `ranks` ranks."""
     if ranks > 1:
@@ -63,10 +67,6 @@ def _row_parallel(config: TransformerConfig, site: str, ranks: int) -> Iterator[
         yield _fault("not-reduced", role, says=says, patch=partial(_of_one_rank, role, inputs, ranks))
 
 
-def _fault(identity: str, variant: str, **change: Any) -> Fault:
-    return fault(identity, variant, of_ranks=True, **change)
-
-
 def _repeated(part: str, ranks: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:
     name = f"{(parts_at(config, site) or [part])[0]}.bias"
     return {name: parameters[name] * parameters[name].dtype.type(ranks)}
@@ -81,7 +81,7 @@ def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str
 
 
 def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of a fused matrix whose rows are cut as a whole instead of within each map."""
+    """Yield faults of a fused matrix that is sharded before it is split into its linear maps."""
     scope, sublayer, tap = split(site)
     shapes = parameter_shapes(config)
     for name, roles in FUSED.items():

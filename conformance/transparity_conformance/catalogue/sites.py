@@ -90,7 +90,7 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 def output_of(config: TransformerConfig, sublayer: str) -> str:
     """Return the tap that shows a sublayer's result, before any norm.
 
-    A recurrence has its own taps; its norms and residual have the names of self-attention.
+    The taps of a recurrence start with `recurrence`, but the taps of its norms start with `self_attention`.
     """
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
@@ -156,7 +156,7 @@ def is_head_norm(site: str) -> bool:
 
 
 def is_latent(site: str) -> bool:
-    """Return whether a tap is a latent of latent attention. Its norm has no tap before it."""
+    """Return whether a tap is a latent of latent attention; the latent before its norm has no tap."""
     return site.endswith(("attention.query_latent", "attention.key_value_latent"))
 
 

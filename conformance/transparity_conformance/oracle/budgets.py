@@ -33,11 +33,12 @@ class BudgetRule:
 MEASURED = (
     "Measured by python -m transparity_conformance.oracle.calibrate: permuted features change the order of sums. "
     "At 13,651 taps, the error is at most 1.89 × the oracle's error in float32, and at most 1.59 × in float64. "
-    "At 99 % of the taps, it is below 0.69 ×. Other drawn configurations reach 2.70 ×; the factor 4 adds half of this."
+    "At 99 % of the taps, the error is below 0.69 ×. Other drawn configurations reach 2.70 ×; the factor is "
+    "1.5 times as large."
 )
 ROUNDED = (
-    "The same as float32, because results are rounded float32. If every sum is rounded to float16, the error is below "
-    "0.16 × at 99 % of the taps. It is 10 to 1000 × if a variance underflows, so a port must sum in float32."
+    "The constants of float32, because a port must sum in float32 and round the results. If every sum is rounded to "
+    "float16, the error is below 0.16 × at 99 % of the taps. If a variance underflows, the error is 10 to 1000 ×."
 )
 
 RULES = {

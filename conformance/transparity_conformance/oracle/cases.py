@@ -1,9 +1,9 @@
-"""Small configurations that together contain every part of a family that no preset contains; and text inputs.
+"""Small configurations, and inputs of text. No preset contains the parts of families that these configurations contain.
 
 A case has the parts of one family, such as Llama's rotary positions and grouped heads, or T5's relative bias and tied
-head. All sizes of a case differ, so that no two axes can be confused. `cases.json` has the fields of each case, or the
-fields that differ from the case that it is `like`. A single stack reads a passage by characters, and an encoder-decoder
-reads pairs of sentences by words.
+head. All sizes of a case differ, so that no two axes can be confused. `cases.json` has the fields of each case. If
+a row has a field `like`, only the fields that differ from the row of this name are listed. A single stack reads a
+passage by characters, and an encoder-decoder reads pairs of sentences by words.
 """
 
 from __future__ import annotations

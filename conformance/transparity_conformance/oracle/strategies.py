@@ -57,7 +57,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""The fields that depend on values of other fields; if these do not allow them, they keep their defaults."""
+"""The fields that are drawn only if other fields have certain values. Otherwise, such a field keeps its default."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
 """The fields for layers that differ; they are drawn after all other fields."""

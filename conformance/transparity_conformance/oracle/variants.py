@@ -1,4 +1,4 @@
-"""Variants of the reference that imitate other right programs, with which rounding is measured.
+"""Variants of the reference. They imitate other right programs, so that the checker can measure their rounding.
 
 Each point at which rounding is measured has an index, which selects a variant:
 
@@ -7,24 +7,24 @@ Each point at which rounding is measured has an index, which selects a variant:
 | even | in float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 |
 | odd | the same | pairwise and in blocks, as in the reference | step by step | in Python's floats |
 
-Each variant is a right program with its own rounding, which the tolerance must cover. Point 0 sums in sequence, because
-equal weights have equal rounding there, which adds up. At other points, the perturbed numbers differ, and their
-rounding cancels.
+Each variant is a right program with its own rounding, which the tolerance must cover. Sequential sums have the largest
+error if many weights are equal, because their equal rounding errors add up. Only the unchanged numbers of point 0 have
+equal weights. Therefore, point 0 sums in sequence.
 
 Tables: the reference computes angles in float64, so that its results are exact. Most programs use float32, in which an
 angle at position p has an error of some ulps of p.
 
 Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A port that
 keeps a running total, as an online softmax does, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If
-many keys have equal weights, such as padding under a mask that hides little, these errors add up. With 1,025 keys of
-the walkthrough, the error is 33 times as large.
+many keys have equal weights, such as padding under a mask that hides little, these errors add up. With 1,025 keys,
+the error of the preset `walkthrough` is 33 times as large.
 
 Recurrences: the decay between two positions of a chunk is computed from the difference of two sums. With strong decay,
 the sums are large, and their rounding is many times the rounding of single steps.
 
 Adam: 1 − βᵗ is the difference of two numbers near 1. At the first step with β = 0.999, its relative error in float32
-(Optax) is 1e-5. A parameter's error is half of this, times the learning rate. PyTorch and the reference use floats of
-Python.
+(Optax) is 1e-5. The parameters then have an error of 5e-6 times the learning rate. PyTorch and the reference use
+Python floats.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ FORMULAS: tuple[Formula, ...] = (
 """Computes frequencies from the base and from 2 i / features, in float32."""
 
 IN_SEQUENCE = 0
-"""The index of the variant with sequential sums and the first formula."""
+"""The index of the variant with sequential sums and `FORMULAS[0]`."""
 
 IN_BLOCKS = tuple(range(1, 2 * len(FORMULAS), 2))
-"""The indices of the variants with the reference's order of sums, one for each formula."""
+"""The indices of variants that sum in the reference's order; each has another formula of `FORMULAS`."""
 
 PAIRWISE = 128
 """If there are at most this many keys, the order of sums makes little difference.
 
-NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys of
-the walkthrough, an online softmax uses 0.7 of the reference's tolerance.
+NumPy adds up to this many numbers in eight running totals, and splits longer sums (`pairwise_sum`). With 129 keys, an
+online softmax in the preset `walkthrough` uses 70 % of the tolerance without sequential sums.
 """
 
 CHUNK = 64
@@ -83,7 +83,10 @@ def variant(index: int) -> Iterator[None]:
 
 
 def frequencies(base: float, features: int, index: int, steps: int | None = None) -> np.ndarray:
-    """Return the frequencies (features / 2,) in float32, by one of `FORMULAS`; the one at `steps` would be 1 / base."""
+    """Return the frequencies (features / 2,) in float32, by one of `FORMULAS`.
+
+    The i-th exponent is 2 i / `steps`; by default, `steps` is the number of features.
+    """
     shares = np.arange(0, features, 2, dtype=np.float32) / np.float32(steps or features)
     return FORMULAS[index % len(FORMULAS)](np.float32(base), shares).astype(np.float32)
 

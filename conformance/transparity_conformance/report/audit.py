@@ -27,7 +27,7 @@ class AuditedField:
 
     name: str
     value: str
-    """The changed value as JSON; `absent` if the field was removed; or the form of config.json."""
+    """The changed value as JSON; `absent` if the field was removed; or the name of another format of config.json."""
     outcome: Outcome
     """`ignored`: the result does not change; `wrong`: it changes, but not as the reference does; `refused`: the port
     raises."""
@@ -36,14 +36,14 @@ class AuditedField:
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference from the reference with the same fault; None if the fault has no known cause."""
+    """The difference that remains if the reference has the fault, too; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "value", "says")
 
     @property
     def counted(self) -> Outcome:
-        """Return the outcome for the field: a port may refuse to do without a field that it follows."""
+        """The outcome that counts: a port that refuses a config.json without the field follows the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
@@ -60,7 +60,7 @@ class AuditedTensor:
     error: float = 0.0
     budget: float = 0.0
     residual: float | None = None
-    """The difference from the reference with the same fault; None if the fault has no known cause."""
+    """The difference that remains if the reference has the fault, too; None if no known fault was tried."""
 
     def __post_init__(self) -> None:
         _clean(self, "name", "says")
@@ -101,7 +101,7 @@ class Audit:
     """The time of the audit, including the time of the port."""
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields whose outcome this is; of several tried values, the worst one counts."""
+        """Return the names of the fields with this outcome; a field has the worst outcome of its tried values."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
@@ -109,7 +109,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """The port's behavior for each field that it ignores or obeys wrongly, with the first such value."""
+        """How the port behaves, for each field that it ignores or follows wrongly; the first such value counts."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -140,7 +140,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts with faults, without other outcomes."""
+        """The parts that have faults, with only these outcomes."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -149,7 +149,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """For fields and for tensors: the file, a noun, their number, names by outcome, and a word for the rest."""
+        """For fields and for tensors: file, `field` or `tensor`, number, names by outcome, and the usual outcome."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

@@ -61,7 +61,7 @@ class ClaimEvidence:
         return (self.share <= 1) == (self.expectation == "holds")
 
     def __str__(self) -> str:
-        expected = "" if self.expectation == "holds" else ", where the document's own mistake should have broken it"
+        expected = "" if self.expectation == "holds" else ", although the document's mistake should break this claim"
         note = f" ({self.note})" if self.note else ""
         return (
             f"{self.claim}, {self.subject}, {self.case}: {self.where} differs by {self.error:.3g}, "

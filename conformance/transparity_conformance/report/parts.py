@@ -15,7 +15,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, some
 
 MOST_NAMED = 6
-"""The number of fields and sizes that a line for people names; JSON and HTML list all of them."""
+"""The largest number of untested fields and probes in one line of text; JSON and HTML list all of them."""
 
 FEW = 3
 """Up to this number, lengths and batch sizes are listed one by one."""
@@ -103,7 +103,7 @@ class RanksComparison:
 
     @property
     def sentence(self) -> str:
-        """The result as the start of a verdict."""
+        """The result of comparing ranks, which comes before the verdict."""
         if self.one_rank == "agrees":
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
@@ -117,7 +117,7 @@ class RanksComparison:
 
 @dataclass(frozen=True)
 class ThirdComparison:
-    """Whether each two of three implementations agree within rounding."""
+    """The comparisons of a port, a reference and a second reference with each other."""
 
     reference: str
     """The name of the first reference, with which the report compares the port."""
@@ -139,7 +139,7 @@ class ThirdComparison:
 
     @property
     def sentence(self) -> str:
-        """The result as the start of a verdict."""
+        """The result for all three implementations, which comes before the verdict."""
         if self.stands_alone == "port":
             return f"Your port differs from the other two: {self.reference} and {self.third} agree.  "
         if self.stands_alone:
@@ -171,7 +171,7 @@ class Timing:
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 
     def as_dict(self) -> dict[str, float | None]:
-        """Return JSON values, rounded to milliseconds."""
+        """Return JSON values: seconds with three decimals."""
         port = None if self.port is None else round(self.port, 3)
         return {"seconds": round(self.seconds, 3), "processor": round(self.processor, 3), "port": port}
 

@@ -24,7 +24,12 @@ Verdict = Literal["agrees", "diverges", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
 """The exit code for each verdict; exit code 2 means wrong usage or wrong input."""
 
-VERBS = {"agrees": "agrees", "diverges": "diverges", "inconclusive": "is inconclusive"}
+VERBS = {
+    "diverges": ("diverges", "diverge"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    "agrees": ("agrees", "agree"),
+}
+"""The verb for each verdict, for one port and for several; the worst verdict comes first."""
 
 REMARK = 4 * SENTENCE
 """The largest length of a note in a report, in characters: enough for several sentences and a list of names."""
@@ -64,7 +69,7 @@ def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
         yield
     except BaseException as error:
         where = f", first at {first}" if first else ""
-        error.add_note(f"The forward pass was already compared: it {VERBS[verdict]}{where}.")
+        error.add_note(f"The forward pass was already compared: it {VERBS[verdict][0]}{where}.")
         raise
 
 
@@ -139,7 +144,7 @@ class Divergence:
     causes: tuple[Cause, ...] = ()
     """The causes that together explain the disagreement, the most likely first; empty if it is unexplained."""
     indistinguishable: tuple[str, ...] = ()
-    """Ids of other faults that explain the disagreement as well as the first cause."""
+    """Ids of other faults, which explain the disagreement no worse than the first cause."""
     split_by: str | None = None
     """The probe that would distinguish these faults."""
     probe: str = ""

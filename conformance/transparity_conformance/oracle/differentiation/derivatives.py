@@ -119,7 +119,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Return the number of directions in one forward pass; it is 1 if statistics or experts combine rows."""
+        """Return how many derivatives a forward pass computes; only one if batch statistics or experts combine rows."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE

@@ -19,13 +19,14 @@ from transparity.limits.mapped import BLOCK
 from transparity_numpy.arithmetic.functional import STEP
 
 Directions = tuple[np.ndarray, ...]
-"""The directions of a parameter, each a product of vectors; for each axis of the parameter: (directions, size)."""
+"""An array (directions, size) for each axis of a parameter; a direction is the outer product of a row of each array."""
 
 
 class Leaning(NDArrayOperatorsMixin):
-    """A parameter that is w + i·h·v in row k of a batch, where v is a product of vectors; NumPy can compute with it.
+    """A parameter with another perturbation in each row of a batch, with which NumPy can compute.
 
-    A matrix supports the product with its transpose, and the lookup of rows. A vector supports sums, products and the
+    For row k of the batch, the parameter is w + i·h·v, where v is the outer product of the k-th vectors. A matrix
+    supports the product with its transpose, and the lookup of rows. A vector supports sums, products and the
     exponential. The batch must be the first axis of activations. Any other operation raises `TypeError`, because it
     would lose the derivative.
 
@@ -72,7 +73,7 @@ class Leaning(NDArrayOperatorsMixin):
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the rows of a matrix for indices (#batch, …), as (batch, …, in), or a vector with more axes."""
+        """Return the rows of a matrix for indices (#batch, …), as (batch, …, in); for a vector, append two axes."""
         if self.ndim == 1 and index == (slice(None), None, None):
             return self._leant(self.value[index], self.vectors[0][:, *index])
         is_index = isinstance(index, np.ndarray) and index.dtype.kind in "iu"

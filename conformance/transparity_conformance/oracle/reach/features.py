@@ -29,7 +29,7 @@ DTYPE = "float32"
 """The rounding in this precision decides whether a call exercises a field, for ports of any precision."""
 
 SHOWS = 1e-5
-"""The smallest relative change of a small model's logits that makes a field active."""
+"""A field is active if a change of it changes a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
 """A field and a change of its value.
@@ -59,7 +59,10 @@ def is_choice(name: str) -> bool:
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes of a field that has an effect: every other choice, or every operation on its numbers."""
+    """Return the changes to try for a field: every other choice, or every operation on its numbers.
+
+    There are none for a field that is switched off.
+    """
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
@@ -204,7 +207,8 @@ def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 
-    A field with several choices is exercised if every other choice changes logits. For a number, one change suffices.
+    A field with several choices is exercised if every other choice changes logits. A number is exercised if any
+    operation on it changes logits.
     """
     calls = [None if isinstance(probe, LongProbe) else probe.oracle.identity for probe in probes]
     whole = json.dumps([config.as_dict(), calls])

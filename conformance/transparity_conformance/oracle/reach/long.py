@@ -90,8 +90,8 @@ def _score_bias(
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
     """Return the range of keys that a block of queries may see.
 
-    It is the range of all keys if masked keys have weights other than 0. Otherwise, the first and the last query of the
-    block determine it, because no query between them sees earlier or later keys.
+    If masked keys have weights other than 0, the range contains all keys. Otherwise, it contains the keys that the
+    block's first or last query sees. No query between these two sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:

@@ -1,8 +1,8 @@
 """Calls with many lengths, batches and widths; only their logits are compared.
 
-The probes in `probes` find faults with all activations of a small model. These calls show how far the agreement
-extends: they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that dozens are
-tried.
+The probes in `probes` compare all activations of a small model, in order to find faults. These calls show how far the
+agreement extends: they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that
+dozens are tried.
 """
 
 from __future__ import annotations
@@ -196,10 +196,10 @@ def reach_inputs(config: TransformerConfig, batch: int, lengths: tuple[int, ...]
 
 
 def _pad(config: TransformerConfig, tokens: np.ndarray, number: int) -> None:
-    """Write padding into some rows of the input with this number.
+    """Write padding into some rows of `tokens`, which are the input with index `number`.
 
-    Consecutive padding is shorter than a sliding window, so that every query sees a token. The last input has no
-    padding after a threshold, because the padding might reach its end.
+    Consecutive padding is shorter than a sliding window, so that every query sees a token. If the length just exceeds a
+    threshold, the last input does not end with padding, which might cover all positions beyond the threshold.
     """
     windows = [own.sliding_window or LONGEST_THRESHOLD for own in config.layer_kinds.values()]
     (batch, length), window = tokens.shape, min(windows)
@@ -260,7 +260,7 @@ def reach_of(
 ) -> tuple[ReachModel, ...]:
     """Return the models of a configuration: the model itself, a narrow one for longer sequences, and a deep one.
 
-    If its parameters are given and not drawn, there is only the model itself.
+    If `parameters` come from the user (`is_drawn` is false), only the model itself is returned.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
@@ -293,7 +293,7 @@ RAGGED = 100
 def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | None:
     """Return the same model with an attention mask as an input: all ones, one hidden token, or padding on the left.
 
-    Return None if the model always has such a mask, has no use for one, or is large.
+    Return None for a large model, and for a model that always or never reads an attention mask.
     """
     is_plain = config.architecture == "decoder" and config.padding == "token" and config.target_mask == "causal"
     if not is_plain or config.is_pooled or config.position_count != "all" or is_large(parameters):

@@ -21,7 +21,7 @@ ROW = 16
 """The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The largest number of calls, which take the reference about a second, and several seconds for the tolerance."""
+"""The largest number of calls, whose logits take about a second to compute, and whose tolerances take several."""
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:

@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """The place of the worst comparison; the same as `text` without one."""
+        """Where the worst comparison was made; `text` if there is no worst comparison."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property
@@ -148,7 +148,7 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether every claim broke that was expected to break."""
+        """Return whether the mistake breaks all claims that it is expected to break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
@@ -244,7 +244,10 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """Return a sort key that is larger the worse a comparison is; for a claim that must break, a small error is bad."""
+    """Return a sort key, which is largest for the worst comparison.
+
+    If the claim is expected to break, the smallest error is the worst.
+    """
     share, error = (math.inf if math.isnan(number) else number for number in (item.share, item.error))
     return (share, error) if item.expectation == "holds" else (1 / share if share else math.inf, -error)
 

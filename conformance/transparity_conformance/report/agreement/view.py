@@ -259,7 +259,7 @@ def _comparison(group: Group) -> dict[str, Any]:
 
 
 def _outcome(item: ClaimEvidence) -> str:
-    """Return the share of the budget, or words for an exact claim and for a claim that must break."""
+    """Return the share of the budget; if the claim is exact, or expected to break, return words."""
     if item.expectation == "breaks":
         return "breaks, as printed" if item.agrees else "does not break"
     if item.budget == 0:

@@ -126,7 +126,7 @@ def findings(report: Report) -> list[Finding]:
 def sentence(report: Report) -> str:
     """Return the verdict: the causes and their places, or how much of the tolerance the worst rounding uses.
 
-    It starts with the results of comparing ranks and a third implementation, if there are any.
+    If ranks or a third implementation were compared, these results come first.
     """
     return "".join([*beginnings(report), _verdict(report)])
 
@@ -161,7 +161,7 @@ def unlocated(report: Report) -> str:
 
 
 def another_model(report: Report) -> str:
-    """Return the sentence that the port's model has another configuration; empty if it has not."""
+    """Return a sentence that names fields in which the port's model has other values; empty if there are none."""
     if not report.other_fields:
         return ""
     fields = listed([f"{name} {port} (not {given})" for name, (given, port) in report.other_fields.items()])
@@ -231,7 +231,7 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest share of a tolerance and its place; the place is empty if nothing was compared."""
+    """Return the largest share of a tolerance, and which activation or claim uses it; empty if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(share(each.error, each.budget), f"{each.id}: {each.where}") for each in report.claims]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))

@@ -74,7 +74,7 @@ def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
 
 
 def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
-    """Return the lines of the other implementation from which divergences depart, each once, in order."""
+    """Return the lines of the other implementation that correspond to the divergences, each once, in order."""
     return _each_once(fault.reference_source for fault in faults)
 
 

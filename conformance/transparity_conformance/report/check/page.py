@@ -32,16 +32,12 @@ from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.describing.causes import meanings, page_of
 from transparity_conformance.report.formatting import format_share, height, scientific, template
-from transparity_conformance.report.report import Measured, Report, installed
+from transparity_conformance.report.report import VERBS, Measured, Report, installed
 
 MOST_BARS = 128
 """The largest number of bars; if there are more positions, each bar shows the largest error of several positions."""
 
 AXES = ("layer", "head", "position", "row", "feature")
-
-SINGULAR = {"diverges": "diverges", "inconclusive": "is inconclusive", "agrees": "agrees"}
-PLURAL = {"diverges": "diverge", "inconclusive": "are inconclusive", "agrees": "agree"}
-"""The verb for each verdict, the worst verdict first."""
 
 
 def as_html(reports: Sequence[Report]) -> str:
@@ -54,7 +50,7 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """The verdict in a sentence; where findings follow, only what they do not say."""
+    """Return the verdict in a sentence; if findings follow, only sentences about ranks, implementations and fields."""
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()
@@ -72,14 +68,14 @@ def _next(view: CheckView) -> str:
 def headline(reports: Sequence[Report]) -> dict[str, str]:
     """Return the worst verdict, and a sentence with the number of reports that have it."""
     verdicts: list[str] = [report.verdict for report in reports]
-    worst = next((verdict for verdict in SINGULAR if verdict in verdicts), "inconclusive")
+    worst = next((verdict for verdict in VERBS if verdict in verdicts), "inconclusive")
     if len(reports) == 1:
-        return {"verdict": worst, "text": f"{reports[0].title} {SINGULAR[worst]}"}
+        return {"verdict": worst, "text": f"{reports[0].title} {VERBS[worst][0]}"}
     number = verdicts.count(worst)
     of = f"All {number}" if number == len(reports) else f"{number} of {len(reports)}"
     ports = {report.port for report in reports}
     begins = f"{ports.pop()}: " if len(ports) == 1 and "" not in ports else ""
-    text = f"{begins}{of} {(SINGULAR if number == 1 else PLURAL)[worst]}" if reports else "Nothing was checked"
+    text = f"{begins}{of} {VERBS[worst][number > 1]}" if reports else "Nothing was checked"
     return {"verdict": worst, "text": text}
 
 

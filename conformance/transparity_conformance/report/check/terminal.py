@@ -50,7 +50,7 @@ WIDTH = 80
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""The same, if later findings may follow from earlier ones."""
+"""The number of findings that are shown if later ones may be consequences of the first."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
@@ -113,7 +113,7 @@ def _content(report: Report) -> object:
 
 
 def one_line(report: Report) -> RenderableType:
-    """Return the verdict on one of several configurations, with the causes or the share of the tolerance."""
+    """Return a line for one of several configurations: the verdict, and causes or the used share of the tolerance."""
     causes = dict.fromkeys(cause.mistake for finding in findings(report) for cause in finding.causes)
     unknown = too_little(report) if report.verdict == "inconclusive" else "unexplained"
     right = f"{format_share(worst(report)[0])} of the tolerance"
@@ -220,7 +220,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield what fixing the finding achieves, and its effect on the logits."""
+    """Yield whether everything agrees after the findings are fixed, and how a single finding changes the logits."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -316,7 +316,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield the spread of an unexplained error as bars, if there are few bars and some are within the tolerance."""
+    """Yield bars of the errors along each axis, unless there are too many bars or all of them exceed the tolerance."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:

@@ -72,7 +72,10 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 def described(config: TransformerConfig) -> dict[str, Any]:
-    """Return a configuration with its departures, parameters and taps as JSON; variable sizes (the batch) are words."""
+    """Return a configuration, its departures from its paper, its parameters and its taps as JSON.
+
+    Sizes that the configuration leaves open, such as the batch, are words.
+    """
     lengths = {name: LENGTHS[name] for name in config.input_names}
     taps = tap_shapes(config, BATCH, **lengths)
     return {

@@ -130,7 +130,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: expressions.Site, value: Any) -> None:
-        """Record the value of an expression, unless the expression only looked it up."""
+        """Record the arrays that an expression computed. Lookups in containers and attributes are not recorded."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):

@@ -44,9 +44,9 @@ class Operation:
     inputs: tuple[int, ...]
     """The indices of the operations that computed the inputs; parameters and tokens are not listed."""
     stack: tuple[Source, ...]
-    """The line of the port that ran the operation, and its callers, innermost first.
+    """The line of the port that ran the operation, and the lines that called it, innermost first.
 
-    In a framework's own threads, there are no such lines.
+    Empty if a thread of the framework ran the operation.
     """
     grows: bool = False
     """Whether the value stacks the iterations of a loop whose result grows; shorter iterations end in zeros."""

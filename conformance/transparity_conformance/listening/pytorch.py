@@ -207,9 +207,9 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias that an additive mask contains, and the index of its operation.
+    """Return the bias that an additive mask contains, and the index of the bias's operation.
 
-    The bias is an earlier value from which the mask was computed. It equals the mask wherever nothing is masked.
+    The mask was computed from the bias. Where the mask hides no key, mask and bias are equal.
     """
     import torch
 

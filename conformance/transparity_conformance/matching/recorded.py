@@ -154,7 +154,7 @@ class Recorded:
     def prints(self) -> dict[int, np.ndarray | None]:
         """Return the fingerprints of all operations.
 
-        Integers computed from fractions, such as indices of experts, may be equal by chance. They have no fingerprint.
+        Integers computed from fractions, such as indices of experts, have no fingerprint: they may be equal by chance.
         """
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
@@ -219,7 +219,7 @@ class Recorded:
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` whose values have the numbers of `ours`, in any order.
+        """Yield each of `indices` whose sorted value equals the sorted numbers of `ours`.
 
         No index is yielded if `ours` has no finite number.
         """

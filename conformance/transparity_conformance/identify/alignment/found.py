@@ -139,7 +139,8 @@ class Found:
     def admits(self, tap: str, index: int) -> bool:
         """Return whether an operation may be `tap`, given the operations of the taps before and after it.
 
-        A fault may cut some paths between two taps. On each side, one path must remain.
+        The operation must depend on a tap directly before `tap`, and a tap directly after `tap` must depend on the
+        operation. Other paths may be missing, because of a fault.
         """
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
@@ -194,9 +195,9 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the taps after `tap` that match the port only with this match.
+        """Count the taps after `tap` that equal a value of the port once the reference continues from `match`.
 
-        A tap counts only if the taps before it match.
+        Taps that do not depend on the match do not count, nor do taps after a tap that does not match.
         """
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)

@@ -1,10 +1,11 @@
 """Find taps that no value identifies: taps between two faults, and taps whose numbers the port moves or changes.
 
-If a tap is wrong and the next tap is computed wrongly too, no value of the reference equals the tap. But the taps
-around it are known. The tap is the last value of its size that depends on the tap before and leads to the tap after it.
+If two taps in a row are wrong, the reference computes the value of neither. The taps before and after these two are
+known. The missing tap is then the last value of the right size that depends on the tap before and leads to the tap
+after.
 
-A port may also merge heads in another order. Or it keeps the features of queries and keys in another order, which
-leaves the scores unchanged.
+A port may also merge heads in a wrong order, or keep the features of queries and keys in another order than the
+reference. The second difference leaves the scores unchanged.
 """
 
 from __future__ import annotations
@@ -166,9 +167,9 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later values for taps before `lost` that were found too early.
+    """Return later operations for the taps before `lost`, if `lost` then matches the port.
 
-    Two taps may have to move together, such as queries and keys that the port normalizes once more.
+    One tap moves, or two. For example, a port may normalize queries and keys a second time: both must then move.
     """
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
@@ -248,7 +249,10 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """Return the numbers of each feature in a query and a key, each divided by the largest number of its scale."""
+    """Return a row for each feature, with the feature's numbers in the query and in the key.
+
+    The query is divided by the largest number of `scales[0]`, and the key by the largest number of `scales[1]`.
+    """
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

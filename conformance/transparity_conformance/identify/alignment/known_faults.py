@@ -1,4 +1,4 @@
-"""Compute the reference with faults of the catalogue, and with every intermediate result, to find values of a port."""
+"""Search a port for values that the reference computes with a fault, and for the reference's intermediate results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes the value of a match, each at every possible tap."""
+    """Yield each fault with which the reference computes the port's value of `tap`, at every tap that it can change."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:

@@ -103,7 +103,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Give each of several causes its own line, where a number is wrong even with the other causes applied."""
+    """Find the line of each of several causes: the first wrong number once the reference has all other causes."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -171,7 +171,10 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield swaps of two weights in the sublayer of `where` whose taps come before it and were found by value."""
+    """Yield each swap of two weights whose taps are before `where` in the same sublayer.
+
+    Taps that the port showed by name are left out.
+    """
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):

@@ -84,7 +84,10 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Find tokens of the first lengths that the module accepts, together with the inputs `given`."""
+    """Try lengths until the module accepts tokens of this length together with the inputs `given`.
+
+    Return the number of rows of each table, and all inputs.
+    """
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -163,7 +166,7 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Return rows in which every possible padding token follows a plain token; an image is flipped instead."""
+    """Return tokens in which every possible padding token follows another token. Flip an image instead."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}
@@ -196,7 +199,7 @@ NO_FRAMES = "The module takes frames of audio, but it lacks two successive convo
 
 
 def take_image(subject: FittedModel) -> np.ndarray:
-    """Return random images of the first size that the module accepts, and set the number of positions on `subject`."""
+    """Return random images of a size that the module accepts, and set the number of positions on `subject`."""
 
     def taken(pixels: np.ndarray) -> np.ndarray:
         subject.positions = {"pixels": 1}  # a placeholder until the recorded call shows the number

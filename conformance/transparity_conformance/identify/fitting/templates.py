@@ -16,7 +16,7 @@ from transparity_conformance.checkpoints.examples import EXAMPLES, example_confi
 OF_KINDS = frozenset(
     ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
 ) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
-"""Whole numbers that are no sizes: with another number, the model is of another kind."""
+"""Fields with whole numbers that are not sizes: models with different numbers are of different kinds."""
 
 WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
 SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}

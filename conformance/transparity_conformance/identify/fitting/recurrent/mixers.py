@@ -127,7 +127,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps unchanged, then with one bias removed, because this bias may belong to the time steps."""
+    """Yield the linear maps unchanged, then with each bias removed in turn: the bias may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -196,9 +196,10 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every way to assign the remaining features and vectors to a rule with these rates.
+        """Yield every assignment of features and vectors to roles, for a layer with the given rates.
 
-        A gated delta network has beta, before or after the gate's features. Mamba-2 has a skip connection.
+        In a gated delta network, the features of beta are before or after the gate's features. Mamba-2 has no beta, but
+        a vector for its skip connection.
         """
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)

@@ -114,8 +114,8 @@ class Sources:
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
         """Return the lines of the port among `places`, innermost first. `places` have the same order.
 
-        The port's own code is outside the standard library, installed packages and this package. An installed port has
-        no such line. Its own code is then the outermost installed package that is not a framework.
+        A line is the port's if its file is outside the standard library, installed packages and this package. If no
+        line is, the port is installed: its lines are then those in the outermost package that is not a framework.
         """
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]

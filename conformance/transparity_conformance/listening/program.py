@@ -293,7 +293,7 @@ def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in the given precision, with the dtypes that it declares; by default in float64."""
+    """Run an operation in a precision, which replaces the dtypes among its arguments; None is float64."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}

@@ -28,7 +28,7 @@ class Region:
     """The part of the memory and its order. Two arrays with the same geometry have the same numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The object that owns the memory. The record keeps it, so that no later object has the same id."""
+    """The object that owns the memory. The record keeps this object, so that no later object gets its id."""
 
 
 @dataclass

@@ -138,7 +138,10 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have the same shapes, and read no results from later places of the body."""
+    """Return whether the operations at the same place of each iteration have the same shape.
+
+    An operation may read results of operations before it in the body only, from any iteration.
+    """
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -149,7 +152,7 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """Return the value without repeated heads: each of the `shared` heads once, if an axis of `heads` repeats them."""
+    """Return the value with each of the `shared` heads once, if an axis with `heads` heads repeats them."""
     if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:

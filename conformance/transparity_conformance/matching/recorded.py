@@ -91,7 +91,7 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays are the same activation if they agree in this share of the digits of the precision.
 
-Rounding costs fewer digits; unrelated numbers agree in no digit.
+Rounding changes fewer than half of the digits. Unrelated numbers agree in no digit.
 """
 
 

@@ -150,7 +150,7 @@ class _Lines:
                 self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
 
     def same(self, operation: Operation) -> Sequence[Operation]:
-        """Return the operations of the same line that share the most callers, if any."""
+        """Return the operations with the name and line of `operation` that have the most callers in common with it."""
         for count in range(len(operation.stack), 0, -1):
             if found := self.by_lines.get((operation.name, operation.stack[:count])):
                 return found

@@ -63,10 +63,9 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """Return the `matches` of a choice of experts with which the reference computes the port's later values.
+    """Return the matches of a choice of experts that the port's later values confirm; all matches of other taps.
 
-    For other taps, return all matches. The marks of a choice identify nothing by themselves: a choice of groups may
-    equal a choice of experts in a larger model.
+    A choice is an array of zeros and ones, so another array may equal it by chance, such as a choice of groups.
     """
     if not is_choice(tap):
         return matches

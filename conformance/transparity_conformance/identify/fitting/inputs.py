@@ -21,7 +21,7 @@ MULTIPLES = (64, 128)
 """Lengths for models that split their input into chunks of 64 or 128 tokens."""
 
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
-"""Names of a source that is audio."""
+"""Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
 """The number of tokens at the two ends of a large vocabulary that are tried as padding."""

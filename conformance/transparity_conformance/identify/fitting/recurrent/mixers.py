@@ -159,9 +159,9 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features of the linear maps to which an operation adds a vector, with the vector's name.
+        """Yield the features that may be time steps, and the name of the vector that may be their bias.
 
-        The vector has one number for each head, as the bias of a time step has.
+        An operation must add the vector, which has one number for each head, to these features.
         """
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()

@@ -27,7 +27,7 @@ FIRST, LAST = 12, 4
 """The number of tokens at the two ends of a large vocabulary that are tried as padding."""
 
 MOST = 512
-"""Tables with more rows are not considered when searching for the only length that a module accepts."""
+"""The numbers of rows of tables are tried as lengths, up to this number."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")

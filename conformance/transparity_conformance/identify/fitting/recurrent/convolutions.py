@@ -40,7 +40,7 @@ class Convolution:
     """The weights (features, width)."""
     bias: np.ndarray | None
     names: tuple[str, ...]
-    """The module's names of the parameters."""
+    """The names of the parameters in the module."""
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:

@@ -51,7 +51,7 @@ class Recurrence:
 
     @property
     def names(self) -> set[str]:
-        """Return the module's names of the parameters of convolutions and linear maps."""
+        """Return the names, in the module, of the parameters of the convolutions and linear maps."""
         maps = (name for each in self.maps for name in (each.name, each.bias_name) if name is not None)
         return {*maps, *(name for each in self.convolutions for name in each.names)}
 
@@ -63,7 +63,7 @@ class Rates:
     features: list[int]
     """The features of the linear maps from which the time steps are computed."""
     names: tuple[str, str]
-    """The module's names of two parameters: the bias of the time steps, and the logarithm of the decay rates."""
+    """The names of two parameters in the module: the bias of the time steps, and the logarithm of the decay rates."""
     step: np.ndarray
     """The time step before it is bounded (batch, length, heads)."""
     bounded: np.ndarray
@@ -77,7 +77,7 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The module's names of all parameters in the recurrence."""
+    """The names, in the module, of all parameters of the recurrence."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:

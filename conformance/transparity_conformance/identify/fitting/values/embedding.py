@@ -32,7 +32,7 @@ class Embedding:
     """A stack's embedding of tokens, patches or frames, and its result (rows, width)."""
 
     table: str
-    """The module's name of the token table, or of the first parameter that reads an image or audio."""
+    """The name, in the module, of the token table or of the first parameter that reads an image or audio."""
     scale: float
     value: np.ndarray
     positions: str = "none"
@@ -49,7 +49,7 @@ class Embedding:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields of an embedding of an image or audio."""
     used: tuple[str, ...] = ()
-    """The module's names of the parameters that read an image or audio."""
+    """The names, in the module, of the parameters that read an image or audio."""
 
     @property
     def reads_tokens(self) -> bool:

@@ -99,7 +99,7 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """Return the scale and the softcap that turn `raw` into `scores`. No other effect may change these entries."""
+    """Return the scale and the softcap that turn `raw` into `scores`, which only these two must affect."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
 

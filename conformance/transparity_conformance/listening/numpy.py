@@ -9,7 +9,7 @@ follows the data through them. These are not recorded either:
 
 - compiled functions, and functions without source text
 - other threads
-- arrays that are only looked up
+- arrays that an expression looks up without computing them
 - assignments to several targets at once
 """
 

@@ -132,7 +132,6 @@ def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Yield the tensors in an argument or a result."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -149,7 +148,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """Return the memory of a tensor, or None if it has no plain memory."""
+    """Return the memory that a tensor uses; None for a tensor without plain memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__

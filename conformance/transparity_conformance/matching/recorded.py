@@ -34,7 +34,6 @@ class Layout:
         return not self.features and list(self.order) == sorted(self.order)
 
     def to_ours(self, value: np.ndarray) -> np.ndarray:
-        """Return the port's value in our shape."""
         permuted = value.reshape([self.split[axis] for axis in self.order])
         arranged = permuted.transpose(np.argsort(self.order)).reshape(self.ours)
         return arranged[..., self.features] if self.features else arranged

@@ -36,7 +36,6 @@ class Misplaced:
 
     @property
     def says(self) -> str:
-        """Return the mistake as a sentence."""
         if self.kept is None:
             return (
                 f"no tensor contains the numbers of {self.ours} that your loader received; your model reads them from "

@@ -41,12 +41,13 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add a line to a divergence of cached steps: where the first wrong step differs from the forward pass.
+    """Add a line to a divergence of cached steps: the line at which the first wrong step leaves the forward pass.
 
     Args:
-        report, forward: The report on the port, and the port.
-        requests: The steps that were compared.
-        others: The port at other model sizes, by the `id` of their parameters.
+        report: the report on the port.
+        forward: the port.
+        requests: the steps that were compared.
+        others: the port at other model sizes, by the `id` of their parameters.
     """
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
@@ -110,7 +111,6 @@ def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _St
 
 
 def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the tokens and the other inputs of a step."""
     tokens = np.array(probe.inputs[probe.config.input_names[-1]][:, chunk], np.int64)
     return tokens, named_inputs(probe, slice(None), chunk)
 

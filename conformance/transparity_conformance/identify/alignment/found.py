@@ -114,7 +114,6 @@ class Found:
         return dataclasses.replace(self, matches={**self.matches, **matches})
 
     def without(self, taps: Iterable[str]) -> Found:
-        """Return a copy without some taps."""
         left = set(taps)
         return dataclasses.replace(self, matches={tap: each for tap, each in self.matches.items() if tap not in left})
 
@@ -133,7 +132,6 @@ class Found:
         return walk(self.probe, self.values, (*self.known, *faults), until=tap)[tap]
 
     def index(self, tap: str) -> int:
-        """Return the index of the operation that computes a tap."""
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
@@ -166,12 +164,15 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a value splits its features as the found inputs of the same shape do."""
+        """Return whether a match orders the features of a head as the matches of the tap's inputs do.
+
+        Only inputs with the shape of `tap` are compared. A port may interleave the halves of each head, for example.
+        """
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the operation nearest to the reference's value of a tap, at a possible place in the data flow."""
+        """Return the match nearest to a value of the tap among the operations that the data flow admits."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:

@@ -67,7 +67,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the operation that computed the numbers of `match`, which later operations only move."""
+    """Return the earliest operation with the numbers of `match`. The operations after it only move these numbers."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -82,12 +82,12 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations that lead to an end without passing through an operation of `every`."""
+    """Return the operations from which a path leads to an end without passing through an operation of `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return a match for the tap `lost` by the same code in another layer; None if the layers run different code."""
+    """Return the operation that runs the code of the same tap in another layer; None if layers run different code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None
@@ -131,9 +131,10 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return taps before the tap `lost` whose numbers the port moves, such as heads merged without moving the axes.
+    """Return later matches for the taps before `lost` whose numbers the port moves to other places.
 
-    From the moved values, the reference must compute the port's values.
+    For example, a port may merge heads without moving the axes. With the later matches, the reference must compute the
+    port's value of every tap after them.
     """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
@@ -146,7 +147,7 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first value computed from a tap that has the tap's numbers at other places.
+    """Return the first operation after a tap that has the tap's numbers in another order.
 
     Args:
         is_any: whether to try every order of the axes, not only the least permuted.
@@ -190,7 +191,10 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return taps that equal their input and lead only to `moved` taps, such as a norm that the port applies later."""
+    """Return the taps that are matched with the operation of their input, and that lead only to `moved` taps.
+
+    For example, a port may apply a norm later than the reference. The tap of the norm then equals the norm's input.
+    """
     return [
         tap
         for tap, match in found.matches.items()

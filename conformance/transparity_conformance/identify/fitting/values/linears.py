@@ -34,7 +34,6 @@ class Linear:
         return self.made.size
 
     def part(self, begin: int, end: int) -> Linear:
-        """Return the same map, restricted to a range of its output features."""
         return self.rows(slice(begin, end))
 
     def rows(self, chosen: slice | np.ndarray) -> Linear:
@@ -146,7 +145,6 @@ class Columns:
 
     @property
     def made(self) -> np.ndarray:
-        """Return the results, as (rows, features)."""
         return np.concatenate([each.made for each in self.maps], axis=1)
 
     def matching(

@@ -42,7 +42,7 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that write into their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions whose attributes Python defines, not the port."""
+"""Types of functions. Python, not the port, defines the attributes of their objects."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
 """Types of values that are never arrays. Python loops compute many such values, so they are skipped quickly."""

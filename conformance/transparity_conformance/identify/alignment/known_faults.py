@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 TURNED = ("query", "query_norm", "key", "key_norm")
-"""Names of taps that the model may rotate next."""
+"""The last parts of the names of taps that the model may rotate in the next step."""
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:

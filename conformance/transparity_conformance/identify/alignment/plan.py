@@ -226,8 +226,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
     """Map operations of the aligned call to their counterparts in another call.
 
-    The later operation that reads a tap determines the tap's counterpart. A loop over experts may run more often in one
-    call than in another; the last sum is the tap.
+    The counterpart of a tap is the value that the reader's counterpart reads. For example, a loop over experts may run
+    more often in one call than in another. The last sum is then the tap.
     """
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:

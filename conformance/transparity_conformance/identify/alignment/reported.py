@@ -1,4 +1,4 @@
-"""Add lines of the port to a report, and the swaps of weights that have the same effect as values swapped later."""
+"""Add lines of the port to a report, and swaps of weights that explain the same numbers as the reported cause."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line of the first divergence only, which is fast."""
+    """Add the line of the first divergence only. The lines of the others would take longer."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -79,9 +79,12 @@ def _line(
     probe: Probe,
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
-    """Return the line of the first wrong number of a segment, or the line that passed it wrong parameters.
+    """Return the line of the first wrong number of a segment.
 
-    `besides` lists other faults in the segment.
+    If this line computes right numbers elsewhere, return the line that called it with wrong arguments.
+
+    Args:
+        besides: other faults in the segment.
     """
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source

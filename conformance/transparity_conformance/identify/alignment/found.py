@@ -182,7 +182,9 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` with which the most other taps match the port; None if no other tap does.
+        """Try each match of `tap`, and return the match after which the reference equals the port at the most taps.
+
+        Return None if no match makes another tap equal.
 
         Args:
             before: the reference's values without this match; `ours` by default.

@@ -28,7 +28,7 @@ class Plan:
     """The operation of each tap in the aligned call, which has one row without padding."""
 
     port: Recorded
-    """The recorded aligned call."""
+    """The operations of the aligned call."""
     matches: Matches
     in_order: Matches
     """For some taps, a later operation that puts the tap's numbers into the order of the tap's axes."""

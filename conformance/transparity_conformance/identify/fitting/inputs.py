@@ -158,7 +158,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with some tokens masked; each row masks other tokens."""
+    """Return the inputs with a mask that hides some tokens, at different positions in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0

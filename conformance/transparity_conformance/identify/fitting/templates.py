@@ -20,7 +20,7 @@ OF_KINDS = frozenset(
 
 WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
 SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
-"""Fields in which models of one family differ only in size."""
+"""Fields that are sizes of a model, such as `embed_dim`. Models of one family may differ in these fields."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
 """Fields that a forward pass in evaluation mode does not read."""

@@ -1,4 +1,4 @@
-"""Proofs: a model with random weights is right if its logits agree with the reference on the probes of a check."""
+"""Compare the logits of a model with random weights with the reference, on the probes of a check."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Proof:
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits as a share of the budget, or 0 if it is within the budget."""
+        """Return the largest difference of the logits, divided by the budget; 0 if all logits are within the budget."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
 
     @property
     def difference(self) -> str | None:
-        """Return how far the logits are from the reference's logits, in words; None if they agree on every probe."""
+        """Return a sentence about the difference of the logits; None if they agree on every probe."""
         if (key := self.misshapen) is not None:
             expected = self.probes[key].oracle.expected["logits"].shape
             return f"they have the shape {self.answers[key].shape}, expected {expected}"

@@ -42,7 +42,7 @@ class Site:
 
 
 SITES: dict[int, Site] = {}
-"""All sites by number. No number is used twice, because functions rewritten in earlier runs may still exist."""
+"""All sites by number. Every file gets new numbers, because functions rewritten in earlier runs may still exist."""
 
 _numbers = itertools.count()
 

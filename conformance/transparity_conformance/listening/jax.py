@@ -96,7 +96,7 @@ def _stack(record: Record) -> tuple[Source, ...]:
 
 
 def _region(array: Any) -> Region:
-    """Return an array as a region of its own. JAX never modifies an array."""
+    """Return the memory of an array. No other array shares it, because JAX never modifies an array."""
     return Region(id(array), None, array, array)
 
 

@@ -64,9 +64,9 @@ def listen(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """Add a package's lines to the operations if the package, and not the port's file, is the model.
+    """Add an installed package's lines to the operations if the port's file only calls a model of the package.
 
-    The package counts as the model if one line of the port runs most operations through several lines of the package.
+    This holds if a single line of the port runs most operations, and several lines of the package run them.
     """
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))

@@ -9,7 +9,7 @@ follows the data through them. These are not recorded either:
 
 - compiled functions, and functions without source text
 - other threads
-- arrays that are only looked up
+- arrays that an expression looks up without computing them
 - assignments to several targets at once
 """
 
@@ -42,7 +42,7 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that write into their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions whose attributes Python defines, not the port."""
+"""Types of functions. Python, not the port, defines the attributes of their objects."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
 """Types of values that are never arrays. Python loops compute many such values, so they are skipped quickly."""
@@ -130,7 +130,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: expressions.Site, value: Any) -> None:
-        """Record the value of an expression, unless the expression only looked it up."""
+        """Record the arrays that an expression computed. Lookups in containers and attributes are not recorded."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):

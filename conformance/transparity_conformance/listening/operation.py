@@ -44,9 +44,9 @@ class Operation:
     inputs: tuple[int, ...]
     """The indices of the operations that computed the inputs; parameters and tokens are not listed."""
     stack: tuple[Source, ...]
-    """The line of the port that ran the operation, and its callers, innermost first.
+    """The line of the port that ran the operation, and the lines that called it, innermost first.
 
-    In a framework's own threads, there are no such lines.
+    Empty if a thread of the framework ran the operation.
     """
     grows: bool = False
     """Whether the value stacks the iterations of a loop whose result grows; shorter iterations end in zeros."""
@@ -114,8 +114,8 @@ class Sources:
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
         """Return the lines of the port among `places`, innermost first. `places` have the same order.
 
-        The port's own code is outside the standard library, installed packages and this package. An installed port has
-        no such line. Its own code is then the outermost installed package that is not a framework.
+        A line is the port's if its file is outside the standard library, installed packages and this package. If no
+        line is, the port is installed: its lines are then those in the outermost package that is not a framework.
         """
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]

@@ -82,7 +82,6 @@ class Step:
 
     @property
     def stack(self) -> tuple[Source, ...]:
-        """Return the lines that ran the step, innermost first."""
         return tuple(_SOURCES.at(*place) for place in self.places)
 
     @property
@@ -101,7 +100,6 @@ class Step:
         self.put(values, executed(self.func, args, kwargs, precision))
 
     def put(self, values: Values, result: Any) -> None:
-        """Store the results of the step in `values`."""
         for index, tensor in zip(self.outputs, tensors_in(result), strict=True):
             values[index] = tensor
 
@@ -253,7 +251,6 @@ def record_program(model: Any, inputs: Mapping[str, Any], answer_of: Callable[[A
 
 @contextlib.contextmanager
 def float64_defaults() -> Iterator[None]:
-    """Make float64 PyTorch's default dtype within the context."""
     import torch
 
     before = torch.get_default_dtype()
@@ -313,7 +310,7 @@ def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in the given precision, with the dtypes that it declares; by default in float64."""
+    """Run an operation in a precision, which replaces the dtypes among its arguments; None is float64."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}

@@ -132,7 +132,6 @@ def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Yield the tensors in an argument or a result."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -149,7 +148,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """Return the memory of a tensor, or None if it has no plain memory."""
+    """Return the memory that a tensor uses; None for a tensor without plain memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -207,9 +206,9 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias that an additive mask contains, and the index of its operation.
+    """Return the bias that an additive mask contains, and the index of the bias's operation.
 
-    The bias is an earlier value from which the mask was computed. It equals the mask wherever nothing is masked.
+    The mask was computed from the bias. Where the mask hides no key, mask and bias are equal.
     """
     import torch
 

@@ -28,7 +28,7 @@ class Region:
     """The part of the memory and its order. Two arrays with the same geometry have the same numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The object that owns the memory. The record keeps it, so that no later object has the same id."""
+    """The object that owns the memory. The record keeps this object, so that no later object gets its id."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Record:
     """The operations of a run.
 
     Values are left out once all values together exceed `largest` bytes. Unless `whole_numbers` is set, integers and
-    bools are left out too. The record still follows the data through them.
+    bools are left out too. An operation that reads a value that was left out gets the inputs of that value.
     """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
@@ -104,7 +104,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value. Return its own index or, if it is left out, the indices of its inputs."""
+        """Record a value, and return its index. If the value is left out, return the indices of its inputs."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -121,7 +121,7 @@ class Record:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Record which operation wrote into an array. All other parts of its memory may have changed."""
+        """Record which operation wrote into an array. The operation may have changed arrays that share the memory."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None

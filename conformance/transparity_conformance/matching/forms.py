@@ -30,7 +30,12 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack loops over tokens, whose shapes are (batch, length), and loops with one of these numbers of heads."""
+    """Return the operations with the iterations of each loop stacked.
+
+    Args:
+        tokens: the shapes (batch, length) of the inputs; loops over either axis are stacked.
+        heads: the numbers of heads; loops with as many iterations are stacked.
+    """
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -115,10 +120,10 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return the body length and the number of iterations of the loop that starts at `begin`; (1, 1) if none does.
+    """Return the body length and the number of iterations of the loop that starts at `begin`; (1, 1) without a loop.
 
-    The loop with the shortest body counts. A body of one operation is not a loop: splitting an array records one
-    operation for each part.
+    If several lengths fit, the body is as short as possible. A repeated single operation is not a loop: splitting an
+    array records one operation for each part.
     """
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
@@ -133,7 +138,10 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether all iterations have the same shapes, and read no results from later places of the body."""
+    """Return whether the operations at the same place of each iteration have the same shape.
+
+    An operation may read results of operations before it in the body only, from any iteration.
+    """
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -144,7 +152,7 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """Return the value without repeated heads: each of the `shared` heads once, if an axis of `heads` repeats them."""
+    """Return the value with each of the `shared` heads once, if an axis with `heads` heads repeats them."""
     if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
@@ -156,7 +164,10 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return the value of an operation, with each −∞ replaced by the score before masking, scaled alike."""
+    """Return the value of an operation, with each −∞ replaced by the score before masking.
+
+    If the visible scores were multiplied by a factor since, the replaced scores are multiplied by it too.
+    """
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():

@@ -34,7 +34,6 @@ class Layout:
         return not self.features and list(self.order) == sorted(self.order)
 
     def to_ours(self, value: np.ndarray) -> np.ndarray:
-        """Return the port's value in our shape."""
         permuted = value.reshape([self.split[axis] for axis in self.order])
         arranged = permuted.transpose(np.argsort(self.order)).reshape(self.ours)
         return arranged[..., self.features] if self.features else arranged
@@ -91,7 +90,7 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 HALF_OF_THE_DIGITS = 0.5
 """Two arrays are the same activation if they agree in this share of the digits of the precision.
 
-Rounding costs fewer digits; unrelated numbers agree in no digit.
+Rounding changes fewer than half of the digits. Unrelated numbers agree in no digit.
 """
 
 
@@ -154,7 +153,7 @@ class Recorded:
     def prints(self) -> dict[int, np.ndarray | None]:
         """Return the fingerprints of all operations.
 
-        Integers computed from fractions, such as indices of experts, may be equal by chance. They have no fingerprint.
+        Integers computed from fractions, such as indices of experts, have no fingerprint: they may be equal by chance.
         """
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
@@ -219,7 +218,7 @@ class Recorded:
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield the `indices` whose values have the numbers of `ours`, in any order.
+        """Yield each of `indices` whose sorted value equals the sorted numbers of `ours`.
 
         No index is yielded if `ours` has no finite number.
         """

@@ -1,4 +1,4 @@
-"""Find the adapter of a port by running the port, and prove the adapter with random weights."""
+"""Find the adapter of a port by running the port, and check the adapter with random weights."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def drawn(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndar
 
 
 def matched(model: Model, tensors: Mapping[str, np.ndarray], config: TransformerConfig, clock: Clock) -> FoundAdapter:
-    """Match tensors of a model with the reference's parameters.
+    """Match the tensors of a model with the reference's parameters.
 
     Args:
         model: the model.
-        tensors: the model's tensors, by name, and any buffers that may be parameters.
+        tensors: the model's tensors by name, including buffers that may be parameters.
         config, clock: as for `search`.
     """
     values = drawn(tensors)
@@ -67,12 +67,12 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
 
 @dataclass(frozen=True)
 class Adapted:
-    """An adapter, and the result of its proof."""
+    """An adapter, and how the port's logits with the adapter differ from the reference."""
 
     adapter: Adapter
     found: FoundAdapter
     wrong: str | None
-    """How the logits differ with the adapter; None if they agree or were not compared."""
+    """How the port's logits differ from the reference; None if they agree or were not compared."""
     misplaced: tuple[Misplaced, ...] = ()
     """Parameters that the port's loader stores in other tensors, or in another layout, than the model reads."""
 
@@ -90,11 +90,12 @@ class Adapted:
 def adapt(
     make: Make, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
 ) -> Adapted:
-    """Find the adapter of a port, and prove it.
+    """Find the adapter of a port. Compare the port's logits, with weights that the adapter writes, with the reference.
 
     Args:
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
-            `Model(config)`; or as `build(config, parameters)`, whose mapping of parameters is then also checked.
+            `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
+            of the parameters is also checked.
         config: the port's configuration.
         budget: the time limit of the search, in seconds.
         progress: receives the progress of the search.
@@ -137,7 +138,7 @@ def adapt_model(
     zero = tuple(dict.fromkeys(for_all_layers(found.zero, shown).values()))
     adapter = Adapter(lines, zero, found.unused, found.unsettled)
     result = Adapted(adapter, found, None)
-    if any(own.values()):  # If no parameter is found, the port has kept its own weights.
+    if any(own.values()):  # Otherwise, the port has not loaded the given parameters.
         result = dataclasses.replace(result, misplaced=tuple(misplaced(own, found.lines, config, tensors)))
     if result.is_settled:
         told("running the port with the adapter", 0, 1)

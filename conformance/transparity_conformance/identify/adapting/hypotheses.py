@@ -1,4 +1,4 @@
-"""The tensors of a port that may be parameters, and the lines that some parameters may have in an adapter."""
+"""The tensors of a port, and the lines of an adapter that may read parameters from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from transparity_conformance.running.adapters.notation import (
 
 
 class Pool:
-    """The tensors of a port, with a mark on each number that is already matched."""
+    """The tensors of a port, with a mark on each number that a matched parameter uses."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: TransformerConfig) -> None:
         self.tensors, self.sizes = tensors, sizes_of(config)
@@ -44,13 +44,13 @@ class Pool:
         return self._selected[text]
 
     def numbers(self, text: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the numbers that a line of the adapter selects, in float64 and in the shape of the parameter."""
+        """Return the numbers that a line of the adapter selects, in float64 and the given shape."""
         if text == ABSENT:
             return np.zeros(shape)
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return, for each number that a line selects, whether it is already matched."""
+        """Return, for each number that a line selects, whether a matched parameter uses the number."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
@@ -77,14 +77,16 @@ class Pool:
             self.taken = before
 
     def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
-        """Yield the tensors with unmatched numbers in growing groups, the most likely group first.
+        """Yield three growing groups of the tensors with unmatched numbers.
+
+        In the first group, the first number in a tensor's name is the layer's number. The text before it does not
+        contain the other stack's name. In the second group, the name contains the layer's number anywhere. The third
+        group has all tensors.
 
         Args:
-            layer, layers: the layer's number, or None outside the layers; and the number of layers.
+            layer: the layer's number; None for parameters outside the layers.
+            layers: the number of layers.
             stack: `encoder` or `decoder`.
-
-        In the first group, the first number in each name is the layer's, and no name contains the other stack. In the
-        second group, each name contains the layer's number anywhere. The last group has all tensors.
         """
         left = {name: shape for name, shape in self.shapes.items() if not self.taken[name].all()}
         wanted = [int(layer)] if layer is not None else []
@@ -119,13 +121,13 @@ IsRight = Callable[[Lines, str], bool]
 def hypotheses_of(
     place: Place, config: TransformerConfig, pool: Pool, pools: Iterable[Shapes], is_right: IsRight
 ) -> Iterator[Lines]:
-    """Yield the lines that the parameters of a place may have.
+    """Yield every combination of lines from which the parameters of `place` may be read.
 
     Args:
-        place: parameters that are matched together.
+        place: the parameters, which are matched together.
         config: the configuration, with all biases enabled.
         pool: the port's tensors.
-        pools: the groups of unmatched tensors, most likely first.
+        pools: the groups of unmatched tensors, the most likely group first.
         is_right: returns whether the reference with these lines computes the port's value at a tap.
     """
     turns = rotations(config) if place.tap.endswith("self_attention.scores") else [""]
@@ -137,21 +139,21 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """Return the lines that fit the shape of a parameter; a bias may be absent."""
+    """Return the lines that select an array with the shape of a parameter. For a bias, `ABSENT` is also returned."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append the steps that reorder the rows of a query or key, or of its gain, for rotation."""
+    """Append to a line the steps that reorder the rows of a query, a key or a norm's gain for rotary positions."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
 
 
 def as_in_the_first_layer(place: Place, lines: Lines, pool: Pool) -> Iterator[Lines]:
-    """Yield the lines of the first layer's parameters, with the number of this layer."""
+    """Yield the lines of the same parameters in the first layer, with the layer number replaced."""
     match = LAYER.match(place.tap)
     if match is None or match["layer"] == "0":
         return
@@ -173,7 +175,7 @@ def templates_of(text: str, pool: Pool) -> list[str]:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible lines of a map's parameters, except lines that the map's own tap contradicts.
+    """Return the possible lines of a map's parameters. Lines with which the map's own tap is wrong are left out.
 
     Args:
         in_one: whether the names of all tensors must belong to one module.

@@ -65,7 +65,7 @@ def matrices(name: str, shape: tuple[int, ...], columns: str, sizes: Mapping[str
 
 
 def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
-    """Return the line that reads a tensor as a vector, and the vector's size."""
+    """Return the line that flattens a tensor into a vector, and the vector's size."""
     return (name if len(shape) == 1 else f"{name}.view(-1)"), math.prod(shape)
 
 
@@ -187,7 +187,7 @@ def rotations(config: TransformerConfig) -> list[str]:
 
 
 def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield every line that fits the weight of a linear map or an embedding."""
+    """Yield every line of the adapter that selects an array with the shape of a linear map's or embedding's weight."""
     sizes, (ours, wide) = sizes_of(config), parameter_shapes(config)[parameter]
     columns = columns_of(parameter, config)
     columns = columns if size_of(columns, sizes) == wide else str(wide)
@@ -210,7 +210,7 @@ def weights(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterat
 
 
 def biases(parameter: str, config: TransformerConfig, shapes: Shapes) -> Iterator[str]:
-    """Yield every line that fits a bias or another vector."""
+    """Yield every line of the adapter that selects a vector with the size of the parameter, such as a bias."""
     sizes, ours = sizes_of(config), parameter_shapes(config)[parameter][0]
     for steps, total in rows_of(parameter, config):
         rows = size_of(total, sizes) if steps else ours

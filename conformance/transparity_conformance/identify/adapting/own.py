@@ -1,4 +1,4 @@
-"""A port's own mapping of parameters: the tensor that stores each, compared with the tensor that the model reads."""
+"""Compare the tensor in which a port's loader stores each parameter with the tensor from which the model reads it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ GIVEN = {"halves": "halves", "interleaved": "neighbors (as in Meta's code)"}
 
 @dataclass(frozen=True)
 class Misplaced:
-    """A parameter that a port stores in one place but reads from another place."""
+    """A parameter that the port's loader stores in another tensor or order than the model reads."""
 
     ours: str
     kept: str | None
-    """The line that stores the parameter; None if no tensor contains its numbers unchanged."""
+    """The tensor in which the loader stores the parameter; None if no tensor contains the parameter's numbers."""
     needed: str
+    """The tensor from which the model reads the parameter."""
     given: str
     """The order of the rotated rows that the port received."""
 
     @property
     def says(self) -> str:
-        """Return the mistake as a sentence."""
         if self.kept is None:
-            return f"{self.ours} is in none of your tensors unchanged; your model computes with {self.needed}"
+            return (
+                f"no tensor contains the numbers of {self.ours} that your loader received; your model reads them from "
+                f"{self.needed}"
+            )
         names = [line.partition(".view(")[0] for line in (self.kept, self.needed)]
         orders = [
             next((ORDERS[each] for each in ORDERS if each in line), self.given) for line in (self.kept, self.needed)
@@ -55,7 +58,7 @@ class Misplaced:
 def own_lines(
     config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
 ) -> dict[str, str | None]:
-    """Return, for each parameter, the line that stores it in the port; None if no tensor contains it.
+    """Return, for each parameter, the line that finds it in the loaded tensors; None if no tensor contains it.
 
     Args:
         config: the configuration.
@@ -86,11 +89,11 @@ def _kept(
 def misplaced(
     own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that a port stores in one place but reads from another; equal layers are listed once.
+    """Return the parameters that the loader stores elsewhere than the model reads them; equal layers are listed once.
 
     Args:
-        own: the lines that store the parameters.
-        right: the lines that the model reads, as far as known.
+        own: the line in which the loader stores each parameter, or None.
+        right: the line from which the model reads each parameter, as far as known.
         config: the configuration.
         tensors: the port's tensors.
     """

@@ -1,4 +1,4 @@
-"""The places of a model in the order of its forward pass: the parameters of each, and the taps that identify them."""
+"""The parameters of a model in groups that are matched together, in the order of the forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OF_THE_HEAD = ("pooler", "head_transform", "head_norm", "head")
 
 @dataclass(frozen=True)
 class Map:
-    """A linear map, table or norm at a place: its parameters, and the tap that shows only its result."""
+    """The parameters of a linear map, table or norm, and the tap of its result."""
 
     parameters: tuple[str, ...]
     tap: str
@@ -28,7 +28,7 @@ class Place:
     tap: str
     """The first tap whose value changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The taps after the previous place, up to this place. A fault of the port may be at any of them."""
+    """The taps after the previous group's tap, up to `tap`. A fault of the port may be at any of these taps."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Place:
 
 
 def places_of(config: TransformerConfig) -> Iterator[Place]:
-    """Yield every place that has parameters, in the order of the forward pass."""
+    """Yield the groups of parameters, in the order of the forward pass."""
     shapes = parameter_shapes(config)
     seen: set[str] = set()
     between: list[str] = []

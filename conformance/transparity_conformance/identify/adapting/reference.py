@@ -18,9 +18,9 @@ from transparity_conformance.running.adapters.notation import LAYER
 SCORES = ("scores", "weights", "scores in order")
 """The comparisons that identify queries and keys, the most certain first.
 
-If queries and keys are swapped, the scores are transposed, so the first comparison uses scores and weights. A port may
-shift its scores; then the weights are compared. A port may have a wrong mask; then the scores are compared, in the
-order of their axes.
+The first comparison requires the scores and the weights: swapped queries and keys give transposed scores, but other
+weights. The second comparison requires only the weights, because a port may shift its scores. The third comparison
+requires only the scores, with their axes in order, because a port may have a wrong mask.
 """
 
 
@@ -50,7 +50,7 @@ class Reference:
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
-        """Record matched parameters, and the faults with which they match."""
+        """Add matched parameters, and the faults with which the port's values match."""
         self.known |= values
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)
@@ -71,7 +71,7 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed the value of a tap, either separately or added to the residual."""
+        """Return whether the port computed the value of a tap, or the sum of this value and the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)

@@ -1,10 +1,10 @@
 """Search for the tensor of each parameter: with the right tensor, the reference computes a value of the port.
 
-The port runs once on distinct weights. The search follows the order of the forward pass. At each place, the reference
-runs with the port's tensors as its parameters, in every layout that ports use. The right layout gives an activation
-that is among the port's values. Each place uses the results of earlier places, so the cost grows with the sum of the
-hypotheses, not with their product. If no hypothesis is right, the reference also tries each fault of the catalogue, so
-that a wrong port is matched too.
+The port runs once on distinct weights. The search follows the order of the forward pass, one group of parameters at a
+time. For each group, the reference runs with the port's tensors as its parameters, in every layout that ports use. The
+right layout gives an activation that is among the port's values. Later groups use the parameters of earlier groups, so
+the number of runs is the sum of the groups' layouts, not their product. If no layout is right, the reference also runs
+with each fault of the catalogue, so that a wrong port is matched too.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class FoundAdapter:
     unused: tuple[str, ...] = ()
     """Tensors with at least one number that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parameters for which no hypothesis is right, with the lines that fit their shapes."""
+    """For each parameter that was not found, the lines that select an array of its shape."""
     lost_at: str | None = None
-    """The tap at which the search failed, because no hypothesis gives a value of the port; None if it succeeded."""
+    """The first tap that the reference could not match with the port; None if the search succeeded."""
     faults: tuple[Hypothesis, ...] = ()
     """Faults that the port must have for its values to match."""
 
@@ -93,9 +93,9 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the parameters whose lines differ from the first layer's lines, in the layer where the search failed.
+    """Return the parameters of the layer where the search failed whose lines differ from the first layer's lines.
 
-    A port with fewer layers has its final norm there.
+    If the port has fewer layers, the final norm of the port may have been matched as a norm of this layer.
     """
     match = LAYER.match(lost_at or "")
     if match is None or match["layer"] == "0":
@@ -134,7 +134,7 @@ class _Seeker:
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """Return the lines of the parameters at a place; None if no hypothesis is right."""
+        """Return the lines of a place's parameters; None if the reference matches the port with no lines."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -170,7 +170,7 @@ class _Seeker:
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that fit the shape of a parameter."""
+        """Return the lines that select an array with the shape of a parameter, without matched numbers."""
         for shapes in self.pool.free(*layer_of(parameter, self.config)):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -178,7 +178,11 @@ class _Seeker:
         return ()
 
     def _hypotheses(self, place: Place, passes: int | None = None) -> Iterator[Lines]:
-        """Yield the possible lines of a place. `passes` limits how many groups of tensors are tried."""
+        """Yield every combination of lines for a place's parameters, each once.
+
+        Args:
+            passes: the number of groups of tensors that are tried; None for all.
+        """
         pools = itertools.islice(self.pool.free(*layer_of(place.tap, self.config)), passes)
         heard: dict[tuple[str, ...], bool] = {}
 
@@ -203,9 +207,9 @@ class _Seeker:
         return {name: self.pool.numbers(text, shapes[name]) for name, text in lines.items()}
 
     def _completed(self, lines: Lines, place: Place, by: int) -> Lines:
-        """Add a bias of the port wherever the reference with the bias also matches.
+        """Add a bias of the port to each map without a bias if the reference with the bias also matches.
 
-        The value without the bias may be an intermediate result of the port, so a match without a bias proves nothing.
+        A match without the bias proves nothing: the port may compute the value before it adds the bias.
         """
         *_, every = self.pool.free(*layer_of(place.tap, self.config))
         for name in [name for name, text in lines.items() if text == ABSENT]:

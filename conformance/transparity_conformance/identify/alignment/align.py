@@ -46,10 +46,10 @@ class _Aligning:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps that the port does not compute where the reference does."""
+        """Taps that are left without a match: the port applies them at a later place than the reference."""
 
     def alternate(self) -> None:
-        """Repeatedly add the taps with the reference's numbers, then the tap with which the most other taps match."""
+        """Add the taps whose values equal the reference, then one tap after a fault; repeat until no tap is added."""
         while True:
             while equal := self.found.equal() or gaps.reordered(self.found):
                 self.by_value |= set(equal)
@@ -79,7 +79,7 @@ class _Aligning:
         return best
 
     def complete(self) -> None:
-        """Add the taps that no value identifies: the answer, taps known from other layers, and taps between faults."""
+        """Add the logits, taps that another layer's code identifies, and taps that only the data flow identifies."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -115,10 +115,10 @@ class _Aligning:
         return [tap for tap in self.taps if tap not in self.found.matches]
 
     def _resumed(self, lost: Collection[str]) -> Matches:
-        """Return a match for the first missing tap that can be identified.
+        """Return a match for the first tap of `lost` that has one.
 
-        A value identifies the tap if a later tap of the reference then matches the port. Otherwise, the same code in
-        another layer identifies it.
+        A value of the port matches a tap if the reference, continued from this value, computes a later value of the
+        port. If no value does, the same line of code in another layer is the match.
         """
         found, port = self.found, self.found.port
         for tap in lost:
@@ -140,9 +140,9 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match taps with equal numbers again, so that each match leads to the taps after it.
+        """Match a tap again if its operation does not lead to the taps after it: several operations may be equal.
 
-        Return the taps for which this fails.
+        Return the taps for which no other operation does.
         """
         astray, port = [], self.found.port
         for tap in [tap for tap in self.taps if tap in self.found.matches]:

@@ -41,12 +41,13 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add a line to a divergence of cached steps: where the first wrong step differs from the forward pass.
+    """Add a line to a divergence of cached steps: the line at which the first wrong step leaves the forward pass.
 
     Args:
-        report, forward: The report on the port, and the port.
-        requests: The steps that were compared.
-        others: The port at other model sizes, by the `id` of their parameters.
+        report: the report on the port.
+        forward: the port.
+        requests: the steps that were compared.
+        others: the port at other model sizes, by the `id` of their parameters.
     """
     for index, fault in enumerate(report.faults):
         asked = [each for each in requests if each.probe.name == fault.probe]
@@ -110,7 +111,6 @@ def _heard(forward: Any, probe: Probe, sizes: Sequence[int], number: int) -> _St
 
 
 def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the tokens and the other inputs of a step."""
     tokens = np.array(probe.inputs[probe.config.input_names[-1]][:, chunk], np.int64)
     return tokens, named_inputs(probe, slice(None), chunk)
 
@@ -118,8 +118,8 @@ def _given(probe: Probe, chunk: slice) -> tuple[np.ndarray, dict[str, np.ndarray
 def _parting(step: _Step, right: Sequence[Operation], budget: float, error: float) -> Source | None:
     """Return the line of the first wrong number that leads to the logits.
 
-    A number is wrong if no operation in `right` computes it. The line is the innermost caller that computes no right
-    number elsewhere in this step.
+    A number is wrong if no operation in `right` computes it. If the same function also computes right numbers in this
+    step, the line is the call that passed it wrong arguments.
     """
     port, scale = Recorded(step.operations, step.logits), float(np.abs(step.logits).max(initial=0.0)) or 1.0
     lines, rounding = _Lines(right), budget / scale
@@ -150,7 +150,7 @@ class _Lines:
                 self.by_lines.setdefault((each.name, each.stack[:count]), []).append(each)
 
     def same(self, operation: Operation) -> Sequence[Operation]:
-        """Return the operations of the same line that share the most callers, if any."""
+        """Return the operations with the name and line of `operation` that have the most callers in common with it."""
         for count in range(len(operation.stack), 0, -1):
             if found := self.by_lines.get((operation.name, operation.stack[:count])):
                 return found
@@ -158,7 +158,10 @@ class _Lines:
 
 
 def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float) -> bool:
-    """Return whether the forward pass contains a step's numbers, at the step's own or cached positions."""
+    """Return whether a value of a step is a part of the forward pass's value `whole`.
+
+    The part covers the positions of the step, or these positions and all positions before them.
+    """
     if value.ndim != whole.ndim:
         return False
     ways = [list(_cuts(*sizes, step)) for sizes in zip(value.shape, whole.shape, strict=True)]
@@ -186,7 +189,7 @@ def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
 
 
 def with_unsteady_line(report: Report, forward: Callable[..., Any], probe: Probe) -> Report:
-    """Add the line and the tap where two calls diverge to the divergence of a nondeterministic port."""
+    """Add, to the divergence of a nondeterministic port, the line and the tap at which two calls differ first."""
     row = aligned_probe(probe)
     try:
         taps, once = run_listening(forward, row)

@@ -114,7 +114,6 @@ class Found:
         return dataclasses.replace(self, matches={**self.matches, **matches})
 
     def without(self, taps: Iterable[str]) -> Found:
-        """Return a copy without some taps."""
         left = set(taps)
         return dataclasses.replace(self, matches={tap: each for tap, each in self.matches.items() if tap not in left})
 
@@ -133,13 +132,13 @@ class Found:
         return walk(self.probe, self.values, (*self.known, *faults), until=tap)[tap]
 
     def index(self, tap: str) -> int:
-        """Return the index of the operation that computes a tap."""
         return self.matches[tap].index
 
     def admits(self, tap: str, index: int) -> bool:
         """Return whether an operation may be `tap`, given the operations of the taps before and after it.
 
-        A fault may cut some paths between two taps. On each side, one path must remain.
+        The operation must depend on a tap directly before `tap`, and a tap directly after `tap` must depend on the
+        operation. Other paths may be missing, because of a fault.
         """
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)
@@ -165,12 +164,15 @@ class Found:
         )
 
     def keeps_features(self, tap: str, match: Match) -> bool:
-        """Return whether a value splits its features as the found inputs of the same shape do."""
+        """Return whether a match orders the features of a head as the matches of the tap's inputs do.
+
+        Only inputs with the shape of `tap` are compared. A port may interleave the halves of each head, for example.
+        """
         before = [self.matches[name].layout for name in self.flow.inputs[tap] if name in self.matches]
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the operation nearest to the reference's value of a tap, at a possible place in the data flow."""
+        """Return the match nearest to a value of the tap among the operations that the data flow admits."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:
@@ -180,7 +182,9 @@ class Found:
     def most_gaining(
         self, tap: str, matches: Iterable[Match], before: Mapping[str, np.ndarray] | None = None
     ) -> Match | None:
-        """Return the match of `tap` with which the most other taps match the port; None if no other tap does.
+        """Try each match of `tap`, and return the match after which the reference equals the port at the most taps.
+
+        Return None if no match makes another tap equal.
 
         Args:
             before: the reference's values without this match; `ours` by default.
@@ -194,9 +198,9 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the taps after `tap` that match the port only with this match.
+        """Count the taps after `tap` that equal a value of the port once the reference continues from `match`.
 
-        A tap counts only if the taps before it match.
+        Taps that do not depend on the match do not count, nor do taps after a tap that does not match.
         """
         value = self.port.read(match)
         now = walk(self.probe, {**self.values, tap: value}, self.known)

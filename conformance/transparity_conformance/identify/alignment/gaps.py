@@ -1,10 +1,11 @@
 """Find taps that no value identifies: taps between two faults, and taps whose numbers the port moves or changes.
 
-If a tap is wrong and the next tap is computed wrongly too, no value of the reference equals the tap. But the taps
-around it are known. The tap is the last value of its size that depends on the tap before and leads to the tap after it.
+If two taps in a row are wrong, the reference computes the value of neither. The taps before and after these two are
+known. The missing tap is then the last value of the right size that depends on the tap before and leads to the tap
+after.
 
-A port may also merge heads in another order. Or it keeps the features of queries and keys in another order, which
-leaves the scores unchanged.
+A port may also merge heads in a wrong order, or keep the features of queries and keys in another order than the
+reference. The second difference leaves the scores unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _last(known: Found, tap: str, shape: tuple[int, ...], made_from: set[int]) -
 
 
 def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
-    """Return the operation that computed the numbers of `match`, which later operations only move."""
+    """Return the earliest operation with the numbers of `match`. The operations after it only move these numbers."""
     port = known.port
     for index in port.inputs[match.index]:
         layout = _alike(layouts(shape, port.values[index].shape, port.heads), match.layout)
@@ -81,12 +82,12 @@ def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations that lead to an end without passing through an operation of `every`."""
+    """Return the operations from which a path leads to an end without passing through an operation of `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
 def repeated(found: Found, lost: str) -> Match | None:
-    """Return a match for the tap `lost` by the same code in another layer; None if the layers run different code."""
+    """Return the operation that runs the code of the same tap in another layer; None if layers run different code."""
     named, port = LAYER.fullmatch(lost), found.port
     if named is None:
         return None
@@ -130,9 +131,10 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return taps before the tap `lost` whose numbers the port moves, such as heads merged without moving the axes.
+    """Return later matches for the taps before `lost` whose numbers the port moves to other places.
 
-    From the moved values, the reference must compute the port's values.
+    For example, a port may merge heads without moving the axes. With the later matches, the reference must compute the
+    port's value of every tap after them.
     """
     feeding = [tap for tap in found.matches if lost in dependents(found.probe, found.values, found.ours, tap)]
     for is_any in (True, False):
@@ -145,7 +147,7 @@ def rearranged(found: Found, lost: str) -> Matches:
 
 
 def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
-    """Return the first value computed from a tap that has the tap's numbers at other places.
+    """Return the first operation after a tap that has the tap's numbers in another order.
 
     Args:
         is_any: whether to try every order of the axes, not only the least permuted.
@@ -166,9 +168,9 @@ def _misplaced(found: Found, tap: str, is_any: bool) -> Match | None:
 
 
 def further_on(found: Found, lost: str) -> Matches:
-    """Return later values for taps before `lost` that were found too early.
+    """Return later operations for the taps before `lost`, if `lost` then matches the port.
 
-    Two taps may have to move together, such as queries and keys that the port normalizes once more.
+    One tap moves, or two. For example, a port may normalize queries and keys a second time: both must then move.
     """
     further: dict[str, list[Match]] = {}
     for tap in found.flow.inputs[lost] & found.matches.keys():
@@ -189,7 +191,10 @@ def further_on(found: Found, lost: str) -> Matches:
 
 
 def only_passed(found: Found, moved: set[str]) -> list[str]:
-    """Return taps that equal their input and lead only to `moved` taps, such as a norm that the port applies later."""
+    """Return the taps that are matched with the operation of their input, and that lead only to `moved` taps.
+
+    For example, a port may apply a norm later than the reference. The tap of the norm then equals the norm's input.
+    """
     return [
         tap
         for tap, match in found.matches.items()
@@ -248,7 +253,10 @@ def _order(ours: Pair, theirs: Pair, tolerance: float) -> tuple[int, ...]:
 
 
 def _features(values: Pair, scales: Pair) -> np.ndarray:
-    """Return the numbers of each feature in a query and a key, each divided by the largest number of its scale."""
+    """Return a row for each feature, with the feature's numbers in the query and in the key.
+
+    The query is divided by the largest number of `scales[0]`, and the key by the largest number of `scales[1]`.
+    """
     largest = [float(np.abs(each).max(initial=0.0)) or 1.0 for each in scales]
     rows = [
         np.moveaxis(value, -1, 0).reshape(value.shape[-1], -1) / size

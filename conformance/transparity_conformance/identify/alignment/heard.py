@@ -1,7 +1,8 @@
 """Find the activations that a port does not return: record every operation, and match them by value.
 
-A tap then moves to a later operation that changes its value, but not visibly on the row where taps were found. For
-example, a factor before a norm acts only through eps. Other probes have small activations, which show it.
+The taps are found on one row. On this row, a wrong operation may change no visible digit. For example, a norm removes
+a factor before it, except for the effect of eps. Other probes have small activations, on which such a factor shows. The
+tap then moves to the operation after the factor.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ class AlignedRow(Probe):
 
 
 BYTES_OF_A_TAP = 220
-"""Memory for each number of a tap, in bytes, as measured by `meta.listening.cost`.
+"""The bytes of memory for each number of a tap, as measured by `meta.listening.cost`.
 
-PyTorch records 6.7 numbers of 8 bytes. The memory includes the port's process, the transfer of its answer and the
-sorting of values.
+For each number of a tap, 6.7 numbers of PyTorch's operations are recorded in 8 bytes each. The other memory is the
+port's process, the transfer of its answer and the sorted values.
 """
 
 WALKS_OF_A_TAP = 2
@@ -244,7 +245,9 @@ Taps = Mapping[str, Arrays]
 def further_on_probes(
     plan: Plan, row: Probe, probes: Mapping[str, Probe], read: Callable[[Plan], Taps], dtype: str, clock: Clock
 ) -> Plan:
-    """Return the plan, with each tap moved to a later value if the taps after it are right only then.
+    """Return the plan with some taps moved to later operations.
+
+    A tap moves if some tap directly after it is wrong on a probe, and all taps after it are right once it has moved.
 
     Args:
         row: the row on which the plan was made.
@@ -276,7 +279,10 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later values that equal `tap` with a fault, and through which all later taps depend on `tap`."""
+    """Yield later operations that compute the value of `tap` with a fault of the catalogue.
+
+    The taps after `tap` must depend on its present operation only through the yielded operation.
+    """
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

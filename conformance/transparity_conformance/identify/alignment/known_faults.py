@@ -1,4 +1,4 @@
-"""Compute the reference with faults of the catalogue, and with every intermediate result, to find values of a port."""
+"""Search a port for values that the reference computes with a fault, and for the reference's intermediate results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def behind_faults(found: Found, tap: str, *, of_weights: bool = True) -> ByOpera
 
 
 def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
-    """Yield the faults with which the reference computes the value of a match, each at every possible tap."""
+    """Yield each fault with which the reference computes the port's value of `tap`, at every tap that it can change."""
     value = found.port.read(match)
     same = [fault for fault, other in _faulty(found, tap, of_weights=False) if found.port.agree(other, value)]
     for fault in same:
@@ -63,10 +63,9 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """Return the `matches` of a choice of experts with which the reference computes the port's later values.
+    """Return the matches of a choice of experts that the port's later values confirm; all matches of other taps.
 
-    For other taps, return all matches. The marks of a choice identify nothing by themselves: a choice of groups may
-    equal a choice of experts in a larger model.
+    A choice is an array of zeros and ones, so another array may equal it by chance, such as a choice of groups.
     """
     if not is_choice(tap):
         return matches
@@ -144,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 TURNED = ("query", "query_norm", "key", "key_norm")
-"""Names of taps that the model may rotate next."""
+"""The last parts of the names of taps that the model may rotate in the next step."""
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Find the line of the port that computed the first wrong number of a segment, or that passed wrong parameters."""
+"""Find the line of the port that computed the first wrong number of a segment."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def behind_taps(
 
 
 def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
-    """Return whether an operation only selects a part of its input, or a growing part in a loop, as with a cache."""
+    """Return whether an operation only selects numbers of its inputs.
+
+    A value that stacks a loop's growing results, such as a cache, selects numbers of all its inputs.
+    """
     value, grows = operation.value, operation.grows
     is_part = len(operation.inputs) == len(given) == 1 and value.size < given[0].size
     if not given or not (grows or is_part):

@@ -28,7 +28,7 @@ class Plan:
     """The operation of each tap in the aligned call, which has one row without padding."""
 
     port: Recorded
-    """The recorded aligned call."""
+    """The operations of the aligned call."""
     matches: Matches
     in_order: Matches
     """For some taps, a later operation that puts the tap's numbers into the order of the tap's axes."""
@@ -84,9 +84,9 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 
 
 def _in_order(port: Recorded, match: Match) -> Match | None:
-    """Return the first operation that has a match's numbers in the order of the tap's axes, or None.
+    """Return the first operation from `match` on whose value has the tap's axes in order, or None.
 
-    The axes of its value are unambiguous in every call, even if two of them have the same length.
+    With the axes in order, they are known in every call, even if two axes have the same length.
     """
     if match.layout.is_in_order:
         return match
@@ -145,9 +145,10 @@ def _ways(
     shape: tuple[int, ...],
     learned: Layout,
 ) -> list[np.ndarray]:
-    """Return the value of a tap for each possible reading of the operations `indices`; empty for masked scores.
+    """Return the value of a tap for each possible order of its axes; empty for masked scores.
 
-    Each operation gives rows of `shape`.
+    Args:
+        indices: the operations; each computes a part of the rows, and this part has the shape `shape`.
     """
     values, config = [unmasked(operations, index) for index in indices], probe.config
     heads = config.num_heads, config.key_value_heads
@@ -165,7 +166,7 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
     """Return the operation from which to read each tap.
 
     An operation with the tap's axes in order is preferred. If the call lacks the operation, a later operation with the
-    same value replaces it. A product, for example, may be another operation if there are several rows.
+    same value replaces it. For example, a framework may run a product as another operation if there are several rows.
 
     Args:
         moved: the operations of the aligned call that the other call also has; None if it has all of them.
@@ -180,9 +181,10 @@ def _placed(plan: Plan, moved: Mapping[int, int] | None) -> dict[str, Match]:
 
 
 def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: Mapping[int, int]) -> dict[str, Match]:
-    """Return the taps that both calls compute from the same other taps.
+    """Return the taps that depend on the same other taps in both calls.
 
-    A call may skip code, such as an expert without tokens. Then the same code of another layer may be matched instead.
+    If the other call skips code, such as an expert without tokens, `moved` may map an operation to the same code of
+    another layer. Such a tap depends on other taps, and is left out.
     """
     taps = sorted(placed, key=lambda tap: placed[tap].index)
     learned = _sources(plan.port.inputs, [placed[tap].index for tap in taps])
@@ -206,8 +208,8 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
 
-    Without such an order, the least permuted layout is used. The aligned call has one row, so its layout does not show
-    the batch axis, nor the order of more or fewer features.
+    Without such an order, the least permuted layout is used. The learned layout comes from one row, so it does not show
+    the place of the batch axis. If it has another number of features, its order of features does not apply.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []
@@ -224,8 +226,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
     """Map operations of the aligned call to their counterparts in another call.
 
-    The later operation that reads a tap determines the tap's counterpart. A loop over experts may run more often in one
-    call than in another; the last sum is the tap.
+    The counterpart of a tap is the value that the reader's counterpart reads. For example, a loop over experts may run
+    more often in one call than in another. The last sum is then the tap.
     """
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:

@@ -1,4 +1,4 @@
-"""Add lines of the port to a report, and the swaps of weights that have the same effect as values swapped later."""
+"""Add lines of the port to a report, and swaps of weights that explain the same numbers as the reported cause."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line of the first divergence only, which is fast."""
+    """Add the line of the first divergence only. The lines of the others would take longer."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -79,9 +79,12 @@ def _line(
     probe: Probe,
     besides: Sequence[Hypothesis] = (),
 ) -> Source | None:
-    """Return the line of the first wrong number of a segment, or the line that passed it wrong parameters.
+    """Return the line of the first wrong number of a segment.
 
-    `besides` lists other faults in the segment.
+    If this line computes right numbers elsewhere, return the line that called it with wrong arguments.
+
+    Args:
+        besides: other faults in the segment.
     """
     index = operation_of(probe, call, fault.where, fault.error, fault.budget, besides)
     source = call.operations[index].source
@@ -103,7 +106,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Give each of several causes its own line, where a number is wrong even with the other causes applied."""
+    """Find the line of each of several causes: the first wrong number once the reference has all other causes."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -171,7 +174,10 @@ def _with_exchanges(
 
 
 def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[str]) -> Iterator[Hypothesis]:
-    """Yield swaps of two weights in the sublayer of `where` whose taps come before it and were found by value."""
+    """Yield each swap of two weights whose taps are before `where` in the same sublayer.
+
+    Taps that the port showed by name are left out.
+    """
     sublayer, order = where.rpartition(".")[0], list(call.taps)
     before = [tap for tap in order[: order.index(where)] if tap.rpartition(".")[0] == sublayer and tap not in named]
     for hypothesis in hypotheses(probe.config, before):

@@ -58,7 +58,7 @@ class Fit:
     """The name of the nearest preset or family."""
     differences: dict[str, tuple[object, object]]
     untold: dict[str, str]
-    """Fields for which other values would give the same outputs, each with the reason."""
+    """Fields for which other values give the same outputs, each with the reason."""
     parameters: Arrays
     """The module's random parameters, by the reference's names."""
     unused: tuple[str, ...] = ()
@@ -129,9 +129,9 @@ def _collected(errors: list[FitError]) -> Iterator[None]:
 
 
 def _readings(subject: FittedModel) -> Iterator[Fit]:
-    """Yield the fit with queries before keys, then the fit with keys before queries.
+    """Yield the fit in which the module computes queries before keys, then the fit in which it computes keys first.
 
-    Raise the first error if either fails.
+    If either fit fails, raise the first error.
     """
     sizes, plain = inputs.first_answer(subject)
     if "pixels" in plain:
@@ -187,7 +187,7 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     """Return whether the attentions of the last stack hide later tokens.
 
-    If every token attends only to itself, token types decide, because only encoders have them.
+    If every token attends only to itself, the model counts as causal unless it has token types, as only encoders have.
     """
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]

@@ -21,13 +21,13 @@ MULTIPLES = (64, 128)
 """Lengths for models that split their input into chunks of 64 or 128 tokens."""
 
 FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spectrogram")
-"""Names of a source that is audio."""
+"""Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
 """The number of tokens at the two ends of a large vocabulary that are tried as padding."""
 
 MOST = 512
-"""Tables with more rows are not considered when searching for the only length that a module accepts."""
+"""The numbers of rows of tables are tried as lengths, up to this number."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
@@ -84,7 +84,10 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Find tokens of the first lengths that the module accepts, together with the inputs `given`."""
+    """Try lengths until the module accepts tokens of this length together with the inputs `given`.
+
+    Return the number of rows of each table, and all inputs.
+    """
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -155,7 +158,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with some tokens masked; each row masks other tokens."""
+    """Return the inputs with a mask that hides some tokens, at different positions in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0
@@ -163,7 +166,7 @@ def masked(inputs: Arrays) -> Arrays:
 
 
 def paddings(plain: Arrays, sizes: Mapping[str, int]) -> Arrays:
-    """Return rows in which every possible padding token follows a plain token; an image is flipped instead."""
+    """Return tokens in which every possible padding token follows another token. Flip an image instead."""
     if not sizes:
         return {name: value[::-1, :, ::-1] for name, value in plain.items()}
     rows: dict[str, list[np.ndarray]] = {}

@@ -152,7 +152,7 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
     """Return the number that replaces masked scores, and whether it replaces them before or after the scale.
 
-    The order is chosen so that the number has fewer digits.
+    If both orders are possible, the number with fewer digits is returned.
     """
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"

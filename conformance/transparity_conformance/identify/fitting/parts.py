@@ -122,7 +122,7 @@ def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
 
 
 def tensor_of(sublayer: Sublayer) -> str:
-    """Return the module's name of the first tensor of a sublayer."""
+    """Return the name of the first tensor of a sublayer, in the module."""
     if isinstance(sublayer, Attention):
         return sublayer.query.name
     if isinstance(sublayer, Experts):

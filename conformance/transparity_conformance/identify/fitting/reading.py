@@ -32,7 +32,7 @@ FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The first self-attention of a stack: the query and key before their product, the scores and their scale."""
+    """The first self-attention of a stack: the query and key, after their norms, and the scores with their scale."""
 
     attention: Attention
     query: np.ndarray
@@ -41,9 +41,9 @@ class Heads:
     scale: Scale
     raw: np.ndarray
     own: np.ndarray
-    """For each token with itself: `raw` is query · key, and `own` is the score without its bias."""
+    """The score of each token with itself: `raw` is the product query · key, and `own` the score without its bias."""
     table: str | None
-    """The module's name of the table of relative positions, if any."""
+    """The name of the module's table of relative positions, if it has one."""
 
     @property
     def left(self) -> np.ndarray:
@@ -62,10 +62,7 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the query and key of every attention, normalized if the module normalizes them.
-
-    They have the reference's names.
-    """
+    """Return the query and key of every attention, by the reference's names, after the module's norms if it has any."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -117,7 +114,8 @@ def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str
     least, _, scale, best, without_bias = min(tried, key=lambda each: each[:2])
     if least > SAME:
         raise FitError(
-            "The tokens' scores with themselves are no multiple of query · key; expected a scale or a softcap."
+            "The score of a token with itself is neither a constant factor times query · key nor a softcap of it; "
+            "expected one of the two."
         )
     return Heads(attention, query, key, scores, scale, raw[shown], without_bias, best)
 
@@ -158,7 +156,7 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     distances = np.arange(length) - np.arange(length)[:, None]
 
     def is_left(bias: np.ndarray) -> bool:
-        """Return whether positions add exactly this bias (heads, queries, keys) to the scores."""
+        """Return whether the term that positions add to the scores is this bias (heads, queries, keys)."""
         return is_same(np.where(shown, bias, 0.0), left)
 
     if heads.table is not None and _read_relative(found, subject, stack, heads.table, is_left, distances):
@@ -195,7 +193,7 @@ def _read_relative(
 ) -> bool:
     """Add the fields of relative positions if the bias consists of rows of `table`; return whether it does.
 
-    The largest distance is found by trial.
+    Every plausible value of `relative_max_distance` is tried.
     """
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"

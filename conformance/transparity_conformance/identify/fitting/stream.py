@@ -162,7 +162,7 @@ class Walk:
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack: without a norm, or with a norm."""
+        """Yield the possible ends of a stack: with or without a final norm."""
         if self.end is None:
             yield dataclasses.replace(made, output=x)
             for norm, value in self._after(norms, x, 0, len(self.operations)):
@@ -171,7 +171,7 @@ class Walk:
         yield from itertools.islice(self._read_ends(made, norms, x, self.end), 1)
 
     def _read_ends(self, made: Stream, norms: Norms, x: np.ndarray, end: End) -> Iterator[Stream]:
-        """Yield the possible ends of a stack that the head reads. The states may be multiplied by a factor."""
+        """Yield the ends of a stack whose output, up to a factor, is the input of the head."""
         normed = (self._normed(made, *each) for each in self._after(norms, x, 0, len(self.operations)))
         for ended in itertools.chain([dataclasses.replace(made, output=x)], normed):
             for given, _ in end.of(ended.output):

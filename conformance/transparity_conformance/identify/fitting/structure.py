@@ -35,7 +35,7 @@ class Attention:
     gate: Linear | None = None
     """The linear map whose sigmoid multiplies the context."""
     packed: tuple[str, ...] = ()
-    """The module's names of the parameters that pack the query and key, with the value or the gate."""
+    """The names of the module's parameters that contain several of the query, key, value and gate."""
 
     @property
     def given(self) -> np.ndarray:
@@ -90,7 +90,7 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return the weights of every attention: rows of positive numbers with the sum 1, with one number per key."""
+    """Return the weights of every attention: values whose rows have one number per key, none negative, and sum to 1."""
     found: list[Softmax] = []
     copies: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -197,7 +197,10 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """Return an attention whose projections are identified: the softmax weights sum the values to the context."""
+    """Return the attention of a softmax, with its query, key and value among the linear maps `projections`.
+
+    The value is the map for which weights · value is the input of the output map.
+    """
     heads, width = softmax.weights.shape[1], output.weight.shape[1]
     if width % heads:
         raise FitError(f"An attention has {heads} heads and {width} features of context; {_FORMS}")
@@ -254,7 +257,7 @@ def _gated_attentions(
 
 
 def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]]:
-    """Yield the query, key and value of a map that packs them by groups: some query heads, one key and one value."""
+    """Yield the query, key and value of a map whose rows are groups of several query heads, a key and a value head."""
     for groups in range(1, heads + 1):
         size = heads // groups + 2
         if heads % groups or len(packed.weight) != groups * size * head_dim:

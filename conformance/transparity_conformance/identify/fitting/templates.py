@@ -16,11 +16,11 @@ from transparity_conformance.checkpoints.examples import EXAMPLES, example_confi
 OF_KINDS = frozenset(
     ["bos_id", "eos_id", "kv_lora_rank", "num_experts", "pad_id", "position_offset", "q_lora_rank", "router_groups"]
 ) | {"query_temperature_first", "query_temperature_length", "shared_expert_dim", "sliding_window", "topk_groups"}
-"""Whole numbers that are no sizes: with another number, the model is of another kind."""
+"""Fields with whole numbers that are not sizes: models with different numbers are of different kinds."""
 
 WHOLE = {name for name, kind in FIELD_TYPES.items() if kind in (int, int | None)}
 SIZES = WHOLE - OF_KINDS - {"value_head_dim"} | {"rotary_short_factors", "rotary_long_factors"}
-"""Fields in which models of one family differ only in size."""
+"""Fields that are sizes of a model, such as `embed_dim`. Models of one family may differ in these fields."""
 
 NOT_RUN = {"dropout", "dropout_at", "norm_momentum", "bos_id", "eos_id"}
 """Fields that a forward pass in evaluation mode does not read."""
@@ -44,7 +44,7 @@ VANILLA = dataclasses.replace(
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Return every template by name. Families have the sizes of their examples."""
+    """Return every template by name. The template of a family is the family's small example model."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 

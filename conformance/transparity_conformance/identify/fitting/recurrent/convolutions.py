@@ -1,6 +1,6 @@
 """Find causal convolutions over time by value.
 
-A convolution is found if some operation has the value of silu of its result.
+A parameter is the kernel of a convolution if silu(convolution(x)) is the value of an operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transparity_numpy.arithmetic.functional import silu
 from transparity_numpy.mixers.recurrence import causal_convolution
 
 NEAR = 16
-"""The largest number of operations between a convolution's input and silu of its result."""
+"""The largest number of operations from the input x of a convolution to silu(convolution(x))."""
 
 WIDEST = 16
 """The largest number of positions that a convolution may read."""
@@ -40,7 +40,7 @@ class Convolution:
     """The weights (features, width)."""
     bias: np.ndarray | None
     names: tuple[str, ...]
-    """The module's names of the parameters."""
+    """The names of the parameters in the module."""
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
@@ -93,7 +93,7 @@ def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> li
 def _uses(
     name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
-    """Yield the uses of a kernel: operations whose value is silu of its convolution."""
+    """Yield the uses of a kernel: operations whose value is silu(convolution(x)) for an earlier value x."""
     biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
         # The first position depends only on itself, so comparing it excludes most pairs quickly.
@@ -124,7 +124,7 @@ def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[
 
 
 def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
-    """Return the last linear map before a convolution that computes the first feature of its input."""
+    """Return the last linear map before the convolution whose output contains the first feature of the convolution."""
     first = convolution.given.reshape(-1, convolution.given.shape[2])[:, :1]
     for one in reversed(maps):
         is_before = one.at < convolution.at and len(one.made) == len(first)

@@ -51,7 +51,7 @@ class Recurrence:
 
     @property
     def names(self) -> set[str]:
-        """Return the module's names of the parameters of convolutions and linear maps."""
+        """Return the names, in the module, of the parameters of the convolutions and linear maps."""
         maps = (name for each in self.maps for name in (each.name, each.bias_name) if name is not None)
         return {*maps, *(name for each in self.convolutions for name in each.names)}
 
@@ -63,7 +63,7 @@ class Rates:
     features: list[int]
     """The features of the linear maps from which the time steps are computed."""
     names: tuple[str, str]
-    """The module's names of two parameters: the bias of the time steps, and the logarithm of the decay rates."""
+    """The names of two parameters in the module: the bias of the time steps, and the logarithm of the decay rates."""
     step: np.ndarray
     """The time step before it is bounded (batch, length, heads)."""
     bounded: np.ndarray
@@ -77,7 +77,7 @@ class Taken:
     linears: Mapping[str, Linear]
     parameters: Arrays
     used: set[str]
-    """The module's names of all parameters in the recurrence."""
+    """The names, in the module, of all parameters of the recurrence."""
     rates: Rates
 
     def context(self, found: FoundFields, rows: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps unchanged, then with one bias removed, because this bias may belong to the time steps."""
+    """Yield the linear maps unchanged, then with each bias removed in turn: the bias may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -159,9 +159,9 @@ class _Layer:
         return np.concatenate([each.kernel for each in every]), np.concatenate(biases) if has_bias else None
 
     def time_steps(self) -> Iterator[tuple[list[int], str]]:
-        """Yield features of the linear maps to which an operation adds a vector, with the vector's name.
+        """Yield the features that may be time steps, and the name of the vector that may be their bias.
 
-        The vector has one number for each head, as the bias of a time step has.
+        An operation must add the vector, which has one number for each head, to these features.
         """
         rows = len(self.one.given)
         tried: set[tuple[str, tuple[int, ...]]] = set()
@@ -196,9 +196,10 @@ class _Layer:
                     break
 
     def ways(self, rates: Rates) -> Iterator[Taken]:
-        """Yield every way to assign the remaining features and vectors to a rule with these rates.
+        """Yield every assignment of features and vectors to roles, for a layer with the given rates.
 
-        A gated delta network has beta, before or after the gate's features. Mamba-2 has a skip connection.
+        In a gated delta network, the features of beta are before or after the gate's features. Mamba-2 has no beta, but
+        a vector for its skip connection.
         """
         heads = rates.step.shape[2]
         left = self.columns.without(self.convolved, rates.features)

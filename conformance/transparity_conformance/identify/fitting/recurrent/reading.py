@@ -1,4 +1,4 @@
-"""Determine the fields of recurrences, which all recurrent layers share, and the layer kinds of hybrid models."""
+"""Determine the fields of recurrences, and which layers of a model have a recurrence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def read_recurrences(
     for name, taken in every[1:]:
         differ = [field for field in first if field != "recurrent_bias" and taken.fields[field] != first[field]]
         if differ:
-            raise FitError(f"{name} has another {differ[0]} ({taken.fields[differ[0]]}) than the first recurrence.")
+            raise FitError(
+                f"{name} has {differ[0]} {taken.fields[differ[0]]}, but the first recurrence has {first[differ[0]]}; "
+                "expected the same value in all recurrences."
+            )
     has_bias = any(taken.fields["recurrent_bias"] for _, taken in every)
     found.fields |= {**first, "recurrent_bias": has_bias, **_bounds(found, [taken for _, taken in every])}
     for name, taken in every:

@@ -32,7 +32,7 @@ class Embedding:
     """A stack's embedding of tokens, patches or frames, and its result (rows, width)."""
 
     table: str
-    """The module's name of the token table, or of the first parameter that reads an image or audio."""
+    """The name, in the module, of the token table or of the first parameter that reads an image or audio."""
     scale: float
     value: np.ndarray
     positions: str = "none"
@@ -49,7 +49,7 @@ class Embedding:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields of an embedding of an image or audio."""
     used: tuple[str, ...] = ()
-    """The module's names of the parameters that read an image or audio."""
+    """The names, in the module, of the parameters that read an image or audio."""
 
     @property
     def reads_tokens(self) -> bool:
@@ -96,8 +96,8 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
     """Return the embedding of the table `tokens` that the last recognized sum describes, or None.
 
-    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`. If the rest is a multiple of
-    rows, which no configuration allows, raise `FitError`.
+    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`. If the rest is a constant factor
+    times such rows, raise `FitError`: no configuration has such a factor.
     """
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
@@ -127,10 +127,10 @@ def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str
 def sums_of(
     operations: Sequence[Operation], looked_up: np.ndarray, added: np.ndarray, *, is_scaled: bool = True
 ) -> Iterator[Sum]:
-    """Yield sums of token embeddings and a term of positions: the sum, the embeddings' factor, and the term.
+    """Yield operations that add a term of positions to the token embeddings: the sum, a factor, and the term.
 
-    The factor is 1, √width, or fitted to the differences between rows of a batch, on which positions have no effect. If
-    `is_scaled` is false, the factor is 1.
+    The factor multiplies the embeddings. It is 1, √width, or fitted to the differences between the rows of a batch, on
+    which positions have no effect. If `is_scaled` is false, the factor is 1.
     """
     across = looked_up - looked_up.mean(0)
     for operation in operations:

@@ -24,12 +24,12 @@ BEHIND = 12
 """The highest scores of a router are searched for within this number of operations after its linear map."""
 
 FEW = 4
-"""This number of rows excludes most wrong candidates."""
+"""A comparison of this number of rows excludes most wrong candidates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Maps:
-    """One linear map per expert (experts, features out, features in), and the module's names of its parameters."""
+    """One linear map per expert (experts, features out, features in), and the names of the module's parameters."""
 
     weights: np.ndarray
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class Experts:
 
     @property
     def names(self) -> set[str]:
-        """Return the module's names of the experts' parameters."""
+        """Return the names of the experts' parameters in the module."""
         return {name for each in self.maps.values() for name in each.names}
 
 
@@ -126,7 +126,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield the experts in each interpretation in which their weighted sum is the result of an operation."""
+    """Yield each choice of linear maps, scores and activation with which the experts' sum is an operation's value."""
     rows, width = router.given.shape
     like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
     seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]

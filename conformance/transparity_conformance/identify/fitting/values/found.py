@@ -26,7 +26,7 @@ class FoundFields:
     remarks: list[str] = field(default_factory=list)
     """Differences of the module that no configuration expresses."""
     used: set[str] = field(default_factory=set)
-    """The module's names of parameters that the reference stores in another form."""
+    """The names of the module's parameters that the reference stores in another form."""
     relative_distances: list[int] = field(default_factory=list)
     """Values of `relative_max_distance` that agree with all stacks."""
 
@@ -62,7 +62,7 @@ class FoundFields:
             self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add the parameters of a linear map. If only other maps of its kind have a bias, its bias is 0."""
+        """Add the parameters of a linear map. A map without a bias gets a bias of 0 if `bias` is set."""
         self.parameters[f"{name}.weight"] = linear.weight
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

@@ -34,7 +34,6 @@ class Linear:
         return self.made.size
 
     def part(self, begin: int, end: int) -> Linear:
-        """Return the same map, restricted to a range of its output features."""
         return self.rows(slice(begin, end))
 
     def rows(self, chosen: slice | np.ndarray) -> Linear:
@@ -146,7 +145,6 @@ class Columns:
 
     @property
     def made(self) -> np.ndarray:
-        """Return the results, as (rows, features)."""
         return np.concatenate([each.made for each in self.maps], axis=1)
 
     def matching(
@@ -176,10 +174,7 @@ class Columns:
         return found if len(set(found)) == len(found) else None
 
     def linear(self, chosen: Sequence[int]) -> Linear:
-        """Return the linear map that computes the features `chosen`.
-
-        If only some of them have a bias, the others have a bias of 0.
-        """
+        """Return the linear map that computes the features `chosen`. Features without a bias get a bias of 0."""
         sizes = np.cumsum([0, *(len(each.weight) for each in self.maps)])
         places = [(int(np.searchsorted(sizes, each, "right")) - 1, each) for each in chosen]
         rows = [(self.maps[index], each - int(sizes[index])) for index, each in places]

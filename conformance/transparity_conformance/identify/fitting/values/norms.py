@@ -27,7 +27,7 @@ class Norm:
     """A norm from x to its result, r · c · gain + bias, where c is x or x minus its mean."""
 
     names: tuple[str, ...]
-    """The module's names of the vectors, in the order weight, bias, running mean, running variance."""
+    """The names of the vectors in the module, in the order weight, bias, running mean, running variance."""
     gain: str
     kind: str
     """`rms`, `batch`, or `centred` for both kinds of layer norm."""

@@ -34,7 +34,7 @@ class Rotary:
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
     """Yield values of operations that may be `query` (batch, heads, length, head_dim) after rotation.
 
-    They have the same norms and the same first token.
+    A rotation keeps the norm of each vector, and the vectors of the first position.
     """
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)
@@ -67,7 +67,10 @@ def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
 
 
 def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeLayout) -> tuple[np.ndarray, float]:
-    """Return the angle of every position and pair, and the largest remaining difference."""
+    """Return the angle by which each pair of features is rotated at each position, and the error of these angles.
+
+    The error is the largest difference between `rotated` and the query rotated by the angles.
+    """
     pairs = {"interleaved": (slice(0, features, 2), slice(1, features, 2))}
     first, second = pairs.get(layout, (slice(0, features // 2), slice(features // 2, features)))
     before, after = (value[..., first] + 1j * value[..., second] for value in (query, rotated))
@@ -78,7 +81,7 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return the angle per position of every pair. Longer sequences give more exact angles."""
+    """Return the angle per position of every pair of features. Longer sequences give more exact angles."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))

@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
-"""The number that masks scores is searched for among this number of most frequent scores."""
+"""Only this number of the most frequent scores is tried as the score of masked keys."""
 
 LEAST, MOST = 1e-9, 1e3
 """The softcap is larger than the largest capped number, by a relative margin in this range."""
@@ -37,7 +37,7 @@ class Scores:
 
 
 def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) -> Scores:
-    """Return the scores whose softmax is `softmax`: the value of the first such operation from `begins` on."""
+    """Return the first value after operation `begins` whose softmax gives the attention weights."""
     for operation in operations[max(begins, 0) : softmax.at]:
         if operation.value.size == softmax.weights.size:
             values = operation.value.reshape(softmax.weights.shape)
@@ -52,7 +52,7 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) ->
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
     """Return which scores are masked, and the number that replaces them.
 
-    A score is masked if one number is repeated in all heads, or if its weight is exactly 0.
+    Scores are masked where all heads have the same repeated number, or else where all weights are exactly 0.
     """
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:LIKELY]]:
@@ -99,7 +99,7 @@ class Scale:
 
 
 def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
-    """Return the scale and the softcap that turn `raw` into `scores`. No other effect may change these entries."""
+    """Return the scale and the softcap that turn `raw` into `scores`, which only these two must affect."""
     plain = _factor(raw, scores, np.ones_like(raw))
     uncapped = difference(plain * raw, scores)
 
@@ -119,7 +119,7 @@ def scale_of(raw: np.ndarray, scores: np.ndarray) -> Scale:
 
 
 def cap_of(error: Callable[[float], float], bounded: np.ndarray) -> float:
-    """Return the softcap with the least error. The softcap exceeds the largest of the `bounded` numbers."""
+    """Return the softcap with the least error, larger than the largest of the `bounded` numbers."""
     largest = float(np.abs(bounded).max())
     return largest * (1 + minimize(lambda beyond: error(largest * (1 + beyond)), LEAST, MOST))
 

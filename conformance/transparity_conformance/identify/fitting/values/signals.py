@@ -71,7 +71,7 @@ def patch_kernels(values: Arrays) -> Iterator[Kernel]:
 
 
 def image_shapes(values: Arrays) -> Iterator[tuple[int, int, int]]:
-    """Yield shapes (channels, height, width) of images that a module may accept, most likely first."""
+    """Yield shapes (channels, height, width) of images that a module may accept, the most likely shape first."""
     found: dict[tuple[int, int, int], None] = {}
     for kernel in patch_kernels(values):
         rows = [math.prod(each.shape[:-1]) for each in values.values() if each.shape[-1:] == kernel.matrix.shape[:1]]

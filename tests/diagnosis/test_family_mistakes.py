@@ -191,7 +191,7 @@ def test_a_wrong_position_in_a_cache_is_named_whatever_positions_are(case: str) 
     assert not compare_capability(STEPS, BuiltPort(numpy_column.build, right), whole).faults
     (fault,) = compare_capability(STEPS, BuiltPort(numpy_column.build, again), whole).faults
     assert [cause.mistake for cause in fault.causes] == ["cache-position"]
-    assert "begin at 0 again" in fault.causes[0].says
+    assert "start at 0 again" in fault.causes[0].says
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma", "bart"])

@@ -251,7 +251,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Return an index with calls of `slice` instead of colons."""
+    """Return an index in which calls of `slice` replace colons."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

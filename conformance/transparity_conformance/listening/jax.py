@@ -4,10 +4,9 @@ While recording, `jit` is disabled, so functions run as Python, one primitive at
 run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation; each equation has the
 line that traced it. A jitted port may therefore round differently while it is recorded.
 
-Integers and bools are recorded only on request, but the record follows the data through them. Other threads, programs
-compiled earlier and arrays on other machines are not recorded. Parameters that are only sliced, reshaped or cast are
-not recorded either. A loop within `checkpoint` is recorded only with its results.
-"""
+Integers and bools are recorded only on request. The inputs of later operations are known nevertheless. Other threads,
+programs compiled earlier and arrays on other machines are not recorded. Parameters that are only sliced, reshaped or
+cast are not recorded either. A loop within `checkpoint` is recorded only with its results."""
 
 from __future__ import annotations
 

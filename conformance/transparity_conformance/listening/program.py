@@ -354,7 +354,7 @@ def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -
 
 
 class Recorder:
-    """Adds each operation that runs to a program.
+    """A recorder, which adds each operation that runs to its program.
 
     Args:
         names: the names of tensors, by `id`.

@@ -208,7 +208,7 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
     """Return the bias that an additive mask contains, and the index of the bias's operation.
 
-    The mask was computed from the bias. Where the mask hides no key, mask and bias are equal.
+    The mask was computed from the bias. The mask equals the bias where it hides no key.
     """
     import torch
 

@@ -20,12 +20,13 @@ Origins = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """The part of memory that an array uses."""
+    """The range of addresses that an array uses."""
 
     owner: int
     """The identity of the memory, which views share."""
     geometry: Hashable
-    """The part of the memory and its order. Two arrays with the same geometry have the same numbers."""
+    """The range of addresses of an array, and the strides of its axes. Two arrays with the same geometry have the same
+    numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
     """The object that owns the memory. The record keeps this object, so that no later object gets its id."""

@@ -73,7 +73,7 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack the values on a new first axis; smaller values end in zeros."""
+    """Stack the values on a new first axis. Shorter values are filled with zeros at their ends."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -166,8 +166,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return the value of an operation, with each −∞ replaced by the score before masking.
 
-    If the visible scores were multiplied by a factor since, the replaced scores are multiplied by it too.
-    """
+    If the port multiplies the visible scores by a factor after the mask, the replaced scores are multiplied by this
+    factor, too."""
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():
@@ -210,7 +210,8 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return the columns in which any attention weight is positive, or None if the rows are not attention weights."""
+    """Return the keys that have a positive attention weight in any row, or None if the rows are not attention
+    weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

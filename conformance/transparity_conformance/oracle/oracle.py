@@ -33,9 +33,9 @@ class Oracle:
 
     The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At each other point,
     their numbers are multiplied by random factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. Each point is compared with its own
-    result in float64. At each point, the reference computes like another right program (`variants`). float32 is
-    computed in float32. Half precisions are computed in float32 and rounded at every activation, because hardware sums
-    in float32. The error in float64 is the error in float32, scaled by the ratio of both epsilons.
+    result in float64. At each point, the reference computes like another right program (`variants`). Numbers in float32
+    are computed in float32. Half precisions are computed in float32 and rounded at every activation, because hardware
+    sums in float32. The error in float64 is the error in float32, scaled by the ratio of both epsilons.
 
     `watch` is called with the name of every result, and `room` creates the mapping for the results.
     """

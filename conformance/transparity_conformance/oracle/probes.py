@@ -1,8 +1,8 @@
 """Probes: weights and inputs that show faults; new weights and short prompts hide most faults.
 
-The weights give attention scores a spread of about 2, nonzero biases, and gains around 1. All sizes of the inputs
-differ, so that no two axes can be confused. Each row is named after the fault that it shows.
-"""
+The weights are drawn so that attention scores have a standard deviation of about 2. Biases are not 0, and gains are
+around 1. All sizes of the inputs differ, so that no two axes can be confused. Each row is named after the fault that it
+shows."""
 
 from __future__ import annotations
 
@@ -445,9 +445,8 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
     """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
 
-    A token that sees only padding weights all keys equally, so its result depends on their number. A forward pass
-    without a cache includes later keys, but a cache does not contain them.
-    """
+    A token whose visible keys are all padding gives all keys the same weight, so its result depends on the number of
+    keys. A forward pass without a cache includes later keys, but a cache does not contain them."""
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
     seen = target_mask(positions, visible, config.decoder_mask)

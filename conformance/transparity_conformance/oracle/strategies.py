@@ -84,7 +84,7 @@ def choice(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Draw any valid small configuration; it shrinks to one head, one feature per head and no layers."""
+    """Draw any valid small configuration. The simplest one has one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1

@@ -117,7 +117,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def _with_convention(probe: Probe, convention: Convention, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value of an activation, with attention weights of `convention` in rows that see no key."""
+    """Return the value of an activation. Rows without a visible key have the attention weights of `convention`."""
     if not name.endswith("attention.weights"):
         return value
     sees = np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)

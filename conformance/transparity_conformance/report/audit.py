@@ -43,7 +43,8 @@ class AuditedField:
 
     @property
     def counted(self) -> Outcome:
-        """The outcome that counts: a port that refuses a config.json without the field follows the field."""
+        """The outcome that counts. A port that refuses a config.json without the field counts as a port that follows
+        the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 

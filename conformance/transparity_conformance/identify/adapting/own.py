@@ -89,7 +89,8 @@ def _kept(
 def misplaced(
     own: Mapping[str, str | None], right: Lines, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> list[Misplaced]:
-    """Return the parameters that the loader stores elsewhere than the model reads them; equal layers are listed once.
+    """Return the parameters that the loader stores in one tensor and the model reads from another. Equal layers are
+    listed once.
 
     Args:
         own: the line in which the loader stores each parameter, or None.

@@ -74,7 +74,7 @@ def search(
             try:
                 settled = seeker.settled(place, found.lines)
             except OutOfTime:
-                found.lost_at = f"{place.tap} (in the time that --budget gives)"
+                found.lost_at = f"{place.tap} within --budget"
             if settled is None:
                 found.lost_at = found.lost_at or place.tap
         if settled is None:

@@ -140,7 +140,8 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the taps after it: several operations may be equal.
+        """Match a tap again if its operation does not lead to the taps after it. Another operation may have the same
+        value.
 
         Return the taps for which no other operation does.
         """

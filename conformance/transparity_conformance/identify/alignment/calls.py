@@ -41,7 +41,8 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add a line to a divergence of cached steps: the line at which the first wrong step leaves the forward pass.
+    """Add a line to a divergence of cached steps: the line where the first wrong step begins to differ from the forward
+    pass.
 
     Args:
         report: the report on the port.

@@ -51,7 +51,7 @@ class Flow:
     def without_consequence(self, found: Collection[str], confirming: Collection[str]) -> list[str]:
         """Return, in order, the missing taps on which no `confirming` tap directly depends.
 
-        A choice of experts confirms nothing, because other numbers may lead to the same choice.
+        The indices of chosen experts confirm no tap, because other router scores may give the same indices.
         """
         telling = {tap for tap in confirming if not is_choice(tap)}
         return [tap for tap in self.outputs if tap not in found and not self.reached(tap, found) & telling]
@@ -138,7 +138,7 @@ class Found:
         """Return whether an operation may be `tap`, given the operations of the taps before and after it.
 
         The operation must depend on a tap directly before `tap`, and a tap directly after `tap` must depend on the
-        operation. Other paths may be missing, because of a fault.
+        operation. A fault may remove the other paths.
         """
         before, behind = self._next(tap, self.flow.inputs), self._next(tap, self.flow.outputs)
         is_fed = not before or any(self.port.leads_to(each, index) for each in before)

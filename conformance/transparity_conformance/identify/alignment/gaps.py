@@ -1,6 +1,6 @@
 """Find taps that no value identifies: taps between two faults, and taps whose numbers the port moves or changes.
 
-If two taps in a row are wrong, the reference computes the value of neither. The taps before and after these two are
+If two successive taps are wrong, the reference computes neither value. The taps before and after these two are
 known. The missing tap is then the last value of the right size that depends on the tap before and leads to the tap
 after.
 

@@ -279,7 +279,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations that compute the value of `tap` with a fault of the catalogue.
+    """Yield later operations whose value is the value of `tap` with a known fault.
 
     The taps after `tap` must depend on its present operation only through the yielded operation.
     """

@@ -86,7 +86,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 def _in_order(port: Recorded, match: Match) -> Match | None:
     """Return the first operation from `match` on whose value has the tap's axes in order, or None.
 
-    With the axes in order, they are known in every call, even if two axes have the same length.
+    If the axes are in the tap's order, they are known in every call, even if two of them have the same length.
     """
     if match.layout.is_in_order:
         return match

@@ -193,7 +193,7 @@ def _embeddings(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _token_scale(found: FoundFields, last: Embedding) -> None:
-    """Determine the factor of token embeddings, and write it with the simplest multiplier."""
+    """Determine the factor that multiplies token embeddings, and express the factor by the simplest fields."""
     options = _scaled(last.scale, last.value.shape[1] ** 0.5)
     (name, multiplier), (other, another) = options.items()
     found.fields |= {"embedding_scale": name, "embedding_multiplier": multiplier}

@@ -1,4 +1,4 @@
-"""Inputs for a model to fit: tokens, some of which may be padding, masks, images and audio."""
+"""Inputs for the model that `fit` examines: masks, images, audio, and tokens with and without padding."""
 
 from __future__ import annotations
 

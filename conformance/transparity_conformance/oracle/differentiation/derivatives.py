@@ -169,11 +169,10 @@ ALL_AT_ONCE = 8
 """The number of directions that change all parameters; nearly every one shows a wrong gradient."""
 
 FAINTEST = 1e-2
-"""Directions are divided by the norm of the gradient; a norm below this share of the median is replaced by the share.
+"""Directions are divided by the norm of the gradient. The divisor is at least this share of the median norm.
 
-A gradient may be 0 except for rounding, such as the gradient of a key's bias. Without this limit, its rounding would be
-amplified.
-"""
+A gradient may be 0 except for rounding, such as the gradient of a key's bias. Without this minimum, division would
+amplify the rounding error of a small gradient."""
 
 POINTS = 3
 """The number of points for measuring rounding."""

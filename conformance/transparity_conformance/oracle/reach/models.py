@@ -258,7 +258,7 @@ Accepts = Callable[[TransformerConfig], bool]
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the models of a configuration: the model itself, a narrow one for longer sequences, and a deep one.
+    """Return the models of a configuration: the model itself, a narrow model for longer sequences, and a deep model.
 
     If `parameters` come from the user (`is_drawn` is false), only the model itself is returned.
     """

@@ -21,7 +21,7 @@ LONGEST_THRESHOLD = 4097
 """The longest sequence that is tried because of a threshold; its scores take 0.13 GB per head."""
 
 SHORT = 17
-"""All lengths up to this one are tried."""
+"""All lengths up to `SHORT` are tried."""
 
 BATCHES = (1, 2, 3, 5, 13, 8)
 """The numbers of rows of short calls, used in turn: one, few, primes, and a power of two."""

@@ -244,7 +244,7 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """Return a sort key, which is largest for the worst comparison.
+    """Return a sort key. The worst comparison has the largest key.
 
     If the claim is expected to break, the smallest error is the worst.
     """

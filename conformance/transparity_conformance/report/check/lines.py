@@ -69,7 +69,7 @@ def _carets(expression: str) -> str:
 
 
 def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
-    """Return the lines of several divergences or causes, each once, in order."""
+    """Return the lines of several divergences or causes in their order, without duplicates."""
     return _each_once(fault.source for fault in faults)
 
 

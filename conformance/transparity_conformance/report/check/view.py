@@ -33,7 +33,7 @@ NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<
 
 @dataclass(frozen=True)
 class CheckView:
-    """A report as sentences, rows and lists."""
+    """The content of a report: sentences, rows of tables, and lists."""
 
     report: Report
     alike: Sequence[str] = ()

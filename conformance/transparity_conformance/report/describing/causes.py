@@ -28,7 +28,7 @@ class Meaning:
     hidden: str = ""
     """Inputs or models for which the fault does not show."""
     seen: tuple[str, ...] = ()
-    """Threads about the fault in real ports, as owner/name#number."""
+    """Public threads about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
     """A report's sentence for each variant of a fault of the forward pass, unless the sentence depends on the model."""

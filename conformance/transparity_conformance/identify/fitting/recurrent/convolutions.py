@@ -33,7 +33,7 @@ class Convolution:
     at: int
     """The index of the operation that computed the result."""
     given: np.ndarray
-    """The input (batch, length, features)."""
+    """The input of the convolution, with the shape (batch, length, features)."""
     made: np.ndarray
     """The result after silu (batch, length, features)."""
     kernel: np.ndarray

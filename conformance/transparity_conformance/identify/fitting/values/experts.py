@@ -178,7 +178,7 @@ def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Ma
 def _of_each_expert(count: int, values: Mapping[str, np.ndarray]) -> Iterator[Maps]:
     """Yield parameters with one matrix per expert, in either orientation.
 
-    They may be a single array, or parameters with numbered names.
+    The experts' weights may be a single array, or parameters with numbered names.
     """
     found = [Maps(value, (name,)) for name, value in values.items() if value.ndim == 3 and len(value) == count]
     groups = [names for names in _numbered(values) if len(names) == count]

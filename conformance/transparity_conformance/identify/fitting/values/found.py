@@ -62,7 +62,8 @@ class FoundFields:
             self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add the parameters of a linear map. A map without a bias gets a bias of 0 if `bias` is set."""
+        """Add the parameters of a linear map. If `bias` is set, a linear map without a bias counts as a map whose bias
+        is 0."""
         self.parameters[f"{name}.weight"] = linear.weight
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

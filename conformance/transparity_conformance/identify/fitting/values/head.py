@@ -1,4 +1,4 @@
-"""Identify activations and factors after linear maps, and the pooling of states."""
+"""Identify activations and factors after linear maps, and how a model pools its hidden states."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def _is_long(item: pytest.Item) -> bool:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str:
-    """Print how long the tests take, as far as they were measured."""
+    """Print how long the measured tests take in total."""
     known = measured()
     names = [name_of(item.nodeid) for item in items]
     taken = sum(known.get(file, {}).get(name, 0.0) for file, name in names)

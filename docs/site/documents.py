@@ -24,7 +24,7 @@ DOCUMENTS = ("000", "001", "002", "003", "004")
 
 @dataclass(frozen=True)
 class Printed:
-    """Numbers that a document prints, and a function that computes them with a column."""
+    """Numbers that a document prints, and a function that computes these numbers in one of the three frameworks."""
 
     title: str
     numbers: Any

@@ -20,7 +20,7 @@ from docs.site.pages import ROOT, SOURCES
 
 FOLDER = ROOT / "examples/checks"
 SCRIPTS = ("torch_module", "flax_module", "hub_loader", "mlx_model")
-"""The examples that are shown as notebooks; the other examples are a test and a program in C."""
+"""The examples that the site shows as notebooks. The other two examples are a test file and a program in C."""
 
 
 IMPORTS = (ast.Import, ast.ImportFrom)

@@ -30,7 +30,7 @@ def safe(text: Any, limit: int = SENTENCE) -> str:
     """Return `text` on one line of at most `limit` characters, with unprintable characters escaped.
 
     Control characters, terminal escapes, marks that reverse the direction of text, and lone surrogates become `\\x1b`,
-    `\\u202e` and the like. Long text is cut in the middle, because the remedy is at the end.
+    `\\u202e` and the like. Long text is cut in the middle, because the end of a message says what to do.
     """
     line = " ".join(_cut(_as_string(text), 4 * limit).split())
     escaped = "".join(character if character.isprintable() else _escape(character) for character in line)

@@ -43,7 +43,7 @@ from transparity_numpy.transformer import transformer
 
 
 def heard(build: Any, probe: Probe) -> Arrays:
-    """Return the taps that the checker finds by value in a port."""
+    """Return the taps whose values the checker finds among a port's operations."""
     taps, operations = run_listening(built(build, probe), probe)
     plan = plan_of(probe, operations, taps["logits"], "float32", Clock())
     return read(plan, probe, operations, taps["logits"])[0]

@@ -46,7 +46,7 @@ def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
 
 @pytest.fixture(scope="module")
 def long_call() -> ReachProbe:
-    """Return a call with 513 tokens for the walkthrough, where a masked key has the same weight as a score of 0."""
+    """Return a call with 513 tokens for the walkthrough, in which a masked key has the weight of a score of 0."""
     long = next(model for model in reach_of_preset("walkthrough") if model.name == "long")
     return long.probe(1, (513, 513))
 

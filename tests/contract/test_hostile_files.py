@@ -73,7 +73,7 @@ def sparse(path: Path) -> None:
 
 
 def listening(path: Path) -> None:
-    """Create a socket; its path must be short."""
+    """Create a socket in the current folder, because the path of a socket must be short."""
     before = Path.cwd()
     os.chdir(path.parent)
     with socket.socket(socket.AF_UNIX) as made:

@@ -1,4 +1,4 @@
-"""Correct ports; the rows of `kinds.toml` replace text in this file, and so make wrong ports."""
+"""Correct ports. The rows of `kinds.toml` replace text in this file to make wrong ports."""
 
 from __future__ import annotations
 

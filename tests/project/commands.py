@@ -81,7 +81,7 @@ save_file({{f"{{probe}}/logits": forward.logits(**given) for probe, given in pro
 
 
 def transparity(*arguments: str) -> None:
-    """Run a command of ours; a check may find the port right or wrong."""
+    """Run a command of this project. A check may end with 0 or 1."""
     ended = CliRunner(env={"COLUMNS": "80", "PYTHONPATH": PATHS}).invoke(app, arguments)
     assert ended.exit_code in ENDS.get(arguments[0], (0,)), f"{shlex.join(arguments)}: {ended.output}"
 

@@ -26,7 +26,7 @@ def build(config: Any, parameters: Any) -> Callable[..., Any]:
 
 
 def failing(fails: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a `build` of a port that applies `fails` to its logits on the last rank."""
+    """Return the `build` function of a port that applies `fails` to its logits on the last rank."""
 
     def build_failing(config: Any, parameters: Any) -> Callable[..., Any]:
         forward = build(config, parameters)

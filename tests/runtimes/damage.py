@@ -183,7 +183,8 @@ def in_a_process(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def campaign(kind: str, inputs: int, seed: int, root: Path) -> tuple[Counter[str], int]:
-    """Check damaged artifacts of a kind; print those that agree, and unexpected outcomes.
+    """Check damaged artifacts of a kind. Print unexpected outcomes, and each artifact that agrees with the right
+    outputs.
 
     Returns: the number of each outcome, and the number of artifacts that agree but compute something else.
     """

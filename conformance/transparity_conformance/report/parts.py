@@ -30,7 +30,7 @@ class Coverage:
     batches: tuple[int, ...] = ()
     """The numbers of rows in a call."""
     calls: int = 0
-    """The number of calls of one object, each compared with the same call of a new object."""
+    """The number of calls of one object. Each call is compared with the same call of a new object."""
     features: tuple[str, ...] = ()
     """Fields of the configuration that matter: another value would have changed the result of at least one compared
     call."""

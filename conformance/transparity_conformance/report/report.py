@@ -163,7 +163,8 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Measured:
-    """The comparison of one tap on one probe, end to end and for its segment only."""
+    """The comparison of one tap on one probe: computed from the inputs of the model, and from the port's previous
+    activations."""
 
     tap: str
     probe: str

@@ -24,7 +24,7 @@ RUNTIMES = {
     ".onnx": Runtime("runtimes.onnx", "onnxruntime"),
     ".gguf": Runtime("", "gguf"),
 }
-"""The runtime for each suffix of a file."""
+"""The runtime for files with each suffix."""
 
 HUB = Runtime("hub", "transformers")
 """The runtime for a Hugging Face folder, which contains its own configuration."""

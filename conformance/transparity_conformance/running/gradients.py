@@ -223,8 +223,8 @@ def found_by_rows(wanted: Mapping[str, np.ndarray], given: Mapping[str, np.ndarr
     """Find the rows or columns of each `wanted` tensor among the rows and columns of the `given` tensors.
 
     If a given tensor has exactly the same rows or columns in the same order, the wanted tensor is read from it.
-    Otherwise, each row or column must occur once among all given tensors. Tensors that are not found are left out.
-    """
+    Otherwise, each row or column must occur exactly once in the given tensors together. Tensors that are not found are
+    left out."""
     vectors = {value.size for value in wanted.values() if value.ndim == 1}
     every = [lines for name, value in given.items() for lines in _lines(name, value, vectors)]
     if not every:

@@ -172,7 +172,7 @@ def _shapes(definition: Definition) -> str:
 
 
 def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
-    """Return a row as HTML: the statement of each column, and the value that it computes."""
+    """Return a row as HTML: the statement of each column, and the value of the statement."""
     lines = [_code(statement) if statement else "" for statement in row]
     kind = "same" if len(set(lines)) == 1 else "differs"
     cells = "".join(f'<pre class="cell">{_highlighted(text)}</pre>' for text in lines)

@@ -74,7 +74,8 @@ class _Reader:
         return []
 
     def class_(self, node: ast.ClassDef) -> list[Definition]:
-        """Return the methods of a class, first the method in `BODIES`; a class with only fields is one definition."""
+        """Return the methods of a class, with the method in `BODIES` first. A class that only has fields is returned
+        whole."""
         name, doc = shared_name(node.name), ast.get_docstring(node) or ""
         methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
         body = next((known for known in BODIES if known in methods), None)

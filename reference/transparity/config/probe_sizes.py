@@ -59,8 +59,8 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a `query_temperature_length` below the length of the longest probe. A `rotary_original_length` of the same
-    value changes with it."""
+    """Return a `query_temperature_length` below the length of the longest probe. If `rotary_original_length` has the
+    same value, it changes with `query_temperature_length`."""
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
@@ -117,7 +117,7 @@ def feed_forward_width(config: Any, embed_dim: int) -> int:
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
     """Return the width of a shared expert in proportion to `embed_dim`.
 
-    If the width is a multiple of an expert's width, as in DeepSeek-V3, the result is one too."""
+    If the width is a multiple of an expert's width, as in DeepSeek-V3, the result is also a multiple."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

@@ -158,7 +158,7 @@ class TransformerConfig:
     norm_gain: NormGain = "weight"
     """Factor of the normalized values: the norm's `weight`, or 1 + its weight (Gemma)."""
     norm_bias: bool = True
-    """Whether the norms have biases; `rms` never has."""
+    """Whether the norms have biases. An RMS norm never has a bias."""
     norm_eps: float = number(
         1e-5, NOT_NEGATIVE, 1e-5, 1e-2, 1e-12, usual=(1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 0.0, 1e-2, 1e-4)
     )

@@ -18,7 +18,7 @@ class Cut(NamedTuple):
     axis: int | None = None
     """None means that every rank has the whole parameter."""
     heads: int | None = None
-    """Number of heads along the axis. None means that the axis has single features, not heads."""
+    """Number of heads along the axis. None means that the axis consists of features that belong to no head."""
     of: str = "heads"
     """The words for the heads in messages."""
     why_whole: str | None = None

@@ -21,7 +21,7 @@ STEP = 1e-20
 
 
 def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent."""
+    """x Wᵀ + b, or x Wᵀ if `parameters` has no bias."""
     if fast_linear.applies(x):
         return fast_linear.linear(parameters, x)
     product = x @ parameters["weight"].T

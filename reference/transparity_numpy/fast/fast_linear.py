@@ -22,7 +22,7 @@ def applies(x: Inexact[Array, "*batch features_in"]) -> bool:
 
 
 def linear(parameters: Parameters, x: Inexact[Array, "*batch features_in"]) -> Inexact[Array, "*batch features_out"]:
-    """x Wᵀ + b; `bias` may be absent."""
+    """x Wᵀ + b, or x Wᵀ if `parameters` has no bias."""
     rows, weight = x.reshape(-1, x.shape[-1]), parameters["weight"]
     product = np.ascontiguousarray((weight @ rows.T).T) if len(rows) <= FEW else rows @ weight.T
     if "bias" in parameters:

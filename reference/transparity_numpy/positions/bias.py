@@ -71,7 +71,7 @@ def score_bias(
 ) -> Inexact[Array, "#batch heads queries keys"]:
     """Return the bias of the scores of queries at `positions` and keys at 0 … `keys` − 1.
 
-    With `both`, queries also see later keys. `parameters` has the parameters of the stack.
+    With `both`, queries also see later keys. `parameters` contains the parameters of the whole stack.
     """
     if config.has_relative_bias:
         return relative_bias(config, parameters["relative_bias"], positions, keys, both=both)

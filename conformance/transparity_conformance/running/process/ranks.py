@@ -144,7 +144,8 @@ class ProcessGroup:
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
-        """Receive the answers of all ranks in any order, because a rank may wait for another; return them by rank."""
+        """Receive the answers of all ranks, and return them by rank. They arrive in any order, because a rank may wait
+        for another rank."""
         try:
             return SharedCall(self.processes, what).answers()
         except PortCallError:  # no process has ended

@@ -136,7 +136,7 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
     """Yield each claim with each subject of a backend to which it applies, and whether the quick suite tests it.
 
-    A claim with more cases than the quick suite tests is yielded twice: with few cases, and with all.
+    If a claim has more cases than the quick suite tests, yield the claim with few cases, and again with all cases.
     """
     for subject, quick in subjects(name):
         for each in all_claims().values():

@@ -160,7 +160,7 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on activations that are large, comparable and small relative to eps."""
+    """Compare `function` on three sizes of activations: much larger than eps, about as large, and much smaller."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 

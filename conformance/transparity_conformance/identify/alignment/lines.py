@@ -179,5 +179,7 @@ def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)
-    near = np.minimum(np.abs(table[behind % table.size] - values), np.abs(table[behind - 1] - values))
-    return bool(np.all(near <= allowed))
+    around = np.stack([table[behind % table.size], table[behind - 1]])
+    with np.errstate(invalid="ignore"):  # masked scores are −∞ on both sides
+        near = (around == values) | (np.abs(around - values) <= allowed)
+    return bool(near.any(0).all())

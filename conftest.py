@@ -93,7 +93,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Exempt compiled code from garbage collection at the end, which would take seconds."""
+    """Exempt all objects from the garbage collection at exit; collecting compiled code would take seconds."""
     gc.freeze()
     if session.config.getoption("--record-durations") and not hasattr(session.config, "workerinput"):
         record_durations()

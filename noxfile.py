@@ -94,7 +94,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def choose(session: nox.Session) -> None:
-    """Record which lines each test runs, and choose the tests of `nox -s tests` by them."""
+    """Record which lines each test runs, and choose the tests of `nox -s tests` from this record."""
     install(session, "test", "benchmarks", "choosing", "examples", "runtimes")
     session.run("python", "-m", "tests.choosing", "record", *PARALLEL, env=quickly(session))
     session.run("python", "-m", "tests.choosing", "choose", env=quickly(session) | {"PYTHONPATH": "conformance"})

@@ -22,8 +22,8 @@ FLOPs. `transparity.axes` explains the letters; F is `feed_forward_dim` and A is
 
 Masked scores also count, so a causal mask saves nothing. Each decoder layer projects the encoder's output again. All
 experts (E) count, because PyTorch and JAX compute all of them. A state-space model has one number per state instead of
-two. It computes neither k·k nor the correction of its state. Only matrix products count: no softmax, masks, scales,
-norms, biases, residuals, activations or embeddings.
+two. A state-space model computes neither k·k nor the correction of the state. Only matrix products count: no softmax,
+masks, scales, norms, biases, residuals, activations or embeddings.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def digest_of(workload: Workload, root: Path) -> str:
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`; if it is missing, fill it by `write`.
+    """Return the folder `name`, which `write` fills if the folder does not exist yet.
 
     The name ends with a digest. Folders with the same name but another digest are removed.
     """
@@ -180,7 +180,10 @@ def logits(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
 
 def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
-    """Return the most likely tokens in float64, up to the first token that rounding may change, and a budget of 0."""
+    """Return the most likely tokens, computed in float64, and a budget of 0.
+
+    `UNSURE` replaces the first token that rounding may change, and all later tokens.
+    """
     exact = {name: value.astype(np.float64) for name, value in parameters.items()}
     written = generate(workload.config, exact, inputs["tokens"], workload.new_tokens)
     truth, budget = logits(workload, parameters, {"tokens": written[:, :-1]})

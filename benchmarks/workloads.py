@@ -163,7 +163,7 @@ def inputs_of(workload: Workload) -> Arrays:
 def _workloads() -> Iterator[Workload]:
     """Yield the rows of workloads.toml, without padding, and every preset with the sizes of its document.
 
-    In the rows, the bias of a decoder's head is zero, because GPT-2's head has no bias.
+    For decoders in workloads.toml, the head's bias is zero, because GPT-2's head has no bias.
     """
     tables = tomllib.loads(Path(__file__).with_name("workloads.toml").read_text(encoding="utf-8"))
     for row in tables["workloads"]:

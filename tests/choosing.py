@@ -108,8 +108,8 @@ def chosen(lines: Lines, seconds: dict[str, float]) -> list[str]:
     """Return the tests that are not deferred.
 
     Short tests are never deferred, and neither are the tests that `CRITICAL` and `KILLERS` name. Each step adds the
-    test that runs most new lines per second, until the tests take `BUDGET`. When no test runs a new line, each step
-    adds the test that runs most lines that only one other test runs.
+    test with the highest number of new lines per second, until the tests take `BUDGET`. When no test runs a new line,
+    each step adds the test with the most lines that only one other test runs.
     """
     free = {test for test in lines if seconds[test] > conftest.QUICK and not test.startswith((*CRITICAL, *KILLERS))}
     kept = sorted(lines.keys() - free)

@@ -57,8 +57,8 @@ def llama3_frequencies(config: TransformerConfig) -> Float64[np.ndarray, " pairs
 def yarn_ends(config: TransformerConfig) -> tuple[float, float]:
     """Return the pairs of features between which the angles go from unscaled to scaled (Peng et al. 2024, §3.2).
 
-    The angles of these pairs make `rotary_fast_turns` and `rotary_slow_turns` turns in the original length. The
-    authors' code rounds to whole pairs.
+    Over `rotary_original_length` positions, the first pair makes `rotary_fast_turns` full turns, and the last pair
+    makes `rotary_slow_turns`. The authors' code rounds to whole pairs.
     """
     original, width = config.rotary_original_length / (2 * math.pi), config.rotated_dim / 2
     fast, slow = config.rotary_fast_turns, config.rotary_slow_turns

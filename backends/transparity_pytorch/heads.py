@@ -46,7 +46,8 @@ def pool(
 
     `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
     Gurevych 2019, §3); `last` is the last of them. `eos` is the first `eos_id`, `largest` the largest token id (Radford
-    et al. 2021, §2.4). A row without such a token has the state at its first position; its mean is 0."""
+    et al. 2021, §2.4). If all tokens of a row are padding, `mean` is 0 and `last` is the first position. If a row has
+    no `eos_id`, `eos` is the first position."""
     if config.pooling == "mean":
         count = is_token.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         return (x * is_token[:, :, None]).sum(dim=1) / count

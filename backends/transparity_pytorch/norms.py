@@ -45,7 +45,7 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n. `torch.nn.BatchNorm1d` also
-    normalizes by this, but its running variance uses n − 1."""
+    normalizes by the variance with n, but computes its running variance with n − 1."""
     return torch.lerp(old, new, momentum)
 
 

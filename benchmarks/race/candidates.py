@@ -43,7 +43,7 @@ class Candidate:
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of its process; `{threads}` is replaced by the number of cores."""
     root: Path | None = None
-    """The checkout whose code it runs, if this is not the current checkout."""
+    """The checkout whose code the candidate runs; None means the current checkout."""
 
     @property
     def is_limit(self) -> bool:

@@ -42,7 +42,7 @@ def _quickest(run: Run, device: str) -> float:
 
 
 def product(task: Task, library: str) -> Run:
-    """Return the limit of a library's matrix products, in the workload's precision."""
+    """Return a run that measures the speed of a library's matrix products, in the workload's precision."""
     random = np.random.default_rng(0)
     runs = []
     for m, k, n in PRODUCTS if task.device == "cpu" else PRODUCTS_ON_A_GPU:
@@ -52,8 +52,8 @@ def product(task: Task, library: str) -> Run:
 
 
 def bandwidth(task: Task, library: str) -> Run:
-    """Return the limit of a library's pass over memory: the product of a large matrix and a vector reads each number
-    once."""
+    """Return a run that measures the memory bandwidth of a library: the product of a large matrix and a vector reads
+    each number once."""
     matrix = np.ones(MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU, np.float32)
     run = MULTIPLICATIONS[library](task, matrix, np.ones(matrix.shape[1], np.float32))
     return Limit([(run, matrix.nbytes)], task.device)
@@ -75,7 +75,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """Return a product by oneDNN, for which the right matrix is packed once, before it is timed."""
+    """Return a product that oneDNN computes; the right matrix is packed once, before the product is timed."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

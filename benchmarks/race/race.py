@@ -129,8 +129,8 @@ def run_rounds(
 ) -> list[Result]:
     """Start the candidates, then run each of them once per round.
 
-    On a CPU, they prepare one after another, so that the times of preparation are undisturbed. On a GPU, compilers take
-    far longer than all rounds, so several candidates prepare at once.
+    On a CPU, they prepare one after another, so that the times of preparation are undisturbed. On a GPU, compiling
+    takes far longer than all rounds, so several candidates compile at once.
     """
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []

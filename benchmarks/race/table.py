@@ -108,7 +108,7 @@ def title(workload: Workload) -> str:
 def as_markdown(rows: Sequence[Row]) -> str:
     """Return a Markdown table of the project's columns and their ratios to the best peers.
 
-    Workloads that belong to a curve are left out.
+    The table leaves out workloads that are points of a curve over the length or the batch size.
     """
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None

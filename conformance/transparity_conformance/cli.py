@@ -105,8 +105,8 @@ INPUTS_HELP = (
     "to arrays."
 )
 HEAD_HELP = (
-    "Output of an encoder-only checkpoint or family. Default: the first of classes, pooled, logits and hidden that the "
-    "model has."
+    "Output of an encoder-only checkpoint or family. Default: the first output that the model has, in the order "
+    "classes, pooled, logits, hidden."
 )
 AS_HUB_HELP = "With --family: write a small model with random weights, as a Hugging Face folder."
 EXPORTED_HELP = (

@@ -39,7 +39,7 @@ def shown_probes() -> dict[str, dict[str, Probe]]:
 def runs() -> dict[str, list[Run]]:
     """Return the runs of each visible cause of the forward pass, one per probe, by its id.
 
-    The first run is the first of a variant on a probe in which the fault is visible.
+    The first run of a cause uses the first variant and the first probe with which the fault is visible.
     """
     probes = shown_probes()
     candidates: defaultdict[str, list[tuple[str, Hypothesis]]] = defaultdict(list)

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Qwen 2 in PyTorch, with an attention function that has a flag for a causal mask, like fast kernels."""
+"""A Qwen 2 in PyTorch. The attention function has a flag for a causal mask, as fast attention kernels have."""
 
 import json
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Each backend of the project subclasses `CheckedForward`, or `DifferentiableForward` if it has gradients, and
 `CheckedBackend`. The backend implements the methods with an underscore, which receive valid NumPy arrays. Third-party
-backends can do the same.
+backends can use the same base classes.
 """
 
 from __future__ import annotations

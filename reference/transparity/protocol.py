@@ -4,9 +4,9 @@ A port is any function `build(config, parameters)` that returns a `forward`. `fo
 a dict of activations that includes `logits`. Other capabilities are attributes of `forward`; a report lists missing
 capabilities as not compared.
 
-To register a backend, a package lists its `build` in the entry-point group `transparity.backends`. It may also list a
-`Harness` under the same name in `transparity.harnesses`. Without a harness, the suite skips its comparisons of single
-functions and modules.
+To register a backend, a package lists its `build` in the entry-point group `transparity.backends`. A package may also
+list a `Harness` under the same name in `transparity.harnesses`. Without a harness, the suite skips its comparisons of
+single functions and modules.
 """
 
 from __future__ import annotations

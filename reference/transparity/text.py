@@ -1,7 +1,7 @@
 """Untrusted text, such as names in files, messages of exceptions, reprs and paths, is escaped and shortened here.
 
-Every `TransparityError` and every report passes its sentences through `safe`. No control character and no name of ten
-megabytes therefore reaches a terminal or a file.
+Every `TransparityError` and every report passes its sentences through `safe`. Therefore, no control character and no
+name of ten megabytes reaches a terminal or a file.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def test_turns_that_read_later_ones_and_turns_of_other_shapes_are_no_loop(probe:
 
 
 def steps(more: Sequence[int]) -> list[Operation]:
-    """Return the operations of a port that is called once per token; later calls also read a cache, at the lines
-    `more`.
+    """Return the operations of a port that is called once per token; calls after the first also read a cache, in the
+    lines `more`.
     """
     operations: list[Operation] = []
     for token in range(LENGTH):

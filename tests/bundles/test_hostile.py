@@ -38,7 +38,7 @@ UNSIGNED, FORGED, WRITTEN = 400, 120, 400
 Tensors = dict[str, np.ndarray]
 Change = Callable[[Path], object]
 Row = tuple[Change, str]
-"""A change of a folder, and a part of the error that it must cause."""
+"""A change to a folder, and a part of the error message that the change must cause."""
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,7 @@ def with_loss(loss: Simulate) -> Build:
 
 
 def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
-    """Return a port with a simulated `generate`; greedy decoding is right unless `greedy_too`."""
+    """Return a port that samples with `simulate`; with `greedy_too`, the port also decodes greedily with `simulate`."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def given(

@@ -21,7 +21,8 @@ TABLES = {"shapes", "layers"}
 """Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
-"""Files for several ranks, which NumPy lacks; both frameworks define the same functions only in `parallel.plan`."""
+"""Files for several ranks. NumPy has no such files, and both frameworks define the same functions only in
+`parallel.plan`."""
 
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 """Files that every column has, with contents that depend on the framework."""
@@ -126,7 +127,8 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """Return a framework's arguments without the device, and without a module that replaces NumPy's parameters."""
+    """Return a framework's arguments, without `device`, and without a module that NumPy's function replaces by `config`
+    or `parameters`."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]

@@ -1,4 +1,4 @@
-"""Dropout: its places in each document, and the effect of its masks."""
+"""Tests of dropout: where each document applies dropout, and what dropout masks change."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from transparity_conformance.oracle.cases import AUDIO, CASES, IMAGES
 from transparity_conformance.oracle.strategies import configs
 
 AT_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Settings without a deadline, because a busy machine draws slowly."""
+"""Settings without a deadline, because drawing a configuration is slow on a busy machine."""
 
 
 @AT_ANY_SPEED

@@ -43,7 +43,7 @@ def probes() -> dict[str, Probe]:
 
 
 def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesis]:
-    """Return the faults with an id at every group of taps, the largest group first."""
+    """Return every fault whose id is `identity`, at each group of taps, the largest group first."""
     found = [each for each in hypotheses(probe.config, [*probe.oracle.expected]) if each.fault.id == identity]
     return [each for each in found if variant in ("", each.fault.variant)]
 

@@ -1,4 +1,5 @@
-"""Walks start from recorded activations; faults that exclude each other, and near ties of experts, are no causes."""
+"""Walks through a model start from recorded activations; faults that exclude each other, and near ties of experts, are
+not reported."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
 
 
 def excluding(case: str) -> tuple[Probe, Hypothesis, Hypothesis]:
-    """Return a probe, and two faults that set the same part of its first norm."""
+    """Return a probe, and two faults that both set the eps of the first norm of the probe's model."""
     probe = probes(case)["mixed"]
     tap = next(tap for tap in probe.oracle.expected if tap.endswith("_norm"))
     eps = [one for one in hypotheses(probe.config, [tap]) if one.fault.id == "norm-eps" and one.sites == (tap,)]

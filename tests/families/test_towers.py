@@ -1,4 +1,5 @@
-"""Towers of a CLIP folder, and the attention of Llama 4, compute the same as in transformers' whole models."""
+"""The towers of a CLIP folder, and Llama 4's attention, return the same values as inside the whole models of
+transformers."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., A
 
 
 def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
-    """Return wrong logits for a call that follows a long and then a short input, as if a buffer kept its old end."""
+    """Return wrong logits after a long and then a short input, as if the end of the long input stayed in a buffer."""
     (given,) = tokens.values()
     lengths = state["lengths"] = [*state.get("lengths", []), given.shape[1]]
     return forward(**tokens) * (1.001 if lengths[-3:-1] == [11, 1] else 1)

@@ -54,7 +54,8 @@ def violations(sentence: str, is_manual: bool = False) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return text without emphasis and the targets of links; code, or a list of pieces of code, becomes one word."""
+    """Return text without emphasis and without the targets of links; a piece of code, or a list of such pieces, becomes
+    one word."""
     text = re.sub(r"`+[^`]+`+", "CODE", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
     return re.sub(r"CODE(?:,? (?:and |or )?CODE)+", "CODE", " ".join(text.replace("*", "").split()))
 

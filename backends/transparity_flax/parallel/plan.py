@@ -19,7 +19,8 @@ ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter, and the reason if it is not sharded as its part allows."""
+    """The placement of a parameter on the ranks; `fallback` says why the parameter is not sharded along its usual
+    axis."""
 
     placement: PartitionSpec
     fallback: str | None = None

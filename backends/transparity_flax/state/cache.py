@@ -8,8 +8,8 @@ A cache is a dictionary of arrays, each replaced when it changes:
     layers                          one dictionary for each decoder layer
 
 A layer has the `key` and `value` (batch, key_heads, capacity, head_dim) of self-attention, and of cross-attention. A
-recurrence has the last inputs of its convolutions (batch, width − 1, features). It also has its `state` (batch, heads,
-head_dim, value_dim), in at least float32.
+recurrence has the last inputs of its convolutions (batch, width − 1, features). A recurrence also has a `state` (batch,
+heads, head_dim, value_dim), in at least float32.
 """
 
 from __future__ import annotations

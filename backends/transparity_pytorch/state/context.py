@@ -13,7 +13,7 @@ from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
 """The kind of a mask, which the configuration determines: causal, without hidden keys, or with some key for each query.
-Compiled code cannot read this from the mask's values."""
+Compiled code cannot read the kind of a mask from the mask's values."""
 
 
 class Mask(NamedTuple):
@@ -27,7 +27,8 @@ class LayerContext(NamedTuple):
     """The inputs of a layer besides x and its weights.
 
     The window in the mask, the rotary tables and the temperature differ between kinds of layers. `tap` and `cache`
-    differ between layers. The NumPy column also has `training` here, which the framework's modules know themselves."""
+    differ between layers. The NumPy column's `LayerContext` also has a field `training`; the framework's modules have a
+    training flag of their own."""
 
     mask: Mask
     """True where self-attention may attend."""

@@ -69,7 +69,7 @@ def path_of(scope: str, name: str) -> str:
 
 
 def build(task: Task) -> Run:
-    """Build the jitted run."""
+    """Build a KerasHub model with the task's weights, and return a run of the jitted model."""
     model = model_of(task.config)
     variables = {variable.path: variable for variable in model.variables}
     for scope, weights in by_block(task.parameters).items():

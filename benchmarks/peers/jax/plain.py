@@ -38,8 +38,8 @@ def weights_of(task: Task) -> Weights:
 
 
 def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, start: Any = 0) -> Blocks:
-    """Return blocks with these weights; `past` is the cache of keys and values, to which positions from `start` on are
-    added."""
+    """Return blocks with these weights; `past` is a cache of keys and values, and new positions are written from index
+    `start` on."""
 
     def embed(name: str, tokens: jax.Array) -> jax.Array:
         table = w[f"{name}.weight"]
@@ -109,7 +109,7 @@ def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax
 
 
 def build(task: Task) -> Run:
-    """Build the jitted run."""
+    """Build the blocks with the task's weights, and return a run of the jitted model."""
     weights = weights_of(task)
     if task.workload.kind == "decode":
         written = jax.jit(partial(generate, task.config, task.workload.new_tokens))

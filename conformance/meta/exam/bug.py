@@ -46,7 +46,7 @@ def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
 
 @functools.cache
 def exam() -> dict[str, Bug]:
-    """Return all bugs and their twins, by id."""
+    """Return all bugs by id, and their twins: the same ports without a bug."""
     groups = itertools.groupby(read_folder(BUGS), lambda bug: bug.group)
     return {bug.id: bug for _, bugs in groups for bug in with_twins(list(bugs))}
 

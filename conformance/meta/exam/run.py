@@ -78,7 +78,7 @@ def config_of(bug: Bug, subject: Any) -> TransformerConfig:
 
 
 def port_of(bug: Bug, subject: Any) -> Port:
-    """Return the function of the subject that loads or builds the model."""
+    """Return the function that loads or builds the model, from the module `subject`."""
     name = bug.port or ("load" if hasattr(subject, "load") else "build")
     port: Port = getattr(subject, name)
     return port

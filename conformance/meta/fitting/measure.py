@@ -2,7 +2,7 @@
 
 A configuration is found if every field that affects the forward pass has its original value. A field may differ in two
 cases. `fit` may report it as undetermined, or the configuration may ignore it, such as `rope_theta` without rotary
-positions. In both cases the reference must return equal logits for both values.
+positions. In either case, the reference must return equal logits with the original value and with the fitted value.
 """
 
 from __future__ import annotations

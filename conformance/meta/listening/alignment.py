@@ -58,7 +58,7 @@ def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
 
 
 def column(framework: str) -> Build:
-    """Return the column of a framework as a port that returns its taps."""
+    """Return a port that computes with a framework's column and returns the values of all taps."""
 
     def build(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = backend(framework)(config, parameters, dtype="float32", mode="eager")

@@ -202,7 +202,7 @@ WORDS = ("pytorch", "flax")
 
 @dataclass(frozen=True)
 class Plant:
-    """An edit of one file of a column that makes it wrong."""
+    """An edit of one file that makes a column compute wrong results."""
 
     mistake: str
     column: str

@@ -22,7 +22,7 @@ class PoolError(ValueError):
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
     """Return the rows of a table.
 
-    Top-level fields are defaults for every row. The fields of `config` are merged.
+    Top-level fields are defaults for every row. A row's `config` is merged with the default `config`, field by field.
     """
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
@@ -142,7 +142,8 @@ class Bug:
         return text_of(self.path, [self])
 
     def right_lines(self, others: Sequence[Bug] = ()) -> set[int]:
-        """Return the line numbers at which a report of this bug is right; the file also has the bugs `others`."""
+        """Return the line numbers at which a report of this bug is right, if the file also contains the bugs
+        `others`."""
         same = [bug for bug in others if bug.path == self.path]
         before, text = text_of(self.path, same), text_of(self.path, [*same, self])
         matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)

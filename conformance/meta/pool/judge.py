@@ -1,4 +1,4 @@
-"""Judge the checker's answer to planted bugs: whether it detects, places and names each, and reports the right line."""
+"""Judge whether the checker detects, locates and names each planted bug, and reports the right line."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def _false_causes(bugs: Sequence[Bug], fault: Fault) -> list[str]:
 def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     """Return the false statements in an answer about planted bugs.
 
-    These are wrong causes, wrong places of right causes, and the claim that nothing else differs while a bug is
-    unnamed.
+    False statements are wrong causes, right causes at wrong taps, and the claim that nothing else differs although a
+    bug is unnamed.
     """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
@@ -203,7 +203,8 @@ def is_placed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first divergence is named after a bug, or after an indistinguishable cause."""
+    """Return whether the first reported cause is a planted bug, or a cause that cannot be distinguished from the
+    bug."""
     return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
 
 

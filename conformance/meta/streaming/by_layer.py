@@ -53,7 +53,7 @@ def peak(process: int) -> int:
 
 
 def every_piece(folder: Path) -> dict[str, Any]:
-    """Check every piece of the checkpoint, which transformers loads without a mistake."""
+    """Check every piece of the checkpoint; transformers loads the pieces, and no mistake is planted."""
     check, rows, began = checker("right"), [], time.monotonic()
     for system in layer_systems(folder, None, None):
         _, row = measured(check, system)

@@ -13,7 +13,7 @@ import numpy as np
 from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
-"""The dominator of the program's inputs; it stands for all inputs together."""
+"""A dominator that represents all inputs of the program together."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class DataFlow:
         return one
 
     def behind(self, value: int) -> Iterator[int]:
-        """Yield the dominators of a value, the nearest first. All of the input passes through each of them."""
+        """Yield the dominators of a value, the nearest first. All data from the inputs to the value passes through each
+        dominator."""
         value = self.passes.get(value, START)
         while value != START:
             yield value

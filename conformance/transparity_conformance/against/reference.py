@@ -99,7 +99,7 @@ class Reference:
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
-                f"The reference {self.name} answers {_shapes(inputs)} differently at the second call; seed its "
+                f"The reference {self.name} gives another answer at the second call on {_shapes(inputs)}; seed its "
                 "random numbers, or reset its state between calls."
             )
 

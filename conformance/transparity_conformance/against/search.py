@@ -228,7 +228,7 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find the edit of the first step whose result the port has with the same numbers in another order.
+        """Find the edit of the first step for which the port has the right numbers in a wrong order.
 
         Matching ignores the order of numbers, so only later operations differ.
         """

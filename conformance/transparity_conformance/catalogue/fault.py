@@ -91,7 +91,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class NumericFault:
-    """A family of faults that differ by a number, which the checker fits."""
+    """A family of faults that are equal except for one number, which the checker fits."""
 
     is_site: Callable[[str], bool]
     """Returns whether the fault can occur at a tap."""

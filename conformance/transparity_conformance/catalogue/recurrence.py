@@ -130,7 +130,8 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Faulty norms of a state-space model, which applies the gate before the norm and normalizes groups of heads."""
+"""Faulty norms of a state-space model. The right model applies the gate before the norm, and normalizes groups of
+heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,

@@ -88,7 +88,7 @@ def _check_has_pieces(opened: Opened) -> None:
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint for `pieces`; an encoder without a `head`, or with `logits`, returns its hidden states."""
+    """Open a checkpoint that is checked in pieces; an encoder with no `head`, or `logits`, returns hidden states."""
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened

@@ -50,9 +50,9 @@ def explain_all(
 ) -> tuple[Divergence, ...]:
     """Explain every segment in `faulty`; segments that an earlier cause also explains are left out.
 
-    Activations that were found by value may be matched wrongly. With such activations, `answer` contains the logits,
-    and only causes that reproduce the logits are reported. The search tries single faults first, then the fewest faults
-    that explain the segments, then pairs.
+    Activations that were found by value may be matched wrongly. If activations were found by value, `answer` contains
+    the logits, and only causes that reproduce the logits are reported. The search tries single faults first, then the
+    fewest faults that explain the segments, then pairs.
 
     On several `ranks`, faults of the sharding are also tried.
     """

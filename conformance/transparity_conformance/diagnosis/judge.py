@@ -194,7 +194,7 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return the divergences for undeclared rounding and for a fault hidden in it, and add notes about both."""
+    """Return divergences for undeclared rounding and for a fault that the rounding hides, and add notes about both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(

@@ -71,4 +71,5 @@ COHERENT = Threshold(
     "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test is not made in "
     "float32, whose budgets are narrow; there, the ratio reached 1.93",
 )
-"""The largest projection of an error onto an effect, relative to the largest projection of the reference's rounding."""
+"""The largest accepted projection of an error onto a fault's effect, relative to the largest such projection of the
+reference's rounding."""

@@ -1,4 +1,4 @@
-"""Compare the logits of a model with random weights with the reference, on the probes of a check."""
+"""Compare a model's logits with the reference's logits, for random weights and the probes of a check."""
 
 from __future__ import annotations
 

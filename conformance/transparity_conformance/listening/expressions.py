@@ -135,7 +135,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression, and its operands in the given `fields`, so that all of them are reported."""
+        """Wrap an expression so that its value and the values of its operands in `fields` are reported."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)

@@ -5,7 +5,7 @@ the port runs, its functions run rewritten code whose expressions report their v
 finds the functions to rewrite.
 
 For operations within installed packages, only the results are recorded. Integers and bools are left out, but the record
-follows the data through them. These are not recorded either:
+follows the data through them. The following are not recorded:
 
 - compiled functions, and functions without source text
 - other threads
@@ -42,7 +42,7 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that write into their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions. Python, not the port, defines the attributes of their objects."""
+"""Types of functions. Python, not the port, defines the attributes of functions."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
 """Types of values that are never arrays. Python loops compute many such values, so they are skipped quickly."""

@@ -5,7 +5,7 @@ intermediate results of fused attention are added in float64. Each output of an 
 module runs eagerly while it is recorded. A layer of `nn.Transformer` runs in parts, which may round differently from
 its fast path.
 
-Integers and bools are left out, but the record follows the data through them. These are not recorded either:
+Integers and bools are left out, but the record follows the data through them. The following are not recorded:
 
 - other threads
 - views of parameters

@@ -140,7 +140,7 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
     """Return whether the operations at the same place of each iteration have the same shape.
 
-    An operation may read results of operations before it in the body only, from any iteration.
+    Within the loop, an operation may read only the results of earlier operations of the body, from any iteration.
     """
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period

@@ -211,7 +211,8 @@ class Recorded:
     def has_numbers_of(self, index: int, other: int) -> bool:
         """Return whether two values have the same numbers, in any order.
 
-        Values such as masks, with only one number besides 0, never match: any two of them could agree by their counts.
+        Values with only one number besides 0, such as masks, never match, because two masks may contain this number
+        equally often by chance.
         """
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2

@@ -55,17 +55,16 @@ NEIGHBOURS = 3
 NEIGHBOURS_OF_HOT = 16
 """The number of points at which rounding is measured for the probe `hot`, in which one key has most of the weight.
 
-A few numbers determine the error of such scores, so chance matters more. Over 144 such models (12 weights of each
-preset), the error of a right program is up to 4.5 × the error that is measured at three points. At 8, 16 and 32 points,
-it is 4.3 ×, 2.3 × and 1.7 ×.
+A few numbers determine the error of such scores, so chance matters more. In 144 such models (12 sets of weights for
+each preset), a right program's error was up to 4.5 × the error at three points. With 8, 16 and 32 points, the ratio was
+4.3, 2.3 and 1.7.
 """
 
 NEIGHBOURS_OF_RECURRENT = 8
 """The number of points at which rounding is measured for a model with a recurrence.
 
-The output of the state may be near zero for a token, and a norm then enlarges its error. Over 40 such models, the error
-of a right program is up to 3.4 × the error that is measured at three points. At 1, 8 and 16 points, it is 4.7 ×, 1.2 ×
-and 1.0 ×.
+The output of the state may be near zero for a token, and a norm then enlarges its error. In 40 such models, a right
+program's error was up to 3.4 × the error at three points. With 1, 8 and 16 points, the ratio was 4.7, 1.2 and 1.0.
 """
 
 NEIGHBOURS_OF_DRAWN = 8

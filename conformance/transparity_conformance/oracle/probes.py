@@ -352,7 +352,7 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
     ordinary = probe_parameters(config)
     mixed = mixed_inputs(config, 0, source, target)
     made = [
-        ("mixed", "every kind of row at once", config, ordinary, mixed),
+        ("mixed", "a batch with one row of every kind", config, ordinary, mixed),
         *[("one", "length 1", config, ordinary, mixed_inputs(config, 1, 1, 1))] * (not config.reads_pixels),
         ("tiny", "activations so small that eps matters", config, probe_parameters(config, 3, 1e-3), mixed),
     ]
@@ -423,7 +423,8 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""The number of text tokens for given weights, because windows, angles and distances show only in long texts."""
+"""The number of text tokens for a model with given weights. Faults of windows, angles and distances show only in long
+texts."""
 
 ROWS_OF_A_LARGE_ONE = 2
 """The number of rows of text for a large model."""
@@ -432,7 +433,7 @@ ROWS_OF_A_LARGE_ONE = 2
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
     """Return the probes of a model with given parameters, such as a checkpoint's, by name."""
     source, target = min(SOURCE, config.max_length), min(TARGET, config.max_length)
-    made = [("mixed", "every kind of row at once", mixed_inputs(config, 0, source, target))]
+    made = [("mixed", "a batch with one row of every kind", mixed_inputs(config, 0, source, target))]
     if can_read_text(config) and not is_huge(parameters):
         longest = min(TEXT_OF_A_CHECKPOINT, config.max_length)
         text = _text(config, longest, longest, ROWS_OF_A_LARGE_ONE if is_large(parameters) else None)

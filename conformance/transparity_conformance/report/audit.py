@@ -150,7 +150,8 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """For fields and for tensors: file, `field` or `tensor`, number, names by outcome, and the usual outcome."""
+        """The arguments of `_line` for fields and for tensors: file, noun, total number, names by outcome, and the
+        usual outcome."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

@@ -198,7 +198,7 @@ def _add_methods(forward: Callable[..., Any], model: Any, array: Array, without_
 
 
 def _offers(model: Any, method: Callable[..., Any]) -> bool:
-    """Return whether a model's method has the same first two arguments as the checker's.
+    """Return whether the model's method and the checker's `method` have the same first two arguments.
 
     Other methods of the same name, such as the `generate` of transformers, take other arguments.
     """

@@ -35,7 +35,7 @@ class Bench:
         self.parts = parts if build else harness(subject.backend)
         self._forwards: dict[tuple[Any, ...], tuple[Arrays, Forward]] = {}
         self.traced = functools.cache(lambda probe: self.forward(probe.config, probe.parameters)(**probe.inputs))
-        """Returns every tap of a probe, from the traced path."""
+        """Returns the values of all taps of a probe, computed by the path that records taps."""
         self.logits = functools.cache(lambda probe: self.forward(probe.config, probe.parameters).logits(**probe.inputs))
         """Returns the logits of a probe, from the fast path."""
         self.over = functools.cache(self._over)
@@ -90,8 +90,8 @@ class Bench:
     def fast_cases(self) -> tuple[str, ...]:
         """The presets whose fast path is tested.
 
-        They are all presets, or three that differ the most if models are compiled in an unusual mode. The full range of
-        `precision.taps_in_every_precision` tests all presets in every mode.
+        All presets are tested. If models are compiled in an unusual mode, only three presets are tested, which differ
+        the most. The full range of `precision.taps_in_every_precision` tests all presets in every mode.
         """
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 

@@ -190,7 +190,8 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks; here, a number stands for each."""
+    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks; `RemoteForward` identifies each cache by a
+    number."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle

@@ -1,4 +1,4 @@
-"""The configuration of a transformer: every difference between two models is one field.
+"""The configuration of a transformer: each property in which two models may differ is one field.
 
 The fields come first, in sections, then derived properties, then JSON. The other files of this package have the ranges
 of numbers (`fields`), the checks (`validation`), and the small sizes at which ports are compared (`probe_sizes`).
@@ -114,8 +114,8 @@ class TransformerConfig:
     up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
     """Number that is added to the up projection before the gate multiplies it (1 in gpt-oss)."""
     activation: Activation = "relu"
-    """Activation of the feed-forward. `gelu` is x · Φ(x) (Hendrycks and Gimpel 2016). `gelu-tanh` approximates it by a
-    tanh, `gelu-quick` by x · σ(1.702 x). `silu` is x · σ(x)."""
+    """Activation of the feed-forward. `gelu` is x · Φ(x) (Hendrycks and Gimpel 2016). `gelu-tanh` approximates `gelu`
+    by a tanh, `gelu-quick` by x · σ(1.702 x). `silu` is x · σ(x)."""
 
     # Experts
 
@@ -132,7 +132,7 @@ class TransformerConfig:
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
     """Whether a bias without a gradient is added to the scores for the choice of experts. The weights of the chosen
-    experts do not include it (Wang et al. 2024)."""
+    experts do not include this bias (Wang et al. 2024)."""
     router_groups: int = whole(1, 1, 2)
     """Number of groups of consecutive experts. Groups are ranked by the sum of their two highest scores
     (DeepSeek-V3)."""
@@ -191,8 +191,8 @@ class TransformerConfig:
     qkv_bias: bool = True
     """Whether the projections of queries, keys and values have biases."""
     key_bias: bool = True
-    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has none: a key bias shifts all scores of a
-    query equally, so it changes no attention weight."""
+    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has no key bias: such a bias shifts all
+    scores of a query equally, so it changes no attention weight."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
@@ -200,9 +200,9 @@ class TransformerConfig:
     projected from the layer's input. Requires `kv_lora_rank`."""
     kv_lora_rank: int | None = None
     """Features of the latent vector from which keys and values are projected, after an RMS norm (latent attention,
-    DeepSeek-V2). The last `rotary_dim` features of each key are projected from the layer's input instead. They are
-    shared by all heads, and only they are rotated. None means that keys and values are projected from the layer's
-    input."""
+    DeepSeek-V2). The last `rotary_dim` features of each key are projected from the layer's input instead. All heads
+    share these `rotary_dim` features, and no other features are rotated. None means that keys and values are projected
+    from the layer's input."""
     value_head_dim: int | None = None
     """Features of each value head. None means the number of features of a key head. Requires `kv_lora_rank`."""
     query_key_norm: bool = False
@@ -216,7 +216,8 @@ class TransformerConfig:
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5, usual=(50.0, 30.0, 20.0, 10.0))
     """Cap of the scores, which become cap · tanh(scores / cap) before the mask (Gemma 2). None means no cap."""
     attention_sinks: bool = False
-    """Whether each head has a sink: one more, learned logit in its softmax, whose weight is then dropped (gpt-oss)."""
+    """Whether each head's softmax has a sink: an additional learned logit, whose weight is dropped after the softmax
+    (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
     """Width of the attention window (Beltagy et al. 2020). A position attends only to positions at a smaller distance.
     None means no window."""
@@ -295,8 +296,8 @@ class TransformerConfig:
     """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
     theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
-    """Index of the row for the first token in the table of learned positions. The table has this number of additional
-    rows."""
+    """Index of the row for the first token in the table of learned positions. The table has `position_offset`
+    additional rows."""
     position_count: PositionCount = "all"
     """Tokens that are counted in positions: `all`, or only `visible` ones, which are not padding (RoBERTa, OPT). With
     `visible`, padding has the position before the first."""
@@ -343,7 +344,7 @@ class TransformerConfig:
 
     patch_size: int | None = None
     """Side of the square patches of an image, in pixels. A linear map embeds each patch (Dosovitskiy et al. 2021). None
-    means that the input is no image."""
+    means that the input is not an image."""
     image_channels: int = 3
     """Channels of an image. The pixels of a patch are ordered by channel, then row, then column."""
     patch_bias: bool = True

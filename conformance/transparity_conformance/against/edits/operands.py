@@ -40,7 +40,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
             yield Edit("operand", says, functools.partial(_taking, place=place, site=step.site, other=other), rank=3)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
-            says = f"has the parts in reverse order in `{at.line}`"
+            says = f"reverses the list of tensors in `{at.line}`"
             make = functools.partial(At.with_argument, place=place, change=operator.itemgetter(slice(None, None, -1)))
             yield Edit("operands", says, make, rank=1)
     if len(step.args) > 1 and isinstance(step.args[0], Ref) and isinstance(step.args[1], Ref):

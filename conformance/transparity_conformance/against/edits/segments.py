@@ -28,7 +28,7 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The largest number of values from a segment's end back to its start, as in `At.behind`."""
+"""The largest number of dominators from a segment's end back to its start, counted as in `At.behind`."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
@@ -90,7 +90,7 @@ def _twice(at: At, count: int) -> Change | None:
 
 
 def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
-    """Return the change that runs the last of two consecutive segments first."""
+    """Return the change that runs two consecutive segments in the opposite order."""
     found = at.behind(*counts)
     if found is None:
         return None

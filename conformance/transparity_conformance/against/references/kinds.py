@@ -60,7 +60,7 @@ class TracedReference(Reference):
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
         """Return the answer in float64, and its budget, measured with several slightly changed inputs and weights.
 
-        Raise `TransparityError` unless the original reference gives the answer of its recorded program.
+        Raise `TransparityError` if the recorded program and the original reference give different answers.
         """
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))

@@ -137,7 +137,7 @@ def _uninitialised_is_nan() -> Iterator[None]:
 def _refuse_large(model: torch.nn.Module) -> None:
     if (count := sum(each.numel() for each in model.parameters())) > LARGEST:
         name = type(model).__name__
-        raise TransparityError(f"{name} has {count:,} parameters when made small; expected at most {LARGEST:,}.")
+        raise TransparityError(f"The small copy of {name} has {count:,} parameters; expected at most {LARGEST:,}.")
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:

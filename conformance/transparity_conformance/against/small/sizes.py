@@ -28,7 +28,8 @@ HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The small size of a head, the smallest width that is reduced, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""The lowest id of a special token that gets a new id, at the end of the small vocabulary, which texts do not use."""
+"""Special tokens with this id or a higher id get a new id at the end of the small vocabulary, where texts have no
+tokens."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 

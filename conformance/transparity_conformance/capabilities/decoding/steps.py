@@ -52,7 +52,7 @@ class StepRequest:
 
     @property
     def is_reached(self) -> bool:
-        """Return whether its model may differ from the model of the first probe."""
+        """Return whether the probe's model may differ from the model of the first probe."""
         return isinstance(self.probe, ReachProbe)
 
     @property

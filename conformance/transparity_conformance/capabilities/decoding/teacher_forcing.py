@@ -49,7 +49,7 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
     # Tokens may be as wide as the longest beam, which may not be the best one.
     longest = end if request.beams == 1 else width + request.steps
     if tokens.shape[1] > longest and all_ended:
-        return f"token {longest}, {request.name}: after the end of every row"
+        return f"token {longest}, {request.name}: decoding continued after every row had ended"
     if not end <= tokens.shape[1] <= longest:
         return f"the length, {request.name}"
     filling = np.arange(tokens.shape[1]) >= (begins + counts)[:, None]

@@ -1,4 +1,4 @@
-"""The capability `gradients`, which is compared with complex-step derivatives if the forward pass is right.
+"""The capability `gradients`: if the forward pass is right, gradients are compared with complex-step derivatives.
 
 Gradients that depend on conventions are left out. These are rows in which a query sees no key, and the embedding of
 padding, which PyTorch's `padding_idx` excludes from learning.

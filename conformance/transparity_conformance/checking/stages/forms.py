@@ -255,7 +255,7 @@ class _RemoteInForm(_InForm, RemotePort):
 
 
 def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
-    """Return the results converted to logits, with ports that convert all further results in the same way."""
+    """Convert the results to logits, and wrap each port so that later results are also converted."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
         key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])

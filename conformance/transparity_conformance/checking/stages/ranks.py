@@ -38,7 +38,8 @@ SIDES = 2
 """The number of budgets that a difference of two runs may use, as both runs round."""
 
 FLUKE = 1e-6
-"""Two equal dropout masks are reported as one seed if independent masks are equal with a smaller probability."""
+"""Two equal dropout masks are reported as one seed only if independent masks would be equal with a probability below
+`FLUKE`."""
 
 
 def run_one_rank(evidence: Evidence) -> None:

@@ -69,7 +69,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_final_layer_norm": (False,),
     "add_bias_logits": (False,),
 }
-"""Fields of older files; transformers ignores them and builds these variants only."""
+"""Fields of older config.json files, with the only value of each field that transformers implements."""
 
 
 def _copies(config: TransformerConfig) -> Mapping[str, str]:

@@ -94,7 +94,7 @@ def _counted(fields: Fields) -> dict[str, Any]:
     """Return the fields of positions that start at pad_token_id + 1 and skip padding."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
-        raise row.wrong("pad_token_id", pad, "a token id, because positions start after it")
+        raise row.wrong("pad_token_id", pad, "a token id, because the first position is pad_token_id + 1")
     length = row.as_whole(fields, "max_position_embeddings") - pad - 1
     return {"position_offset": pad + 1, "position_count": "visible", "max_length": length}
 

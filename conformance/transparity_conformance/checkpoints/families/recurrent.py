@@ -39,7 +39,10 @@ ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return a table entry for the convolution (features, 1, width) of all roles, whose `widths` are added."""
+    """Return a table entry for one convolution (features, 1, width) that stacks the convolutions of all roles.
+
+    `widths` gives the number of features of each role.
+    """
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])

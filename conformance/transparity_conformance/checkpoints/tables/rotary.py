@@ -18,7 +18,8 @@ ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
 """The fields of config.json that describe rotary positions, in addition to `rope_theta`."""
 
 KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
-"""A key of a scaling, the field of `TransformerConfig` with its value, and the function that checks the value."""
+"""A key of a rotary scaling in config.json, the matching field of `TransformerConfig`, and the function that checks the
+value."""
 
 
 def _given(given: Fields, key: str) -> Any:
@@ -119,7 +120,8 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of the field with the scaling, the kind of scaling, and the content with `rope_theta`."""
+    """Return the name of the field that describes the scaling, the kind of scaling, and the field's content with
+    `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):

@@ -29,7 +29,8 @@ POINTS = 5
 """The number of nearby points at which the reference's rounding is measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes whose errors are projected, unless the model is large. Most faults change the logits of these probes."""
+"""The probes whose errors are projected onto the effects of faults. Errors of large models are not projected. Most
+faults change the logits of these probes."""
 
 Errors = Mapping[str, np.ndarray]
 """Flattened differences of the logits, by probe."""

@@ -122,11 +122,11 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one more fault that reproduces the logits together with `last`, or together with all of `told`.
+        """Search for one more fault that, together with `last` or with all faults in `told`, reproduces the logits.
 
-        Return all of these faults, or () if there is no such fault. The faults of `told` are made at all possible taps,
-        then at the groups of taps that leave the smallest difference. All taps are tried first, because the missing
-        fault may hide a fault at some of them.
+        Return all of these faults, or () if there is no such fault. Known faults are first applied at all possible
+        taps, then at the groups of taps that leave the smallest difference. All taps are tried first, because the
+        missing fault may hide a fault at some of them.
         """
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):

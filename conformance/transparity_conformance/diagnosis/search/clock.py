@@ -13,7 +13,8 @@ BUDGET = 30.0
 """The seconds after which the search ends without a cause."""
 
 WALKS = 20_000
-"""The number of runs of the reference after which the search ends; about as many take `BUDGET` for a small model."""
+"""The number of runs of the reference after which the search ends; a small model runs about this often in `BUDGET`
+seconds."""
 
 CANDIDATES = 300
 """The approximate number of candidates for a segment."""
@@ -53,13 +54,13 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, seconds: float) -> None:
-        """Extend the time, given the seconds per candidate, so that as many candidates fit as for a small model."""
+        """Extend the time limit so that about `CANDIDATES` candidates fit, if each candidate takes `seconds`."""
         factor = max(CANDIDATES * seconds / BUDGET, 1.0)
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
     def part(self) -> Clock:
-        """Return a clock for one stage, with the time of a stage or the remaining time, whichever is less."""
+        """Return a clock that ends after the time of one stage, or after the remaining time if less time remains."""
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:

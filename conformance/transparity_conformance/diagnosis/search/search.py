@@ -44,7 +44,7 @@ Round = tuple[Probe, Sequence[Combination]]
 class Effects:
     """For each fault of a list, the difference that remains with this fault, at a sample of elements.
 
-    If two effects are independent, `left[one] + left[other] − before` remains with both faults.
+    If the effects of two faults are independent, the difference with both faults is `left[one] + left[other] − before`.
     """
 
     def __init__(self, before: np.ndarray) -> None:

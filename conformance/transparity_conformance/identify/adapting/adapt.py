@@ -90,7 +90,9 @@ class Adapted:
 def adapt(
     make: Make, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
 ) -> Adapted:
-    """Find the adapter of a port. Compare the port's logits, with weights that the adapter writes, with the reference.
+    """Find the adapter of a port.
+
+    With the weights that the adapter writes, compare the port's logits with the reference's logits.
 
     Args:
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or

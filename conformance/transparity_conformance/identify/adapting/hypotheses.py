@@ -175,7 +175,8 @@ def templates_of(text: str, pool: Pool) -> list[str]:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible lines of a map's parameters. Lines with which the map's own tap is wrong are left out.
+    """Return the possible lines of a map's parameters. If lines make the value of the map's own tap wrong, these lines
+    are left out.
 
     Args:
         in_one: whether the names of all tensors must belong to one module.

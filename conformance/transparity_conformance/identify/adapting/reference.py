@@ -20,7 +20,7 @@ SCORES = ("scores", "weights", "scores in order")
 
 The first comparison requires the scores and the weights: swapped queries and keys give transposed scores, but other
 weights. The second comparison requires only the weights, because a port may shift its scores. The third comparison
-requires only the scores, with their axes in order, because a port may have a wrong mask.
+requires only that the scores agree without transposed axes, because a port may have a wrong mask.
 """
 
 

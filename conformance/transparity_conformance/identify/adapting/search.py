@@ -93,7 +93,7 @@ def search(
 
 
 def unlike_the_first(lines: Lines, lost_at: str | None, pool: Pool) -> list[str]:
-    """Return the parameters of the layer where the search failed whose lines differ from the first layer's lines.
+    """Return the parameters whose lines differ from the first layer's lines, in the layer where the search failed.
 
     If the port has fewer layers, the final norm of the port may have been matched as a norm of this layer.
     """

@@ -67,7 +67,7 @@ class _Aligning:
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
         """Apply the faults of new taps wherever they can occur, if more of the reference's values then match.
 
-        The reason is that one wrong line of code is wrong in every layer.
+        A port usually runs the same code for every layer, so a wrong line of code is wrong in every layer.
         """
         best, gained = resumed, len(resumed.equal())
         for tap, match in taps.items():
@@ -79,7 +79,8 @@ class _Aligning:
         return best
 
     def complete(self) -> None:
-        """Add the logits, taps that another layer's code identifies, and taps that only the data flow identifies."""
+        """Match the logits, the taps that another layer's code identifies, and the taps that only the data flow
+        identifies."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -118,7 +119,7 @@ class _Aligning:
         """Return a match for the first tap of `lost` that has one.
 
         A value of the port matches a tap if the reference, continued from this value, computes a later value of the
-        port. If no value does, the same line of code in another layer is the match.
+        port. If no value matches, the tap is matched by the line of code that computes the same tap in another layer.
         """
         found, port = self.found, self.found.port
         for tap in lost:

@@ -179,7 +179,8 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
     """Yield the parts of an axis that may agree, in the step and in the forward pass.
 
-    They are the whole axis, the last positions up to the end of the step, or the written part of a larger buffer.
+    The parts are the whole axis, the last positions up to the end of the step, or the written part of a larger
+    buffer.
     """
     if size == whole:
         yield slice(None), slice(None)

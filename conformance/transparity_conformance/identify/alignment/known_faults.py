@@ -63,7 +63,8 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """Return the matches of a choice of experts that the port's later values confirm; all matches of other taps.
+    """Return the matches that the port's later values confirm, if the tap is a choice of experts; otherwise return all
+    matches.
 
     A choice is an array of zeros and ones, so another array may equal it by chance, such as a choice of groups.
     """

@@ -66,7 +66,8 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the wrong operations in the segment of `end` that lead to no right number."""
+    """Return the wrong operations of the segment that ends at `end`, except operations from which a right number is
+    computed."""
     segment = segment_of(operations, end, known - {end})
     flows: set[int] = set()  # operations that depend on a tap; the others build tables of angles or masks
     for index in segment:

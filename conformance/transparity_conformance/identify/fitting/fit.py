@@ -187,7 +187,8 @@ def _sizes(subject: FittedModel, heard: RecordedCall, rows: Mapping[str, int], c
 def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
     """Return whether the attentions of the last stack hide later tokens.
 
-    If every token attends only to itself, the model counts as causal unless it has token types, as only encoders have.
+    If every token attends only to itself, the model counts as causal, unless it has token types: only encoders have
+    token types.
     """
     found, lengths = softmaxes(heard), list(heard.lengths.values())
     own = [softmax for softmax in found if softmax.weights.shape[2:] == (lengths[-1], lengths[-1])]

@@ -212,6 +212,6 @@ def _read_relative(
     found.relative_distances = [each for each in fitting if before is None or each in found.relative_distances]
     if len(found.relative_distances) > 1:
         low, high = min(found.relative_distances), max(found.relative_distances)
-        same = f"all values from {low} to {high} agree up to distance {len(distances) - 1}"
+        same = f"all values from {low} to {high} give equal biases up to distance {len(distances) - 1}"
         found.untold["relative_max_distance"] = same
     return True

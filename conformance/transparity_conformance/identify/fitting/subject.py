@@ -32,7 +32,8 @@ change.
 Loops = Literal["none", "batch second", "rows", "heads"]
 """The kind of loop in a model's code: `none`, over the `rows` of a batch, or over `heads`.
 
-A loop over heads may also run over rows. "batch second" has no loop; its activations have positions first, then rows.
+A loop over heads may also run over rows. `batch second` means that the code has no loop, and that positions are the
+first axis of activations and rows the second.
 """
 
 KERNEL = 4

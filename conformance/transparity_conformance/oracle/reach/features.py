@@ -161,7 +161,7 @@ def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[s
 
 @dataclasses.dataclass(frozen=True)
 class _Small:
-    """A small configuration with sizes beyond all thresholds, its models and logits, and the fields that they read."""
+    """A small copy of a configuration, the models and logits of this copy, and the fields that the models read."""
 
     config: TransformerConfig
     models: tuple[tuple[Arrays, Mapping[str, Any]], ...]

@@ -90,8 +90,8 @@ def _score_bias(
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
     """Return the range of keys that a block of queries may see.
 
-    If masked keys have weights other than 0, the range contains all keys. Otherwise, it contains the keys that the
-    block's first or last query sees. No query between these two sees earlier or later keys.
+    If masked keys have weights other than 0, the range contains all keys. If masked keys have weight 0, the range
+    contains the keys that the block's first or last query sees. No query between these two sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -297,6 +297,6 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether a prefix of a prompt has the same logits as the whole prompt.
 
-    This is so for a decoder with an exact mask, if rotary angles do not depend on the length.
+    The logits agree for a decoder with an exact mask, if rotary angles do not depend on the length.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

@@ -309,7 +309,8 @@ DEPTH = 6
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return the configuration with more layers and few calls, because a fault may show only in later layers."""
+    """Return a model with more layers than the configuration, and few calls, because a fault may show only in later
+    layers."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}

@@ -198,7 +198,7 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
 
 
 def _without_files(options: Sequence[str]) -> Iterator[str]:
-    """The options that another machine needs: not those that name the files of the answer."""
+    """Yield the options that another machine needs: all options except `FILES` and the paths that follow them."""
     is_path = False
     for option in options:
         if not is_path and not option.startswith(tuple(f"{name}=" for name in FILES)) and option not in FILES:

@@ -35,7 +35,7 @@ class Adapter:
     lines: Lines
     """The line of each parameter; in names and lines, `{i}` stands for the number of a layer."""
     zero: Sequence[str] = ()
-    """Lines that select numbers of the port to fill with 0, such as biases that the reference lacks."""
+    """Lines that select parts of the port's tensors to fill with 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
     """The port's tensors whose remaining numbers stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Claims about backends, one file per subject.
 
-A claim is a function that gets a bench and yields evidence. `claim` registers it as `topic.name`: the topic is the name
-of the file, and the name is the name of the function. The pytest suite tests every claim for every subject.
+A claim is a function that gets a bench and yields evidence. `claim` registers the function as `topic.name`, where
+`topic` is the name of the file and `name` is the name of the function. The pytest suite tests every claim for every
+subject.
 """
 
 from __future__ import annotations

@@ -76,14 +76,14 @@ for _name, _pattern, _says in (
     ("encoder_layers", r"encoder\.layers\.\d+\.output", "The output of every encoder layer agrees."),
     ("decoder_layers", r"decoder\.layers\.\d+\.output", "The output of every decoder layer agrees."),
     ("stacks", r"\w+\.output", "The output of each stack agrees."),
-    ("logits", r"logits", "The logits of the traced path agree."),
+    ("logits", r"logits", "The logits of the traced path agree with the oracle."),
 ):
     _about(_name, _pattern, _says)
 
 
 @claim(of_reference=True, compiled=True)
 def fast_logits(bench: Bench) -> Iterator[ClaimEvidence]:
-    """The logits of the fast path, which has fused attention and no taps, agree."""
+    """The logits of the fast path, which has fused attention and no taps, agree with the oracle."""
     for probe in probes_for(bench, bench.fast_cases):
         yield bench.evidence(probe.case).oracle(probe.oracle, f"logits ({probe.name})", bench.logits(probe), "logits")
 

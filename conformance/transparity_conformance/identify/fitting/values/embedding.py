@@ -96,8 +96,8 @@ Sum = tuple[np.ndarray, float, np.ndarray]
 def positioned(tokens: str, sums: Iterable[Sum], others: Arrays, type_table: str | None = None) -> Embedding | None:
     """Return the embedding of the table `tokens` that the last recognized sum describes, or None.
 
-    A sum is recognized if its rest is zero, sinusoids, or rows of a table in `others`. If the rest is a constant factor
-    times such rows, raise `FitError`: no configuration has such a factor.
+    A sum is recognized if the rest after the token embeddings is zero, sinusoids, or rows of a table in `others`. If
+    the rest is a constant factor times such rows, raise `FitError`: no configuration has such a factor.
     """
     for value, scale, left in reversed(list(sums)):
         plain = Embedding(tokens, scale, value.reshape(-1, value.shape[-1]), type_table=type_table, left=left)
@@ -129,8 +129,8 @@ def sums_of(
 ) -> Iterator[Sum]:
     """Yield operations that add a term of positions to the token embeddings: the sum, a factor, and the term.
 
-    The factor multiplies the embeddings. It is 1, √width, or fitted to the differences between the rows of a batch, on
-    which positions have no effect. If `is_scaled` is false, the factor is 1.
+    The factor multiplies the embeddings. The factor is 1, √width, or fitted to the differences between rows of a batch,
+    because positions add the same term to every row. If `is_scaled` is false, the factor is 1.
     """
     across = looked_up - looked_up.mean(0)
     for operation in operations:

@@ -68,7 +68,8 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """Return the input of the first of these maps, as (rows, width); without maps, return the output."""
+        """Return the input of the head's first linear map, as (rows, width); if the head has no linear map, return
+        `output`."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
 

@@ -48,8 +48,9 @@ def pool(
     """Return one state per row, chosen by `config.pooling`.
 
     `first` is the first position (Devlin et al. 2019). `mean` averages the tokens that are not padding (Reimers and
-    Gurevych 2019, §3); `last` is the last of them. `eos` is the first `eos_id`, `largest` the largest token id (Radford
-    et al. 2021, §2.4). A row without such a token has the state at its first position; its mean is 0."""
+    Gurevych 2019, §3); `last` is the last of them. `eos` is the position of the first `eos_id`, and `largest` is the
+    position of the largest token id (Radford et al. 2021, §2.4). A row without such a token has the state at its first
+    position; its mean is 0."""
     if config.pooling == "mean":
         count = np.maximum(is_token.sum(axis=1, keepdims=True), 1).astype(x.dtype)
         return (x * is_token[:, :, None]).sum(axis=1) / count

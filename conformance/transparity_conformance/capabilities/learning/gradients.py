@@ -1,7 +1,7 @@
 """The capability `gradients`, which is compared with complex-step derivatives if the forward pass is right.
 
-Gradients that depend on conventions are left out. These are rows in which a query sees no key, and the embedding of
-padding, which PyTorch's `padding_idx` excludes from learning.
+Gradients that depend on conventions are left out. Two kinds are left out: the gradients of rows in which a query sees
+no key, and the gradient of the padding's embedding. PyTorch's `padding_idx` excludes this embedding from learning.
 """
 
 from __future__ import annotations
@@ -241,7 +241,10 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request; return the first divergence, or the result with the largest error."""
+    """Check the gradients of each request, and return the first result with a divergence.
+
+    If all results are right, return the result with the largest error.
+    """
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(key, probe, answers, forward, at_once=index > 0)

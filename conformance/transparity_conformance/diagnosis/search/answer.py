@@ -125,8 +125,8 @@ class Answer:
         """Search for one more fault that reproduces the logits together with `last`, or together with all of `told`.
 
         Return all of these faults, or () if there is no such fault. The faults of `told` are made at all possible taps,
-        then at the groups of taps that leave the smallest difference. All taps are tried first, because the missing
-        fault may hide a fault at some of them.
+        then at the groups of taps that leave the smallest difference. All taps are tried first, because the fault that
+        is still unknown may hide the effect of a known fault at some taps.
         """
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
@@ -165,7 +165,8 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault at all possible taps that, added to the faults `known`, reproduces the logits."""
+        """Return each fault that reproduces the logits together with the faults `known`; the fault is made at all
+        possible taps."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
             found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)

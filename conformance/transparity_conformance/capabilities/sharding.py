@@ -198,7 +198,9 @@ def _by_index(
             worst, farthest = (apart, rank) if apart > worst else (worst, farthest)
     if sorted(entries) != list(range(len(entries))):
         missing = min(set(range(max(entries) + 1)) - set(entries))
-        raise PortError(f"No rank declares the entry {missing} of {name}; the indices go up to {max(entries)}.")
+        raise PortError(
+            f"No rank declares the index {missing} of {name}, but the declared indices go up to {max(entries)}."
+        )
     whole = np.stack([entries[index] for index in range(len(entries))])
     return Joined(np.moveaxis(whole, 0, placement.number), worst, farthest)
 

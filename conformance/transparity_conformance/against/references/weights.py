@@ -73,7 +73,11 @@ class Paired:
     def notes(self) -> list[str]:
         """Return a note that lists the tensors that are not confirmed."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
-        return [f"paired by the order of the tensors, not by values: {', '.join(guessed)}"] if guessed else []
+        return (
+            [f"these tensors are paired by their order, and their values do not confirm it: {', '.join(guessed)}"]
+            if guessed
+            else []
+        )
 
 
 def paired(

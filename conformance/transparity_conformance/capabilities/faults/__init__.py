@@ -170,7 +170,7 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean of {ranks} means, one for the {name} of each rank, although ranks have different "
+            f"the loss is the mean of {ranks} means over the {name} of one rank, although ranks have different "
             f"numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )

@@ -149,7 +149,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""After this many seconds, the audit tests only whether the port uses the tensors of the first and last layer.
+"""After this many seconds, the audit only tries to leave out tensors of the first and last layer.
 
 With PyTorch, it takes 1 or 2 s to leave out each tensor of a small model in turn."""
 

@@ -198,8 +198,8 @@ def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 
     The reference needs a forward pass for each parameter to compute gradients, which would take days. The conformance
     suite compares the PyTorch column with it on small models. AdamW divides a small gradient by its own size, so
-    rounding may change a loss by little or by much. The error is therefore also measured at slightly different weights,
-    as in the suite's oracle.
+    rounding may have a small or a large effect on a loss. The error is therefore also measured at slightly different
+    weights, as in the suite's oracle.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:

@@ -1,7 +1,8 @@
 """`python -m benchmarks.sharding` measures the throughput and memory of the columns over several ranks, and unsharded.
 
-All ranks share the cores of one machine. PyTorch's ranks exchange data by gloo, and JAX's devices are in one process.
-The figures therefore show what sharding costs and how much memory it saves, but not how it scales.
+All ranks share the cores of one machine. PyTorch's ranks exchange data with the backend `gloo`, and JAX's devices are
+in one process. Because the ranks share these cores, the figures show the cost of sharding and the saved memory. The
+figures do not show how the speed grows with the number of ranks.
 """
 
 from __future__ import annotations

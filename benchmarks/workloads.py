@@ -91,7 +91,10 @@ class Workload:
 
     @property
     def memory(self) -> int:
-        """Return an estimate of the bytes that a process needs: about the median of the candidates' peaks."""
+        """Return an estimate of the bytes that a process needs.
+
+        The estimate is close to the median of the candidates' peak memory.
+        """
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2

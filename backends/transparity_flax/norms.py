@@ -49,7 +49,7 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
     """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n, as `nnx.BatchNorm` does. The
-    `momentum` of `nnx.BatchNorm` is 1 minus this one."""
+    `momentum` of `nnx.BatchNorm` is 1 minus the `momentum` of this function."""
     return (1 - momentum) * old + momentum * new
 
 

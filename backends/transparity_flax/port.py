@@ -139,7 +139,7 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def learners(self) -> dict[bool, ModelStructure]:
-        """The model's structure for training. The key says whether batch norms use the statistics of the batch."""
+        """The model's structure for training. The batch norms of `learners[True]` use the statistics of the batch."""
         model, found = for_training(self.structure.model(self.weights, copy=True)), {}
         for training in (False, True):
             model.set_attributes(use_running_average=not training, raise_if_not_found=False)
@@ -270,7 +270,7 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 class _OneKey(nnx.Rngs):
     """Random keys that are all the same, because nothing is drawn and splitting keys would take most of the time.
 
-    There is no key for dropout: a tap applies dropout here.
+    The class has no random key for dropout, because a tap applies dropout in this port.
     """
 
     dropout = None

@@ -55,7 +55,7 @@ class Candidate:
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Return the reason why it cannot run a workload, or None."""
+        """Return the reason why the candidate cannot run a workload, or None if there is no reason."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"its tasks do not include {workload.kind}"

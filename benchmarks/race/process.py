@@ -94,7 +94,7 @@ class Process:
         return answer
 
     def pause(self) -> None:
-        """Pause the process, because its idle threads may spin and take cores from the running candidate."""
+        """Pause the process, because its waiting threads may use cores that the running candidate needs."""
         self._signal("SIGSTOP")
 
     def _signal(self, name: str) -> None:

@@ -39,7 +39,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of a candidate on a workload, as they are printed, drawn and kept."""
+    """The figures of a candidate on a workload, for the printed table, the plots and the results file."""
 
     workload: str
     candidate: str
@@ -138,7 +138,10 @@ def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
 
 
 def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return the ratio of the speeds in each round that both ran; above 1, `mine` is faster."""
+    """Return the ratio of the speeds for each round in which both candidates ran.
+
+    If a ratio is above 1, `mine` is faster.
+    """
     return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 

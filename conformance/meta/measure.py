@@ -42,7 +42,7 @@ POOLS = {
     "mutants": "meta.mutation.mutate",
     "equivalents": "meta.mutation.equivalents",
 }
-"""The module of each pool, with `trials(options)` and `MEASURES`.
+"""The module of each pool. Each module defines `trials(options)` and `MEASURES`.
 
 A module may also have `add_options(parser)`, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`.
 `line_of(trial, answer)` returns the line to print, or an empty string.
@@ -91,7 +91,10 @@ def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
     pool = importlib.import_module(POOLS[first.parse_known_args(arguments)[0].pool])
     parser.description = pool.__doc__
     parser.add_argument(
-        "--sample", type=int, metavar="N", help="run at most N trials (the independent pool: N of each kind and view)"
+        "--sample",
+        type=int,
+        metavar="N",
+        help="run at most N trials; in the pool `independent`, run at most N trials of each kind and view",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample and of random trials")
     parser.add_argument("--only", default="", metavar="WORD", help="run only trials whose description contains WORD")

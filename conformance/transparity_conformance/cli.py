@@ -248,7 +248,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check the configurations that the options name; this imports everything that a check needs."""
+    """Check the configurations that the user selected. This function imports all modules that a check needs."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -411,7 +411,7 @@ def export(
     ] = Dtype.float32,
     **sections: bool,
 ) -> None:
-    """Write a bundle: files for checking a port in any language."""
+    """Write a bundle, which is a folder for checking a port in any language."""
     with _one_sentence():
         if checkpoint is not None or by_layer or layers is not None or head is not None:
             others = bool(folder or family or as_hub or any(sections.values()))

@@ -239,7 +239,7 @@ def test_tensors_with_other_names_are_paired_by_what_the_port_computes(
         text = text.replace(old, new)
     result = checked_with(text, tmp_path)
     assert result.exit_code == 0, result.output
-    assert "paired by the order" not in result.output
+    assert "paired by their order" not in result.output
 
 
 def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

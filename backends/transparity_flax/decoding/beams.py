@@ -33,8 +33,8 @@ def extend_beams(
     """Extend every beam by one token and keep the best; return their state, the beams that they extend, and their
     tokens.
 
-    `following` has the log probabilities of the next token. An ended beam is extended only by `filling_id`, which does
-    not change its score.
+    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`,
+    which does not change the score of the beam.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -63,8 +63,8 @@ def beam_search(
     """Return each row of `prompt` with the best of `beams` continuations, and the score of the continuation.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Ended continuations stay
-    among the beams. If two scores are equal, the continuation of the better beam ranks first, then the lower token id.
-    `lengths` and `source` are explained at `generate`.
+    among the beams. Continuations with equal scores are ranked by their beams, the better beam first. Continuations of
+    the same beam are ranked by token id, the lower id first. `lengths` and `source` are explained at `generate`.
     """
     (config, _, _), batch = split, len(prompt)
     tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)

@@ -34,7 +34,8 @@ _structure = functools.cache(ModelStructure)
 """Return the same structure for equal graphs, so that models with equal configurations share compiled programs."""
 
 SplitModel = tuple[TransformerConfig, ModelStructure, Weights]
-"""The configuration, structure and arrays of a model; the model is split once, not at every token."""
+"""The configuration, the structure and the arrays of a model. A model is split into these parts once, not at every
+token."""
 
 
 def split(model: Transformer) -> tuple[ModelStructure, Weights]:

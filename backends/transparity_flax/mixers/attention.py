@@ -47,8 +47,8 @@ def merge_heads(x: Heads) -> Hidden:
 def project_heads(linear: nnx.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
     """Return the query, key or value of every head.
 
-    The features are projected and then split. With `shared-per-head`, they are split and then projected by one map for
-    all heads (document 002).
+    The features are projected and then split. With `shared-per-head`, the features are first split, and then one map
+    for all heads projects each head (document 002).
     """
     if projection == "shared-per-head":
         return linear(split_heads(x, num_heads))

@@ -32,8 +32,9 @@ Plan = Mapping[str, Placed]
 def plan(config: TransformerConfig, ranks: int) -> Plan:
     """Place every parameter of `config` on `ranks` tensor ranks.
 
-    Named shardings are even, and heads are never split. If `ranks` does not divide an axis or its heads, the parameter
-    is replicated, with the reason. In this case, a table of token embeddings is sharded by features.
+    `NamedSharding` splits an axis into equal parts, and no head is split over ranks. If `ranks` does not divide an axis
+    or its heads, the parameter is replicated, with the reason. In this case, a table of token embeddings is sharded by
+    features.
     """
     return {name: _placed(config, name, shape, ranks) for name, shape in parameter_shapes(config).items()}
 

@@ -46,7 +46,7 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 
 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Distribute rows over the data axis.
+    """Distribute the rows of every array over the data axis of the mesh.
 
     Shardings are even, so if the number of ranks does not divide the number of rows, the first row is repeated at the
     end. The caller drops the results of repeated rows.

@@ -22,9 +22,9 @@ Tensors = dict[str, Tensor]
 class ReplayedGeneration:
     """A `generate` for GPUs that records the second step and replays it for later steps.
 
-    The second consecutive call with the same shapes also records the processing of the prompt, and later calls replay
-    both. The recordings keep the tokens and the cache between calls, so only one thread at a time may use them. If
-    there is too little memory for a recording, kernels are launched one by one.
+    The second consecutive call with the same shapes also records the processing of the prompt. Later calls replay both
+    recordings. The recordings keep the tokens and the cache between calls, so only one thread at a time may use them.
+    If there is too little memory for a recording, kernels are launched one by one.
     """
 
     def __init__(self) -> None:

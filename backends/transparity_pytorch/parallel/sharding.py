@@ -129,7 +129,7 @@ def gathered(value: Any) -> Any:
 def all_gathered(root: Root) -> Iterator[None]:
     """Return a context manager in which each data rank has the parameters of all layers.
 
-    Functions that call parts of layers, not whole layers, need this.
+    Functions that call parts of layers instead of whole layers need this context manager.
     """
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
     if units:

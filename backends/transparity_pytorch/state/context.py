@@ -38,9 +38,10 @@ class LayerContext(NamedTuple):
     """Cosines and sines for queries and keys of self-attention."""
     is_token: IsQuery | None = None
     """True for tokens that are not padding. None means that padding is not masked. Only recurrences, which have no
-    mask, use this."""
+    mask, use `is_token`."""
     valid_lengths: Lengths | None = None
-    """Number of tokens of each row that are not fillers. None means all. Only recurrences with a cache use this."""
+    """Number of tokens of each row that are not fillers. None means all. Only recurrences with a cache use
+    `valid_lengths`."""
     temperature: Float[Tensor, "#batch 1 queries 1"] | None = None
     """The query temperature: a factor of the queries of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None

@@ -12,7 +12,7 @@ import optax
 from benchmarks.workloads import TRAINING, Run, Task
 
 Apply = Callable[..., jax.Array]
-"""A function from the weights, the tokens, and the source or None, to the logits."""
+"""A function that returns the logits, given the weights, the tokens and the source; the source may be None."""
 
 
 def tasks(task: Task, apply: Apply, weights: Any) -> Run:

@@ -89,7 +89,7 @@ def port_in(module: Any, name: str) -> Callable[[TransformerConfig], Any]:
 
 
 PORTS = {name: (port_in(FILES[name], name), config) for name, config in CONFIGS.items()}
-"""By name, each port and its configuration."""
+"""A port and its configuration for each name."""
 
 BUGS = rows(Path(__file__).with_name("wrong.toml"), "fault")
 """The bugs: each row names a port, the text to replace in its file, and the replacement."""

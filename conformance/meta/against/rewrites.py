@@ -1,8 +1,8 @@
 """Rewrites of one expression in a modeling file: mistakes of several kinds, and rewrites that do not change results.
 
-A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter matches one expression of
-the kind that `HOLES` defines. A capital letter in place of a method's name matches any method name. `...` as a call's
-last argument matches the remaining arguments.
+A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter is a placeholder for one
+expression. `HOLES` defines which kind of expression each letter matches. A capital letter in place of a method's name
+matches any method name. `...` as a call's last argument matches the remaining arguments.
 """
 
 from __future__ import annotations

@@ -17,7 +17,10 @@ FLOAT, NUMBER = Value("float", (2, 3)), Value("number", (0.5,))
 
 
 def rewritten(text: str, rows: str, **values: Value) -> list[str]:
-    """Return the rewrites of an expression; `values` has the kinds of its names, which by default are tensors."""
+    """Return the rewrites of an expression.
+
+    `values` has the values of names in the expression; by default, a name is a tensor.
+    """
     tree = ast.parse(text)
     seen = {key_of(node): values.get(ast.unparse(node), FLOAT) for node in ast.walk(tree) if isinstance(node, ast.expr)}
     site = Site(text, seen)

@@ -145,7 +145,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "panics-when-read": ("returns an array that panics when it is read", Quiet),
     "not-a-number": ("returns only NaN", lambda zeros: zeros * np.nan),
     "masked-array": (
-        "returns arrays that are completely masked",
+        "returns masked arrays in which every element is masked",
         lambda zeros: np.ma.masked_all(zeros.shape, np.float32),
     ),
     "nothing": ("returns None", lambda zeros: NO_ANSWER),

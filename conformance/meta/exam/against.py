@@ -81,7 +81,10 @@ def forget(bug: Bug) -> None:
 
 
 def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
-    """Return token ids, or None for a transformers model, for which the checker draws inputs itself."""
+    """Return random token ids for each shape.
+
+    Return None for a transformers model, because the checker draws the inputs of such a model itself.
+    """
     if hasattr(model, "main_input_name"):
         return None
     name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)

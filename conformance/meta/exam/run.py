@@ -85,7 +85,7 @@ def port_of(bug: Bug, subject: Any) -> Port:
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Apply the bug, run the checker and the rules, and return the result as JSON values."""
+    """Insert the bug into the code, run the checker and the rules, and return the result as JSON values."""
     patched = None if bug.is_twin else install(bug, folder)
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     port, config = port_of(bug, subject), config_of(bug, subject)

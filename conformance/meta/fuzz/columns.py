@@ -1,4 +1,4 @@
-"""Entry points of the three backends: models that are built or called with wrong arguments."""
+"""Functions that build or call a model of each of the three backends with wrong arguments."""
 
 from __future__ import annotations
 

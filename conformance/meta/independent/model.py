@@ -118,7 +118,7 @@ class Model:
         return (torch.arange(keys) <= where[..., None])[:, None]
 
     def cached(self, where: Tensor, keys: int) -> Tensor:
-        """Return the causal mask of new tokens at positions `where` over the whole cache."""
+        """Return the causal mask of all keys in the cache, for new tokens at positions `where`."""
         return self.causal(where, keys)
 
     def continued(self, where: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def equivalents() -> tuple[Equivalent, ...]:
 
 
 def mutants_of(entry: Equivalent) -> list[Mutant]:
-    """Return the mutants of the column's current file that produce the entry's line."""
+    """Return the mutants of the column's current file whose changed line equals `entry.becomes`."""
     return [mutant for mutant in _mutants_of(entry.column, entry.file) if mutant.becomes == entry.becomes]
 
 
@@ -71,7 +71,10 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Return the first answer or claim that a mutant of the entry changes, or an empty string."""
+    """Return the first answer or claim whose result differs with a mutant of the entry.
+
+    Return an empty string if no mutant makes a difference.
+    """
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 
@@ -106,7 +109,10 @@ def _first_other_answer(build: Backend, case: str) -> str:
 
 @functools.cache
 def budgets(case: str) -> dict[str, float]:
-    """Return the float64 budgets of answers that are sums; the other answers must be equal."""
+    """Return the float64 budget of each answer that is computed by summation.
+
+    All other answers must be exactly equal.
+    """
     oracle = probes(case)["mixed"].oracle
     found = {name: oracle.budget(name, "float64") for name in oracle.expected}
     found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}

@@ -3,7 +3,7 @@
 The first failing claim kills a mutant. The claims about the mutant's file run first, then the other claims. Then the
 claims about this file run in every dtype, and finally random configurations. If a mutant survives, the suite has a gap,
 or the mutant does not change results. Mutants in `equivalents.toml` do not change results, and are not run. With
-`--quick`, only the quick claims run, so another claim may notice a mutant that survives.
+`--quick`, only the quick claims run. A mutant that survives the quick claims may fail another claim.
 """
 
 from __future__ import annotations

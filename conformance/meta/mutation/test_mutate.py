@@ -30,7 +30,8 @@ def test_an_entry_computes_the_same(entry: Equivalent) -> None:
 def test_a_line_that_computes_something_else_is_no_entry() -> None:
     """Check that an entry is rejected if only one preset shows its effect.
 
-    The line decodes without a cache where the mask is exact. Only `walkthrough` has an inexact mask.
+    With the mutated line, decoding uses no cache if `config.prefixes_agree` is true. `prefixes_agree` is false only for
+    the preset `walkthrough`.
     """
     line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")

@@ -1,1 +1,4 @@
-"""Planted bugs as rows of TOML files: their schema, the ports that contain them, the judge, and the measures."""
+"""Planted bugs as rows of TOML files.
+
+The modules define the schema of a row, build the ports with bugs, judge the reports, and compute the measures.
+"""

@@ -136,7 +136,7 @@ def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
 
 
 def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether each bug has an effect, both without and with the other bugs."""
+    """Return whether each bug changes the results if it is the only bug, and also if all other bugs are present."""
     if len(bugs) == 1:
         return differ(case, (), bugs)
     others = (tuple(bug for bug in bugs if bug is not one) for one in bugs)

@@ -94,8 +94,8 @@ class Trial:
     def drafted(self, answer: Answer) -> dict[str, Any]:
         """Return what the reports say of the bugs.
 
-        These are the bugs that the first report names, and the bugs that are named if bugs are fixed one by one. They
-        are followed by the marks of the reported lines, and by the causes that are no bug.
+        The result has the bugs that the first report names, and the bugs that are named if bugs are fixed one by one.
+        The result also has the marks of the reported lines, and the reported causes that match no bug.
         """
         named: list[Bug] = []
         lines, false = [], []

@@ -1,8 +1,8 @@
 """The independent port, sharded by hand as for `torchrun`.
 
 The ranks divide heads and hidden features, layers (in stages), or rows of the batch. A port is correct, or has one
-mistake in a line where people make it. `by_hand.py:tensor`, `:padded`, … are correct; `by_hand.py:tensor__bias` has the
-mistake `bias` of mistakes.toml.
+mistake in a line where programmers often make this mistake. `by_hand.py:tensor`, `:padded`, … are correct;
+`by_hand.py:tensor__bias` has the mistake `bias` of mistakes.toml.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A decoder that JAX shards over processes, with a mesh, `shard_map`, and explicit sums over the ranks.
 
-`build` is correct. `build_bias` has a mistake: every rank adds the whole bias before the sum over ranks.
+`build` is correct. In the model of `build_bias`, every rank wrongly adds the whole bias before the sum over ranks.
 """
 
 from __future__ import annotations

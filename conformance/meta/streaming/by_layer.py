@@ -114,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure checks of one layer at a time.")
     parser.add_argument("folder", type=Path, help="the folder of a Llama from a hub")
     parser.add_argument(
-        "--planted", nargs="*", choices=list(planted.MISTAKES), help="check these mistakes instead of every layer"
+        "--planted",
+        nargs="*",
+        choices=list(planted.MISTAKES),
+        help="check one layer with each of these mistakes, instead of all layers without a mistake",
     )
     parser.add_argument("--layer", type=int, default=7, help="the layer that has the mistakes")
     options = parser.parse_args(arguments)

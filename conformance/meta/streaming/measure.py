@@ -1,8 +1,8 @@
 """Measure the oracle of large checkpoints: `python -m meta.streaming.measure FOLDER [--sizes NAME …]`.
 
-Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The measures are processor
-seconds and peak memory. They include the import, and the logits in float64 and float32, for 72 and for 8 positions. The
-results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
+Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The program measures
+processor seconds and peak memory. Both figures include the import, and the logits in float64 and float32, for 72 and
+for 8 positions. The results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
 
 Without FOLDER, this program measures long prompts instead, and writes the results into docs/scale.md. Each prompt is
 measured in its own process. The measures include the logits in float64 and float32, their budget, and the comparison at

@@ -154,7 +154,10 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove each departure without which the answers agree, if necessary with alternative edits of the others."""
+        """Remove each departure that is not needed for the answers to agree.
+
+        If necessary, give the other departures alternative edits.
+        """
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -221,7 +224,7 @@ class Departures:
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
         """Return the cosine of a port's value and a step's value, and the port's value in the step's layout.
 
-        Return None if the port's value has no such layout.
+        Return None if the port's value cannot be rearranged into the step's layout.
         """
         import torch
 
@@ -244,7 +247,7 @@ class Departures:
 
 
 MOST_AXES = 5
-"""Values with more axes are not compared in every order of their axes."""
+"""The largest number of axes, without axes of size 1, for which every order of the axes is compared."""
 
 
 def changes_of(

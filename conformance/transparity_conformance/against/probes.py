@@ -90,7 +90,7 @@ def source_of(model: Any) -> Source:
 
 
 def probes_of(source: Source) -> dict[str, Inputs]:
-    """Return the first inputs of a source, each with a description."""
+    """Draw inputs of several shapes from a source, and return the inputs by description."""
     found: dict[str, Inputs] = {}
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
         if length <= source.longest:
@@ -152,7 +152,7 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Return the inputs without masks, which must hide no position.
+    """Return the inputs without masks. The masks must not hide any position.
 
     Some recurrent models refuse a mask if there is a cache.
     """

@@ -31,7 +31,8 @@ LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
 """Functions that yield many edits for each step, or edits with numbers fitted to the port's values."""
 
 LAG = 2
-"""Before the edits of `LATER` at a step, the search tries the edits of `SIMPLE` at steps this much farther away."""
+"""The search tries the edits of `LATER` at a distance after it tried the edits of `SIMPLE` at that distance plus
+`LAG`."""
 
 RANK_OF_FITTED = 3
 """The lowest rank of an edit with a fitted number. After such an edit, the search looks for a simpler one."""
@@ -60,8 +61,8 @@ class Explanation:
     def key(self) -> tuple[Any, ...]:
         """Return a sort key; the best explanation has the smallest key.
 
-        After `worth`, simple edits come first, then edits of short segments. An edit of a value comes before an edit
-        of its view, and an edit of many steps before an edit of few.
+        Explanations with the same `worth` are sorted by the simplicity of the edit, then by the length of the segment.
+        An edit of a value comes before an edit of its view, and an edit of many steps before an edit of few.
         """
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
@@ -78,7 +79,7 @@ class EditSearch:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether a later step failed after an edit whose result matched a value of the port."""
+        """Whether the result of an edit matched a value of the port, but a later step of the edited program failed."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}

@@ -198,7 +198,9 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary, with the same shapes as greedy generation, for which a port may be compiled.
+    """Sample from the whole vocabulary.
+
+    The shapes are the same as in greedy generation, because a port may be compiled for these shapes.
 
     A further request uses the smallest and the largest random numbers.
     """

@@ -43,7 +43,7 @@ class Placement:
     padded: int | None = None
     """The axis that ends with padding; None without padding."""
     indices: tuple[tuple[int, ...], ...] | None = None
-    """The indices of each rank's entries along the axis of the shards; None if they are consecutive."""
+    """The indices of each rank's entries along the sharded axis; None if the indices are consecutive."""
 
     def __str__(self) -> str:
         words = self.kind if self.kind in ("replicated", "partial") else f"{self.kind}:{self.number}"
@@ -142,8 +142,8 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
         if len(whole) < len(values):
             absent = ", ".join(str(rank) for rank, value in enumerate(values) if value is None)
             raise PortError(
-                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare where it is, "
-                f"such as placements = {{{name!r}: 'rank:-1'}}."
+                f"Rank {absent} of {len(values)} returned no {name}; return it on all ranks, or declare which rank "
+                f"returns it, such as placements = {{{name!r}: 'rank:-1'}}."
             )
         _check_shapes(name, whole, placement)
         joined = _joined(name, whole, placement)
@@ -198,7 +198,9 @@ def _by_index(
             worst, farthest = (apart, rank) if apart > worst else (worst, farthest)
     if sorted(entries) != list(range(len(entries))):
         missing = min(set(range(max(entries) + 1)) - set(entries))
-        raise PortError(f"No rank declares the entry {missing} of {name}; the indices go up to {max(entries)}.")
+        raise PortError(
+            f"No rank declares the index {missing} of {name}, but the declared indices go up to {max(entries)}."
+        )
     whole = np.stack([entries[index] for index in range(len(entries))])
     return Joined(np.moveaxis(whole, 0, placement.number), worst, farthest)
 

@@ -76,7 +76,7 @@ def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:
-    """Return every fault, once for each plausible group of `sites`, for a model on `ranks` ranks."""
+    """Return a hypothesis for each fault and each plausible group of `sites`, for a model on `ranks` ranks."""
     found: dict[tuple[str, str], dict[str, Fault]] = {}
     for site in sites:
         for fault in faults_at(config, site, ranks):

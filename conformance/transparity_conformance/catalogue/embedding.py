@@ -91,7 +91,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
     """Return the fault of multiplying token embeddings, patches or frames by `factor`.
 
-    A named factor is recomputed for other model sizes.
+    If `named` is a name in `SCALES`, the factor is recomputed for other model sizes.
     """
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""

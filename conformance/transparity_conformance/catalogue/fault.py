@@ -31,7 +31,7 @@ Patch = Callable[[WalkState, str, Any], Any]
 """A function that returns the wrong value, given the forward pass, a tap and its right value."""
 
 Settings = Mapping[str, Any]
-"""The changed parts of a formula, by name."""
+"""The names and the wrong values of the settings that a fault changes in a formula."""
 
 Formula = Callable[[Settings, WalkState, str, Any], Any]
 """A function that returns the wrong value, given changed settings, the forward pass, a tap and its right value."""
@@ -39,7 +39,7 @@ Formula = Callable[[Settings, WalkState, str, Any], Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry of the catalogue. The fields that are set say what the fault changes."""
+    """One entry of the catalogue. The fields that are not empty describe what the fault changes."""
 
     id: str
     """The fault's name in reports."""
@@ -211,7 +211,7 @@ class Number:
     formula: Formula
     variant: str = "{v:.6g}"
     setting: str = ""
-    """The name of the number in the formula's settings, if it differs from the field."""
+    """The name of the wrong number in the formula's settings; an empty string means the name `field`."""
 
     def fault(self, config: TransformerConfig, v: float) -> Fault:
         right = getattr(config, self.field)
@@ -248,7 +248,7 @@ class Hypothesis:
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
     """Return all plausible sets of `sites`, the largest sets first.
 
-    A set holds all sites, or the sites that share one of `SCOPES`. Sets of one site come last.
+    A set contains all sites, or the sites that share one of `SCOPES`. Sets that contain a single site come last.
     """
     sites = tuple(sites)
     found = [sites] if sites else []

@@ -1,4 +1,4 @@
-"""Faults in loading weights: transposed, swapped, left out, tied, or in another order of rows."""
+"""Faults in loading weights: a port transposes, swaps, omits or ties weights, or reorders the rows of weights."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of weights whose rows have the order of the other rotary layout.
+    """Yield the faults of weights whose rows are in the order of the wrong rotary layout.
 
     Converters of Meta's checkpoints reorder rows in this way.
     """
@@ -262,7 +262,7 @@ PACKED = ("query", "key", "value")
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Return the fault of reading rows, packed as query, key and value, in another order."""
+    """Return the fault of a port that reads packed rows of query, key and value in another order."""
     source = dict(zip(order, PACKED, strict=True))
     says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
     return fault(

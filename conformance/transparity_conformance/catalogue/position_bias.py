@@ -87,7 +87,7 @@ def _shared(
 ) -> np.ndarray:
     """Return buckets: the first 1/`part` hold one distance each; the others grow logarithmically.
 
-    `whole` rounds the logarithmic buckets.
+    `whole` rounds the numbers of the logarithmic buckets to integers.
     """
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part

@@ -1,4 +1,4 @@
-"""Faults in how parts are combined: residuals, activations, the order of sublayers and the place of norms."""
+"""Faults in how parts are combined: residuals, activations, the order of sublayers and the positions of norms."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """Return the probes; the sizes of the square probe, which the checker chooses, become divisible by `ranks`."""
+    """Return the probes, with sizes of the probe `square` that are divisible by `ranks`."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))

@@ -3,5 +3,5 @@
 `files` reads JSON and bytes safely. `reading` reads config.json and the tensors of a folder. `tables` describes the
 fields of config.json, and `naming` describes the names of tensors. `families` has the fields and the tensor names of
 every family. `importing` converts a folder to a configuration and parameters, and `exporting` does the reverse.
-`examples` has a small model of each family.
+`examples` builds a small model of each family.
 """

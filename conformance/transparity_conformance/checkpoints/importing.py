@@ -384,7 +384,7 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the remarks of an import: each line lists the fields or tensors of one group."""
+    """Return remarks about an import. Each remark lists the fields or tensors of one group."""
     understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
     ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)

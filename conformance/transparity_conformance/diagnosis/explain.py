@@ -210,7 +210,10 @@ def _location(sites: tuple[str, ...]) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe on which two combinations differ by more than rounding, or on which one is impossible."""
+    """Return the first probe that distinguishes two combinations of faults.
+
+    On this probe, the values differ by more than rounding, or only one of the combinations is possible.
+    """
     for name, probe in others.items():
         one, other = (_value(segment, probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

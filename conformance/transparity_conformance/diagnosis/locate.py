@@ -1,8 +1,8 @@
 """The location of faults: the wrong segments of a port, and the taps at which their faults may be.
 
-A right port may have equivalent forms of the activations inside a sublayer. It may scale the query instead of the
-scores, number its heads differently, or drop a key bias, which the softmax cancels. A form is equivalent if a single
-map, which is the same for all rows and positions, turns the reference's values into the port's.
+A right port may have equivalent forms of the activations inside a sublayer. Such a port may scale the query instead of
+the scores, number the heads differently, or omit a key bias, which the softmax cancels. A form is equivalent if a
+single map, which is the same for all rows and positions, turns the reference's values into the port's.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def is_internal(tap: str) -> bool:
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
     """List the wrong segments, and the segments that differ only in form, each in the order of the forward pass.
 
-    A tap inside a sublayer differs only in form under two conditions. A single map turns our value into the port's
-    value (`is_equivalent`), and the port's result at the end of the sublayer is right.
+    A tap inside a sublayer differs only in form if a single map turns our value into the port's value
+    (`is_equivalent`). The port's result at the end of the sublayer must also be right.
 
-    A port may fold the gain and bias of a norm into the next weights. Then the norm's output differs only in form if
-    everything after the norm is right.
+    A port may fold the gain and bias of a norm into the weights of the following linear map. Then the norm's output
+    differs only in form if everything after the norm is right.
     """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}

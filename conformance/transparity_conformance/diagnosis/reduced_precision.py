@@ -1,7 +1,9 @@
-"""Find a rounding to fewer bits that explains every difference: of the weights, of all arithmetic, or of products.
+"""Find a reduced precision that explains every difference.
 
-Tensor cores multiply rounded factors (TF32 or half precision) and sum in float32. To test for this rounding, the
-reference runs on arrays whose matrix products round both factors.
+A port may round the weights, the results of all operations, or the factors of matrix products.
+
+Tensor cores multiply rounded factors (TF32 or half precision) and sum in float32. To test for rounded factors, the
+reference runs on arrays that round both factors of each matrix product.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ def _rounded_weights(results: Results, dtype: str) -> Cause | None:
 
 
 def _rounded_arithmetic(results: Results, dtype: str) -> Cause | None:
-    """Return the rounding of a precision that represents every recorded value, and whose budgets no error exceeds."""
+    """Return the cause that the port rounds all arithmetic to a lower precision.
+
+    The precision represents every recorded value exactly, and no error exceeds the budgets of the precision.
+    """
     for kind in (*(("float32",) if dtype == "float64" else ()), "bfloat16", "float16"):
         if kind == dtype:
             continue
@@ -102,7 +107,10 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest share of the excessive differences that remains with this rounding."""
+    """Return the fraction of an excessive difference that remains if the reference rounds in the same manner.
+
+    The result is the largest fraction at any tap.
+    """
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))

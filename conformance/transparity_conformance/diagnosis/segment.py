@@ -52,7 +52,10 @@ class Segment:
         return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the reference's value with faults; 0 where a convention decides."""
+        """Return the port's value minus the value of the reference with the chosen faults.
+
+        The difference is 0 at elements whose values depend on a convention.
+        """
         recorded = self.recorded[probe.name]
         try:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)

@@ -60,16 +60,16 @@ LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
 
 FURTHEST_ROUNDED = Threshold(
     4,
-    "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, it is 25 in TF32. "
-    "In bfloat16, it is 3.1, but the share that remains shows the fault",
+    "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, the ratio is 25 "
+    "in TF32. In bfloat16, the ratio is 3.1, but the remaining share of the difference shows the fault",
 )
 """The largest difference of any element, relative to the largest difference that the rounding causes."""
 
 COHERENT = Threshold(
     4,
     "measured on the PyTorch and Flax columns with nine configurations in bfloat16 and one set of weights. The median "
-    "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test is not made in "
-    "float32, whose budgets are narrow; there, the ratio reached 1.93",
+    "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test does not run "
+    "in float32, because the budgets of float32 are narrow, and the ratio reached 1.93 in float32",
 )
 """The largest accepted projection of an error onto a fault's effect, relative to the largest such projection of the
 reference's rounding."""

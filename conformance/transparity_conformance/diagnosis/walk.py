@@ -1,8 +1,8 @@
 """The walk: a forward pass of the reference that computes each activation from the port's earlier activations.
 
 At each tap, the reference computes a value, and then continues with the port's value. The computation between two taps
-is a segment. A fault changes only the segment in which it is made, so a single walk shows several faults. If the port
-shows only logits, the whole model is one segment.
+is a segment. A fault changes only the segment in which the fault is made, so one such forward pass can show several
+faults. If the port shows only logits, the whole model is one segment.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Raise `BundleError` if a section differs from the one that the checker computes; its `purpose` may differ."""
+    """Raise `BundleError` if any field of a section, except `purpose`, differs from the section that the checker
+    computes."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
         raise BundleError(f"{path} is not valid: the section {name} does not fit the configuration and the probes.")
@@ -184,7 +185,8 @@ class Bundle:
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """Return the inputs of a probe as they are stored; for a checkpoint, a mask is added as a tokenizer does."""
+        """Return the inputs of a probe as the bundle stores them; the inputs for a checkpoint contain a mask, like a
+        tokenizer's output."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:

@@ -1,4 +1,7 @@
-"""Positions in the scores: a bias by distance, learned (T5) or linear (ALiBi), and the temperature of queries."""
+"""Effects of positions on attention scores: a bias by distance and a temperature of queries.
+
+The bias is learned (T5) or linear (ALiBi).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ def relative_buckets(
 ) -> Int[Array, "*batch"]:
     """Return the bucket of each distance, key position − query position (Raffel et al. 2020, §2.1).
 
-    In each direction, the first half of the buckets hold one distance each. The others hold ranges that grow
-    geometrically up to `max_distance`. With `both`, half of all buckets are for later keys. Without it, later keys
-    count as distance 0.
+    In each direction, every bucket of the first half is for a single distance. Each remaining bucket is for a range of
+    distances. The ranges grow geometrically up to `max_distance`. With `both`, half of all buckets are for later keys.
+    Without `both`, later keys count as distance 0.
     """
     offset = buckets // 2 * (distances > 0) if both else 0
     buckets, distances = (buckets // 2, np.abs(distances)) if both else (buckets, np.maximum(-distances, 0))

@@ -173,8 +173,8 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 def as_shaped(value: Any, meant: Any) -> Any:
     """Return a value in the shape of another value.
 
-    The value is returned unchanged unless merging or splitting neighboring axes, or exactly one order of the axes,
-    gives this shape.
+    The function merges or splits neighboring axes, or reorders axes if exactly one order gives this shape. Otherwise,
+    the function returns the value unchanged.
     """
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value

@@ -1,4 +1,4 @@
-"""Edits that change the order or sign of a result's elements, or that change which keys a mask hides."""
+"""Edits that reorder a result's elements, change the signs of the elements, or change which keys a mask hides."""
 
 from __future__ import annotations
 

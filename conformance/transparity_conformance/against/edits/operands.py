@@ -58,7 +58,8 @@ class Other:
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the index of the value; with another `step`, the index of this step's corresponding value."""
+        """Return the index of the value. If `step` is another step, return the index of the corresponding value
+        there."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 

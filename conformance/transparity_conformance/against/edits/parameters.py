@@ -29,7 +29,8 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""Wrong uses of a layer norm's weight and bias: the words of each, and a function that returns what is used instead."""
+"""Wrong uses of a layer norm's weight and bias. Each description maps to a function that returns the wrong weight and
+bias."""
 
 DEFAULT_EPSILON = 1e-5
 """PyTorch's default epsilon of `layer_norm`."""

@@ -44,7 +44,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
 
 
 class TracedReference(Reference):
-    """A function or an object of any framework, called with `inputs` by the names of its arguments."""
+    """A function or an object of any framework, which is called with `inputs` as keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others = name, model, dtype, 0

@@ -1,4 +1,4 @@
-"""The primitives of JAX as functions of PyTorch tensors and numbers, with the same parameters."""
+"""The primitives of JAX as functions of PyTorch tensors and numbers, with the same parameters as in JAX."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _slice(
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Return the start of a slice on each axis, clipped so that the slice lies within the array."""
+    """Return the first index of a slice on each axis; the indices are clipped so that the slice lies within the
+    array."""
     ends = zip(starts, sizes, x.shape, strict=True)
     return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
 

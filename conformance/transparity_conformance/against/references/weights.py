@@ -73,7 +73,11 @@ class Paired:
     def notes(self) -> list[str]:
         """Return a note that lists the tensors that are not confirmed."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
-        return [f"paired by the order of the tensors, not by values: {', '.join(guessed)}"] if guessed else []
+        return (
+            [f"these tensors are paired by their order, and their values do not confirm it: {', '.join(guessed)}"]
+            if guessed
+            else []
+        )
 
 
 def paired(
@@ -151,7 +155,11 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
 
 
 def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """Yield a port's tensor; yield its halves or thirds instead if only they have the shape of a reference's tensor."""
+    """Yield a port's tensor, or the halves or thirds of the tensor.
+
+    The parts are yielded if some tensor of the reference has the shape of a part, and none has the shape of the whole
+    tensor.
+    """
     shapes = {_sizes(each) for each in theirs.values()}
     if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
         yield Place(name)

@@ -39,7 +39,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""Kinds of sizes, each with a pattern of field names. The first match determines a field's kind."""
+"""A regular expression for the names of fields of each kind. The first match determines the kind of a field."""
 
 MOST = {
     "vocabulary": 131,
@@ -60,7 +60,7 @@ Fields = dict[str, tuple[str, Any]]
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a field by its name; empty if the field is no size."""
+    """Return the kind of a field by its name, or an empty string if the field is not a size."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
@@ -114,7 +114,7 @@ def mapped(value: Any, function: Callable[[int], int]) -> Any:
 
 
 PREFIX, LONGEST = 6, 16
-"""The largest number of layers that are kept: if the first layers contain every kind of layer, and in all cases."""
+"""A small model keeps at most `LONGEST` layers, and at most `PREFIX` layers if these contain every kind of layer."""
 
 OF_LAYERS = ("layers", "depths", "first", "last", "place", "places")
 """The kinds of fields that count, list or locate layers.

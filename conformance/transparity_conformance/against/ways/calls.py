@@ -162,7 +162,10 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return why the reference's steps cannot be compared; empty if they equal its own forward pass."""
+    """Return the reason why the reference's steps cannot be compared.
+
+    Return an empty string if the steps equal the reference's own forward pass.
+    """
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
@@ -237,7 +240,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     """Return the inputs with random labels.
 
-    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, and a random share.
+    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, and randomly chosen labels.
     """
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)

@@ -31,7 +31,8 @@ def with_names(
 ) -> Report:
     """Return the report with the catalogue's names of faults, if the checker supports the family of the folder.
 
-    A note describes each fault. If the report has one fault and the catalogue one name, the fault gets this name.
+    A note describes each fault. If the report has only one fault and the catalogue gives only one name, the fault gets
+    this name.
     """
     if folder is None or not any(not each.agrees for each in answers):
         return report

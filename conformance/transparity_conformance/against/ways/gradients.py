@@ -1,6 +1,7 @@
-"""Compare the gradients of all parameters. The differentiated number is the answer's inner product with random numbers.
+"""Compare the gradients of all parameters.
 
-If a gradient is wrong, find the first function in the backward pass that returns a wrong gradient.
+The gradients are derivatives of the inner product of the answer and random numbers. If a gradient is wrong, find the
+first function in the backward pass that returns a wrong gradient.
 """
 
 from __future__ import annotations

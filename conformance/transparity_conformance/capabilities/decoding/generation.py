@@ -98,7 +98,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 
 @np.errstate(all="ignore")  # a port may return numbers that overflow
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the tokens of each request, and the scores of beams."""
+    """Check the generated tokens of each request; in beam search, check the scores of the beams, too."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     dtype = forward.dtype
     found = [

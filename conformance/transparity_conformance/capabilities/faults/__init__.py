@@ -50,7 +50,7 @@ class SimulatedFault:
     says: str
     """A sentence about the port's behavior."""
     simulate: Run
-    """The reference's function with this fault."""
+    """The reference's function, changed so that the function has the fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
@@ -116,7 +116,8 @@ class Edited:
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run | None = None) -> tuple[SimulatedFault, ...]:
-    """Return the faults in one table of `file`.toml, which edit `function` and the modules `imported`."""
+    """Return the faults in one table of `file`.toml. The faults edit `function` and the modules that `imported`
+    lists."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
     for row in tables[table]:
@@ -151,7 +152,7 @@ PADDED_TO = (8, 16, 32, 64, 128)
 """Vocabularies are padded to a multiple of one of these numbers, or of such a number times the number of ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""Returns the part of an array (rows, positions, …) that each rank has."""
+"""A function that splits an array, such as rows or positions, into one part for each rank."""
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
@@ -169,7 +170,7 @@ def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
     means = [
         SimulatedFault(
             "loss-per-rank",
-            f"the loss is the mean of {ranks} means, one for the {name} of each rank, although ranks have different "
+            f"the loss is the mean of {ranks} means over the {name} of one rank, although ranks have different "
             f"numbers of targets{says}",
             partial(_mean_of_ranks, own, ranks, empty),
         )
@@ -258,7 +259,7 @@ def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 _EXAMPLE = Sharding(2, {"*": Placement("sharded")})
 
 OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
-"""All of these faults, for the catalogue of faults."""
+"""The faults of losses and optimizers on two ranks, for the catalogue of faults."""
 
 FAULTS = {
     "beams": BEAM_FAULTS,

@@ -1,7 +1,7 @@
 """The capability `gradients`: if the forward pass is right, gradients are compared with complex-step derivatives.
 
-Gradients that depend on conventions are left out. These are rows in which a query sees no key, and the embedding of
-padding, which PyTorch's `padding_idx` excludes from learning.
+Gradients that depend on conventions are left out. Two kinds are left out: the gradients of rows in which a query sees
+no key, and the gradient of the padding's embedding. PyTorch's `padding_idx` excludes this embedding from learning.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _why_none_of_given(probe: Probe, dtype: str) -> str:
     needed, free = 4 * sum(value.size for value in probe.parameters.values()), available_memory()
     too_large = f"the port's gradients need {in_bytes(needed)} of memory, and {in_bytes(free)} are free"
     elsewhere = getattr(probe.parameters, "no_gradients", "")
-    too_long = "a forward pass for each direction would take too long in a model of this size with experts"
+    too_long = "in a model of this size with experts, a forward pass for each direction would take too long"
     takes_long = probe.is_large and most_experts(probe.config)
     return why_no_loss(probe, dtype) or elsewhere or (too_large if needed > free else too_long if takes_long else "")
 
@@ -241,7 +241,10 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Judge the gradients of each request; return the first divergence, or the result with the largest error."""
+    """Check the gradients of each request, and return the first result with a divergence.
+
+    If all results are right, return the result with the largest error.
+    """
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(key, probe, answers, forward, at_once=index > 0)

@@ -33,7 +33,8 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens: larger than every window, bucket and original length of a variant."""
+"""The numbers of source and target tokens. Both numbers exceed all windows, buckets and original lengths in the
+variants."""
 
 ROWS = [0, 1, 3]
 """The rows of mixed inputs in which every query sees a token: one full, one padded on the right, one padded inside."""
@@ -161,7 +162,8 @@ The second variant is tried if the port refuses the first, or if its error on th
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return the variants of every change of a small model, with calls whose logits the changes affect."""
+    """Return the variants of a small model's configuration, each with inputs for which the variant changes the
+    logits."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -189,7 +191,7 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
-    """Return whether the port follows a variant, ignores it, or returns a third result."""
+    """Return whether the port follows a variant, ignores the variant, or returns logits that fit neither case."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):

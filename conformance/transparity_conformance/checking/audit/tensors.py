@@ -125,7 +125,7 @@ def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a tensor with `{i}` instead of its first number, which is the layer's."""
+    """Return the name of a tensor with `{i}` in place of the first number, which is the number of the layer."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
@@ -149,7 +149,7 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""After this many seconds, only tensors of the first and last layer are left out.
+"""After this many seconds, the audit only tries to leave out tensors of the first and last layer.
 
 With PyTorch, it takes 1 or 2 s to leave out each tensor of a small model in turn."""
 

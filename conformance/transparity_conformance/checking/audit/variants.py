@@ -231,7 +231,8 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants that loaders often get wrong: dropout, a disabled window, Gemma's old GELU."""
+    """Yield variants of three settings that loaders often read wrongly: dropout, a disabled window and Gemma's old
+    GELU."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:

@@ -42,7 +42,7 @@ Model = tuple[TransformerConfig, Arrays]
 
 
 class GgufCheck:
-    """The check of a GGUF file against the checkpoint from which it was made."""
+    """A comparison of a GGUF file with the checkpoint from which the file was made."""
 
     def __init__(self, options: Options) -> None:
         self.options = options

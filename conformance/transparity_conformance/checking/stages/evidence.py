@@ -126,7 +126,7 @@ class Evidence(LastReport):
     is_wrong_reported: bool = False
     """Whether the user was already told that a result is wrong."""
     one_rank: RanksComparison | None = None
-    """The comparison with one rank of the same code."""
+    """The comparison of the results on several ranks with the results of the same code on one rank."""
 
     def __init__(self, arguments: Arguments, port: Port, located: Located, progress: Progress) -> None:
         report = Report(arguments.name, "inconclusive", None, dtype=arguments.dtype, port=arguments.port)

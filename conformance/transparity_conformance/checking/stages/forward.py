@@ -199,7 +199,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Report that the results are no plain logits, as the first divergence."""
+    """Report as the first divergence that the port's results are not plain logits."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -223,7 +223,7 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether a loader that agrees got a copy of the user's checkpoint."""
+    """Return whether the loader got a copy of the user's checkpoint and agrees with the reference."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()

@@ -1,8 +1,9 @@
 """The stage that compares the capabilities of a port besides its forward pass, and many calls of one object.
 
 In a history, one object is called many times, and each result must equal the result of a new object. A port that keeps
-state between calls is right only at first. Examples are a cache that is not reset, gradients that accumulate, and
-dropout that training leaves on. Forward passes are therefore mixed in random order with all other capabilities.
+state between calls is right only at first. For example, such a port does not reset its cache, accumulates gradients, or
+does not switch off dropout after training. Forward passes are therefore mixed in random order with all other
+capabilities.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 They are Mistral, Qwen 2, Qwen 3, Granite 3, OLMo 2, Phi-3, SmolLM3 and Ministral 3. Granite 3 (Granite Team, 2024)
 multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team, 2024) normalizes the outputs of the
 sublayers. Phi-3 (Abdin et al., 2024) rotates only a part of each head and fuses projections. In SmolLM3 (Hugging Face,
-2025), some layers have no positions (Yang et al., 2025). Ministral 3 (Mistral AI, 2025) has a query temperature that
-grows with the position.
+2025), some layers use no position encoding (Yang et al., 2025). Ministral 3 (Mistral AI, 2025) has a query temperature
+that grows with the position.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return Qwen's windows; by default, only the layers from number `max_window_layers` have a window."""
+    """Return Qwen's windows; by default, only layer `max_window_layers` and all later layers have a window."""
     window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]

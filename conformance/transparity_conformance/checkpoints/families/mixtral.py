@@ -60,7 +60,7 @@ NAMES_WITH_EXPERTS: Table = {
 }
 
 EXPERTS, DENSE = "experts", "dense"
-"""The kinds of layers: with experts, and with one feed-forward for all tokens."""
+"""The two kinds of layers. A layer of the kind `DENSE` has one feed-forward for all tokens."""
 
 ROUTER = (row.whole("num_experts_per_tok", "experts_per_token", 8), row.flag("norm_topk_prob", "normalize_topk", False))
 

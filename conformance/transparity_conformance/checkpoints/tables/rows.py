@@ -179,7 +179,8 @@ def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
 ) -> FieldRow:
-    """Return a row for a number greater than 0; `to` converts the number in config.json, and `back` inverts `to`."""
+    """Return a row for a number greater than 0. `to` converts the number in config.json, and `back` is the inverse of
+    `to`."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 

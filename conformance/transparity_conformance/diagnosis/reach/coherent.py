@@ -109,7 +109,8 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Return the length of the longest projection onto an effect, its coefficient, and the key of the effect.
+    """Project the errors onto each effect, and return the length, the coefficient and the key of the longest
+    projection.
 
     Lengths are relative to `scales`, the size of rounding errors on each probe.
     """

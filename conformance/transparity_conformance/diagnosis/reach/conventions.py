@@ -1,4 +1,8 @@
-"""Differences that are not faults: conventions for queries whose keys are all masked, and near-ties of a router."""
+"""Differences that are not faults.
+
+Conventions differ for queries whose keys are all masked, and rounding may change a router's choice between nearly equal
+experts.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """Return the lengths that occurred for every input, the batch sizes, and the ranges of other sizes."""
+    """Return all lengths of each input, all batch sizes, and the smallest and largest value of every other size."""
     every = list(probes)
     if not every:
         return Coverage()

@@ -165,7 +165,8 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault at all possible taps that, added to the faults `known`, reproduces the logits."""
+        """Return each fault that reproduces the logits together with the faults `known`; the fault is made at all
+        possible taps."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
             found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)

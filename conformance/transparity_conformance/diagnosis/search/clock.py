@@ -64,7 +64,7 @@ class Clock:
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Extend the time, if necessary, so that a stage has its share: all seconds divided by `stages`."""
+        """Extend the time, if necessary, so that a stage has at least the total seconds divided by `stages`."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property

@@ -30,7 +30,7 @@ OF_THE_CALL = {"architecture", "head", "padding"}
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return the possible values of each boolean field and of each field with named choices."""
+    """Return the possible values of each boolean field, and of each field whose type lists all possible values."""
     few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
     return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 

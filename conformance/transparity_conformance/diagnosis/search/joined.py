@@ -1,7 +1,7 @@
 """Join several wrong activations of a sublayer to one segment, if they have no separate causes.
 
 Activations that were found by value may be matched wrongly, and operations in another order change several activations
-at once. The joint segment starts at the right activations of the sublayer. It ends at the tap that all wrong
+at once. The segment that results starts at the right activations of the sublayer. It ends at the tap that all wrong
 activations feed.
 """
 

@@ -48,7 +48,7 @@ class Effects:
     """
 
     def __init__(self, before: np.ndarray) -> None:
-        """Start with the difference `before`, which exists without any fault."""
+        """Store `before`, the difference between the port and the reference without any fault."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[:SAMPLE]
         self.before = before.ravel()[self.drawn]
@@ -176,7 +176,10 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return the probe with the largest difference after `first`, and the pairs of `first` with `seconds`."""
+        """Return the probe with the largest remaining difference, and all pairs of `first` and a fault of `seconds`.
+
+        The remaining difference is the difference after the reference makes the fault `first`.
+        """
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     def _numbered(self, best: Sequence[Combination]) -> list[Combination]:
@@ -200,7 +203,8 @@ class Search:
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit the numbers of a combination again, one after another, while the difference shrinks."""
+        """Fit the number of each fault in a combination again, one fault after another, as long as the difference
+        shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -335,7 +339,10 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference, preferably of the size of the first probe."""
+    """Return the probe with the largest difference, relative to its budget.
+
+    A probe with the configuration of the first probe is preferred if its difference exceeds the budget.
+    """
     shares = {
         probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
     }

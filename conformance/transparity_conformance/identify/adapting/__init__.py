@@ -1,4 +1,4 @@
 """Find the adapter of a model with its own parameter names.
 
-One run of the model is recorded. Its parameters are then matched in the order of the forward pass.
+One run of the model is recorded. The parameters of the model are then matched in the order of the forward pass.
 """

@@ -102,7 +102,7 @@ def adapt(
         budget: the time limit of the search, in seconds.
         progress: receives the progress of the search.
 
-    Raises `PortError` if the port cannot be built, or raises an error.
+    Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
     """
     parameters = probe_parameters(config)
     return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget, progress=progress)

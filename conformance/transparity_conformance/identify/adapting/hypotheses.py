@@ -50,7 +50,10 @@ class Pool:
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return, for each number that a line selects, whether a matched parameter uses the number."""
+        """Return one flag for each number that a line of an adapter selects.
+
+        A flag is true if a matched parameter uses the number.
+        """
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
@@ -139,7 +142,8 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """Return the lines that select an array with the shape of a parameter. For a bias, `ABSENT` is also returned."""
+    """Return the lines of an adapter that select an array with the shape of a parameter. For a bias, `ABSENT` is also
+    returned."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]

@@ -69,7 +69,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
         return AutoConfig.for_model(**fields)
     except Exception as error:
         raise TransparityError(
-            f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}."
+            f"{shown(str(file))} is not a valid configuration of {model_type}: {shown(str(error))}."
         ) from error
 
 

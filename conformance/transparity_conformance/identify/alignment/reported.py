@@ -106,7 +106,8 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Find the line of each of several causes: the first wrong number once the reference has all other causes."""
+    """Find the line of each of several causes: the first number that is wrong after all other causes are put into the
+    reference."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:

@@ -20,7 +20,8 @@ SCORES = ("scores", "weights", "scores in order")
 
 The first comparison requires the scores and the weights: swapped queries and keys give transposed scores, but other
 weights. The second comparison requires only equal attention weights, because a port may shift its scores. The third
-comparison requires only the scores, with their axes in order, because a port may have a wrong mask. """
+comparison requires only the scores, with their axes in order, because a port may have a wrong mask.
+"""
 
 
 class Reference:

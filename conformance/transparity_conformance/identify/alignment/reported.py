@@ -189,7 +189,7 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
     """Return whether the reference with swapped weights computes the port's value at `where`.
 
-    The reference continues from the port's other taps, not from the taps of the swapped weights.
+    The reference continues from the port's values, except at the taps that the swapped weights compute.
     """
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]

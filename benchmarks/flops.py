@@ -71,8 +71,8 @@ def state_flops(config: TransformerConfig, length: int) -> int:
     """Return the FLOPs of a recurrence's states, which are computed chunk by chunk.
 
     Within a chunk, the queries are multiplied by the keys, and the products by the values. The gated delta rule also
-    multiplies the keys by the keys. The queries are also multiplied by the state. The gated delta rule also multiplies
-    the keys by the state.
+    computes the products of all pairs of keys. Then the queries, and in the gated delta rule the keys, are multiplied
+    by the state.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]

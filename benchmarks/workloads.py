@@ -26,7 +26,7 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""Number of steps of a training run; the losses are compared, so every step but the last is checked."""
+"""Number of steps of a training run. The race compares the loss before each step, so the last update is not checked."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Workload:
     growth: str = ""
     """The curve to which this workload belongs: `length` or `batch`."""
     device: str = ""
-    """The only device on which it is raced, if it takes too long on others."""
+    """The only device on which the workload is timed, if the workload takes too long on other devices."""
     head_bias: bool = True
     """Whether the head has a nonzero bias; GPT-2's has none."""
     peers: bool = True

@@ -87,7 +87,7 @@ def sentences() -> dict[str, list[str]]:
 
 
 def places() -> dict[str, set[str]]:
-    """Return the activations at which each cause may occur, without the numbers of layers, by the id of the cause."""
+    """Map the id of each cause to the activations at which the cause may occur, without the numbers of layers."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for site, fault in of_the_forward_pass():
         if site:

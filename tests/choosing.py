@@ -1,4 +1,4 @@
-"""Choose which of the tests that take over half a second are deferred, by the lines that each test runs.
+"""Choose which tests over half a second are deferred, from the lines of code that each test runs.
 
 | `python -m tests.choosing` | |
 |---|---|
@@ -51,7 +51,7 @@ CRITICAL = (
     "tests/check/test_process.py",
     "tests/golden/",
 )
-"""Tests that always stay: hostile inputs, isolation, exit codes and golden reports."""
+"""Tests that are never deferred: hostile inputs, isolation, exit codes and golden reports."""
 
 KILLERS: dict[str, str] = {}
 """Tests that stay because no other test notices a mutant, which the value describes."""

@@ -39,7 +39,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 
 def residual(layer: Layer, name: str, x: Hidden, sublayer: Callable[[Hidden], Hidden], context: LayerContext) -> Hidden:
-    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
+    """Return x + sublayer(x); `config.norm_position` selects where the norms of the sublayer `name` are applied."""
     config = layer.config
 
     def normed(x: Hidden, end: str = "norm") -> Hidden:

@@ -268,7 +268,7 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 
 
 class _OneKey(nnx.Rngs):
-    """Random keys that are all the same, because nothing is drawn and splitting keys would take most of the time.
+    """Random keys that are all equal: the parameters are given, so no key is used, and splitting keys would be slow.
 
     The class has no random key for dropout, because a tap applies dropout in this port.
     """

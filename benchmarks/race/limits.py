@@ -14,7 +14,7 @@ PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024,
 """Sizes (m, k, n) of the matrix products that are timed; the fastest product is the limit."""
 
 PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
-"""Sizes of the products on a GPU, which smaller products do not keep busy."""
+"""Sizes of the products on a GPU. Smaller products would not keep a GPU busy."""
 
 MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
 """The shape of the matrix that is multiplied by a vector. In float32, it has 256 MB on a CPU and 2 GB on a GPU, far

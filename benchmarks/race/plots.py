@@ -171,7 +171,8 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
 def intensity(workload: Workload) -> float:
     """Return the FLOPs per byte of weights that a workload reads.
 
-    A forward pass reads the weights once, decoding once per token, and a training step three times.
+    A forward pass reads the weights once. Decoding reads the weights once per token, and a training step reads the
+    weights three times.
     """
     size = 2 if workload.dtype == "bfloat16" else 4
     read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)

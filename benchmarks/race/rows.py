@@ -74,7 +74,7 @@ class Row:
 
     @property
     def gigas(self) -> float | None:
-        """Return 10⁹ FLOPs per second; for a limit, 10⁹ FLOPs or bytes per second."""
+        """Return the speed in 10⁹ FLOPs per second; the row of a memory limit has 10⁹ bytes per second instead."""
         return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:

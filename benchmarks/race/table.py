@@ -18,7 +18,8 @@ LEGEND = (
     "rounds. For decoding, the limit is the fastest pass over memory, which reads the weights once for each token. The "
     "ratio is to the best peer of the kind (of any kind, if the kind has none), round by round: above 1 is faster. “Of "
     "budget” is the share of the error budget that the result uses. “First” is the first call with compilation. “Peak” "
-    "is the most memory used until then (a GPU's, if it computes), including the given weights."
+    "is the most memory in use until the end of the first call, including the given weights. On a GPU, only the GPU's "
+    "memory counts."
 )
 
 WIDE = 130

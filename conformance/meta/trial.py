@@ -74,7 +74,7 @@ def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
 
 
 def shares(measures: Iterable[Measure], found: Sequence[tuple[Any, Answer]]) -> list[Share]:
-    """Return the share of each measure, except measures for which no answer counts."""
+    """Return each measure's share of right answers; measures that judge none of the answers are left out."""
     result = []
     for measure in measures:
         marks = [mark for mark in (measure.mark(*each) for each in found) if mark is not None]

@@ -538,7 +538,7 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the process as Ctrl-C does, also in a background job of a shell, which ignores Ctrl-C."""
+    """End the process as Ctrl-C does, even in a background job, for which the shell disables Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
@@ -687,7 +687,7 @@ class TerminalOutput:
             yield system
 
     def locate(self, report: Report) -> None:
-        """Add the place where a port differs to the progress line, before causes are searched for."""
+        """Show in the progress line where the port differs, before the search for causes starts."""
         from transparity_conformance.report.check.findings import located
 
         self.about = f"{safe(report.port)} {located(report)}"

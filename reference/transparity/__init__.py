@@ -1,8 +1,7 @@
 """transparity: a transformer in three frameworks that provably agree. This package is their shared contract.
 
-The model: `config`, `presets`, `parameters`, `taps`, `axes`.
-Its inputs: `inputs`, `sampling`, `training`, `errors`. Interfaces: `protocol`, and `checked` to implement them.
-"""
+The model: `config`, `presets`, `parameters`, `taps`, `axes`. The inputs of the model: `inputs`, `sampling`, `training`,
+`errors`. Interfaces: `protocol`, and `checked` to implement them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Presets: the transformers that five documents build, as configurations.
 
-A preset has the sizes that its document prints, and the document's mistakes. `departures` names these mistakes.
+A preset has the same sizes as its document, and repeats the document's mistakes. `departures` names these mistakes.
 """
 
 from __future__ import annotations

@@ -44,9 +44,8 @@ def linear_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
 def llama3_frequencies(config: TransformerConfig) -> Float64[Array, " pairs"]:
     """(1 − share) · frequency / factor + share · frequency.
 
-    The share rises from 0 to 1 between angles that make `rotary_slow_turns` and `rotary_fast_turns` turns in the
-    original length.
-    """
+    The share is 0 for angles that complete `rotary_slow_turns` turns or fewer within the original length. The share is
+    1 for `rotary_fast_turns` turns or more, and rises linearly in between."""
     frequencies = plain_frequencies(config)
     slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
     turns = config.rotary_original_length * frequencies / (2 * math.pi)

@@ -149,7 +149,7 @@ def test_the_class_is_the_one_that_the_configuration_names_else_that_of_the_firs
         ("{", "is no JSON file; expected a config.json"),
         ("[]", "has model_type None"),
         ('{"model_type": "lama"}', "has model_type 'lama'; expected a model type of transformers"),
-        ('{"model_type": "llama", "hidden_size": "wide"}', "is no configuration of llama"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "is not a valid configuration of llama"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(text: str, says: str, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_every_preset_is_a_workload_and_its_lengths_end_where_the_presets_do() -
 
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if not each.peers], ids=str)
 def test_inputs_have_the_named_shape_and_no_padding(workload: Workload) -> None:
-    """Check the inputs of a workload; padding would count as tokens."""
+    """Check that the inputs of a workload have no padding, because padding would be counted as tokens."""
     inputs, pad = inputs_of(workload), workload.config.pad_id
     assert set(inputs) == set(workload.config.input_names)
     for name, tokens in inputs.items():

@@ -52,7 +52,7 @@ def answered(
     config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
     parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> Answers:
-    """Return the taps of a port on another machine: the NumPy column, which the arguments can make wrong."""
+    """Return the taps of the NumPy column, as if it ran elsewhere; other arguments can make the column wrong."""
     imported = import_checkpoint(checkpoint)
     given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()

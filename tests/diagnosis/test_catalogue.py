@@ -74,7 +74,7 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
 
 @pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
 def test_an_exchange_is_made_at_both_sides(case: str) -> None:
-    """Check that a swap changes both sides; a change of one side is another fault."""
+    """Check that a swap of two taps changes both taps; a change of only one tap is a different fault."""
     config = preset(case).resized()
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
     mutual = [each for each in catalogue.hypotheses(config, taps) if each.fault.is_mutual]

@@ -124,9 +124,8 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
     """Yield the whole model in float64.
 
-    transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model. Its own
-    `double()` therefore has the error of float32.
-    """
+    transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model. The
+    `double()` of a model therefore still has the error of float32."""
     upcast = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
     before = torch.get_default_dtype()
     with pytest.MonkeyPatch.context() as patch:

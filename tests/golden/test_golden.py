@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
 """For each name, a port and the arguments of its check."""
 
 NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+|(?<=takes about )\d+")
-"""Matches shares, errors and seconds, which depend on the machine."""
+"""A pattern for shares, errors and seconds, which differ from computer to computer."""
 
 
 def summary(name: str) -> dict[str, Any]:

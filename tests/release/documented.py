@@ -51,7 +51,7 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
 
 
 def since(began: os.times_result) -> str:
-    """Return the time since `began`, and the time that a processor took, which depends less on other load."""
+    """Return the elapsed time since `began`, and the processor time, which depends less on other processes."""
     now = os.times()
     spent = now.children_user + now.children_system - began.children_user - began.children_system
     return f"{now.elapsed - began.elapsed:.0f} s ({spent:.0f} s of a processor)"

@@ -1,6 +1,6 @@
 """Check the installed wheel outside of the repository: `python -I installed.py VERSION alone|extras`.
 
-This file imports nothing from the repository. If a check fails, it prints a sentence and ends with 1.
+This file imports nothing from the repository. If a check fails, the program prints a sentence and exits with code 1.
 """
 
 from __future__ import annotations

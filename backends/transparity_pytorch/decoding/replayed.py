@@ -109,7 +109,7 @@ class Generation:
 
 
 def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that runs `change` first, records it in the second call, and then replays it.
+    """Return a function that runs `change` in its first call, records it in the second, and then replays the recording.
 
     If there is too little memory for a recording, every call runs `change`.
     """

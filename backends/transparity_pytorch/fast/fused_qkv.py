@@ -16,7 +16,7 @@ from transparity_pytorch.shapes import Hidden, Keys, Queries, RotaryTables, Valu
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
     """Return one linear map that computes the results of all `linears`, with a copy of their weights.
 
-    If one of them has a bias, the others get a bias of zeros.
+    If any of `linears` has a bias, the maps without a bias get a bias of zeros.
     """
     weight = torch.cat([linear.weight.detach() for linear in linears])
     state = {"weight": weight}

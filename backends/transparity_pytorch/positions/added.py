@@ -15,8 +15,8 @@ def position_ids(
 ) -> Int[Tensor, "#batch length"]:
     """Return the rows of the position table for the tokens at `positions`.
 
-    With `position_count` "visible", only tokens that are not padding are counted, and padding has the row before the
-    first (RoBERTa, OPT).
+    With `position_count` "visible", only tokens that are not padding are counted. Padding gets the row before the first
+    token's row (RoBERTa, OPT).
     """
     if config.position_count == "all":
         return positions + config.position_offset

@@ -1,9 +1,8 @@
 """The pools `adapting` and `adapters`: ports that `adapt` must match without asking the user, and ports with a bug.
 
 Each bug is an edit of a port's source. `adapt` must not match its tensors wrongly. The lines of the buggy port's
-adapter are compared with the lines of the correct port's adapter. `adapt` must mark every line that differs as
-undetermined.
-"""
+adapter are compared with the lines of the correct port's adapter. If a line differs between the two adapters, `adapt`
+must mark the line as undetermined."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _is_explained(_: Trial, answer: Answer) -> bool:
 MEASURES = (
     Measure("mistakes detected", lambda _, answer: answer["verdict"] == "diverges", 1.0, "mutant"),
     Measure("the line, or a line that uses its result, reported first", _is_near, 0.9, "mutant"),
-    Measure("the mutated line itself reported first", _is_line, kind="mutant"),
+    Measure("the first reported line is the mutated line", _is_line, kind="mutant"),
     Measure("explained by edits, on all probes", _is_explained, 0.6, "mutant"),
     Measure("twins that agree", lambda _, answer: answer["verdict"] == "agrees", 1, "twin"),
     Measure("under 5 s of processor time, without imports", lambda _, answer: answer["seconds"] < 5),

@@ -12,7 +12,8 @@ from meta.attacks.run import ATTACKS, LET_THROUGH, attacked, is_let_through
 from meta.pool.bug import Bug
 
 HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH and not attack.config]
-"""Attacks without a configuration of their own; the others take long, and only `nox -s power` runs them."""
+"""Attacks without a configuration of their own. Attacks with a configuration take long, and only `nox -s power` runs
+them."""
 
 
 def test_there_are_sixty_attacks_and_each_says_what_is_wrong() -> None:

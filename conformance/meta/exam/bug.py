@@ -1,4 +1,5 @@
-"""The bugs of the exam, read from the TOML files in bugs/, and their unchanged twins."""
+"""The bugs of the exam, read from the TOML files in bugs/, and for each bug the same port without the bug (its
+twin)."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def missed(rows: Rows) -> str:
     counted = "; ".join(f"{title.lower()}: {sum(title == each[0] for each in found)}" for title in order)
     parts = [f"{counted[:1].upper()}{counted[1:]}.", table(["result", "bug", "the answer"], lines)]
     if waiting := [f"`{name}`" for name in exam() if name not in rows]:
-        parts.append(f"**Without an answer yet: {len(waiting)}**, which no figure counts: {', '.join(waiting)}.")
+        parts.append(f"**Bugs without an answer yet: {len(waiting)}**, left out of all figures: {', '.join(waiting)}.")
     return "\n\n".join(parts)
 
 

@@ -35,7 +35,7 @@ SCALINGS = ("none", "linear", "llama3")
 class Drawn(Model):
     """The independent port, with convolutions and batch norm as PyTorch modules store them.
 
-    It computes in the precision of its parameters.
+    The port computes in the precision of its parameters.
     """
 
     @property

@@ -91,7 +91,7 @@ def mutate(node: ast.AST, variant: int) -> bool:
 
 
 def _drop_keyword(node: ast.Call, *, first: bool) -> bool:
-    """Remove the first keyword, or the last of several; return False if no keyword can be removed; `device` is kept."""
+    """Remove the first keyword argument, or the last of several, except `device`. Return whether one was removed."""
     place = 0 if first else len(node.keywords) - 1
     if place < (0 if first else 1) or not node.keywords or node.keywords[place].arg == "device":
         return False

@@ -215,7 +215,7 @@ def is_named_where_it_shows(bugs: Bugs, answer: Answer) -> bool:
 
 
 def all_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether every bug is named at its own place."""
+    """Return whether the report names a right cause for every bug, at the tap where the bug acts."""
     return is_placed(bugs, answer) and all(
         any(bug.shows_at(place_of(fault)) and names(fault) & set(bug.causes) for fault in answer["faults"])
         for bug in bugs
@@ -243,7 +243,8 @@ def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and no cause is certain: each has alternatives or leaves an error."""
+    """Return whether the port diverges, and no cause is certain. An uncertain cause has alternatives, or does not
+    explain the whole error."""
     certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
     return is_detected(bugs, answer) and all(map(_remains, certain))
 

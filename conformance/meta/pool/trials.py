@@ -176,7 +176,7 @@ def several_trials(kind: str, seed: int) -> list[Trial]:
 
 
 def combined_controls(seed: int) -> Iterator[Trial]:
-    """Yield correct ports with two to four styles at once, at other lengths and in two precisions."""
+    """Yield correct ports that combine two to four styles of code, with several lengths and two precisions."""
     draw, rows = random.Random(seed), [bug for bug in pool().values() if bug.control]
     cases = [*PRESETS, *FAMILIES]
     while True:

@@ -170,7 +170,7 @@ def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: t
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Fit the seconds per parameter for the import, for the cast, and for the product with one position."""
+    """Estimate the seconds per parameter of the import, of the cast, and of the matrix product for one position."""
     fitted = [row for row in rows if row["size"] != HELD_OUT]
     known = np.array([[row["parameters"], row["parameters"] * row["positions"]] for row in fitted])
     weights = 1 / known[:, :1]  # weigh small models as much as large ones

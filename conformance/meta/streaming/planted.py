@@ -20,7 +20,7 @@ Change = Callable[[Any, Any], None]
 
 
 MISTAKES: dict[str, str] = {}
-"""The sentence of each mistake."""
+"""For each mistake, by name, the sentence that describes it."""
 
 
 def mistake(says: str) -> Callable[[Change], Callable[[str], Any]]:

@@ -101,7 +101,8 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Return the comparison after further changes, or None if one of them raises an error."""
+        """Apply more changes to the reference than `since` has, and compare again; return None if a change raises an
+        error."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():

@@ -44,11 +44,11 @@ class Departure:
     matched: Collection[int] = frozenset()
     """The port's operations whose values were already matched before this edit."""
     made: Any = None
-    """The port's value with which the reference continues, if there is no edit."""
+    """If no edit explains the difference, the port's value that replaces the reference's value."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the port's line: the innermost line of the operation that runs no matched operation of its kind."""
+        """Return the innermost line of the port that runs this operation, and no matched operation of the same name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
@@ -69,7 +69,7 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """Return the modules of the edited steps, if the same line is right in other modules."""
+        """Return the modules of the edited steps, if other modules run the same line and the line is right there."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         edited = {program.steps[number].module for number in self.steps}
         others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
@@ -92,7 +92,7 @@ class Departures:
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the reference also has another implementation of experts, in which more edits may run."""
+        """Whether the reference has a second implementation of experts, to which further edits may apply."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
         """Return the departures, and the comparison after their edits.

@@ -32,7 +32,7 @@ PADDED = {"left": (11, 3), "right": (17, 2)}
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
-"""Lengths and batches of inputs that have no length, such as images; only the batch is used."""
+"""Pairs of a length and a batch size. For inputs without a length, such as images, only the batch size is used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer that probably shows most about the difference.
+    """Return the wrong answer from which the cause of the difference is probably easiest to find.
 
     Such an answer has several rows and tokens, no padding and many wrong numbers. Among equal answers, the smallest is
     returned.

@@ -162,7 +162,7 @@ class Way:
     why_not: Callable[[Probe, str], str] = _never
     """Returns the reason why the claim is not compared for a probe and dtype; empty if it is compared."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
-    """Returns whether a request, given by its key, can be judged with the port's forward pass."""
+    """Returns whether the port's forward pass is enough to judge the request with this key."""
     here: Callable[[ForwardPass], Requests] | None = None
     """Returns the requests to a port in this process; None if they are the same as for a bundle."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}

@@ -135,8 +135,8 @@ class Asked(NamedTuple):
     further: tuple[Request, ...] = ()
     """Requests that no bundle contains: other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """From a call at other sizes that crosses a threshold, returns a request that crosses the same threshold; None if
-    the claim has no such requests."""
+    """Takes a call whose sizes cross a threshold, and returns a request that crosses the same threshold. The field is
+    None if the claim has no such requests."""
 
 
 @kept_in(0)
@@ -317,8 +317,8 @@ def _likeliest(probe: Probe) -> int:
 def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
     """For a head without bias, return the same two requests as `_ending`, with other end tokens.
 
-    In one request, the end token never occurs. In the other, rows end at as many different steps as possible.
-    """
+    In the first request, the end token never occurs. In the second request, rows end at as many different steps as
+    possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)

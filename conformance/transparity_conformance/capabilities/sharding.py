@@ -41,7 +41,7 @@ class Placement:
     number: int = 0
     """The axis of the shards, or the only rank that has the value."""
     padded: int | None = None
-    """The axis that ends with padding; None without padding."""
+    """The axis at whose end padding was added; None if the value has no padding."""
     indices: tuple[tuple[int, ...], ...] | None = None
     """The indices of each rank's entries along the sharded axis; None if the indices are consecutive."""
 

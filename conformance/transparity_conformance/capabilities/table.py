@@ -45,7 +45,7 @@ from transparity_conformance.report.report import (
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
-"""The capabilities that can be compared with given parameters, such as a checkpoint's."""
+"""The capabilities that can be checked if the user gives the parameters, such as a checkpoint."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 

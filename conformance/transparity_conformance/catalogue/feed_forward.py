@@ -29,7 +29,7 @@ from transparity_numpy.experts import SCORES, choose, highest, router_weights
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
 Bound = Callable[[float, Value, Value], tuple[Value, Value]]
-"""A function that bounds the gate and the up projection, given the limit and both."""
+"""A function of the limit, the gate and the up projection that returns the bounded gate and up projection."""
 
 
 def _bound(variant: str, bound: Bound) -> FaultRow:
@@ -279,7 +279,7 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
 }
 """Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply.
 
-Each row has the size of a block, and the change of features in blocks of this size, (…, blocks, size).
+Each row has the size of a block, and a function that changes features of shape (…, blocks, size).
 """
 
 

@@ -31,7 +31,7 @@ AS_THEY_ARE = (np.asarray, np.transpose)
 """Conversions that need no copy of a matrix, so that the matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names that one remark lists; published checkpoints need fewer."""
+"""The largest number of names that one remark lists. Remarks on published checkpoints list fewer names."""
 
 
 class InFolder(dict[str, Any]):

@@ -96,7 +96,7 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a piece to a temporary folder in the format of its family; yield its parameters.
+    """Write a piece of a model to a temporary folder in the format of `model_type`; yield the piece's parameters.
 
     Raises `CheckpointError` if the family cannot express the piece, or if the folder cannot be written.
     """

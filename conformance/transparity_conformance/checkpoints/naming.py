@@ -147,7 +147,8 @@ def called(parameter: str, table: Table) -> str:
 
 
 def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, np.ndarray]:
-    """Convert parameters to tensors; each tensor has its first name in the table, without a prefix.
+    """Convert parameters to tensors. If the table has several names for a tensor, the first name is used, without a
+    prefix.
 
     This is the inverse of `parts_of`. A tensor has the dtype of its parameters. Parameters that are not in the table
     are left out.

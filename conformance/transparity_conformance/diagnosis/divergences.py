@@ -251,7 +251,7 @@ def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
-    """If the port shows only wrong logits, and they have no cause, return a note on fields that probably differ."""
+    """If the port shows only wrong logits, and no cause was found, return a note on fields that probably differ."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []

@@ -125,7 +125,7 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Return the faults of earlier segments of the same kind, made at this segment, and the earlier explanations."""
+    """Apply the faults of earlier segments of this kind to this segment; return the results with their explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):

@@ -43,9 +43,8 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
     A tap inside a sublayer differs only in form if a single map turns our value into the port's value
     (`is_equivalent`). The port's result at the end of the sublayer must also be right.
 
-    A port may fold the gain and bias of a norm into the weights of the following linear map. Then the norm's output
-    differs only in form if everything after the norm is right.
-    """
+    A port may fold the gain and bias of a norm into the next weights. If everything after such a norm is right, the
+    norm's output differs only in form."""
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -173,9 +172,8 @@ def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
     """List the taps at which a fault may cause a difference at `tap`, in the order of the forward pass.
 
-    These are `tap` itself, earlier taps that the port does not record, and outputs of sublayers that the residual
-    stream adds before `tap`.
-    """
+    The list has `tap` itself, and earlier taps that the port does not record. The list also has the outputs of
+    sublayers that are added to the residual stream before `tap`."""
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
     # All unrecorded taps of the layer are candidates, because a recorded tap between them may be on another path.

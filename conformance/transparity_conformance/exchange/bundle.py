@@ -91,7 +91,7 @@ def in_order(sections: Collection[str]) -> tuple[str, ...]:
 
 
 def section_of(name: str, probes: Probes, dtype: str) -> Section:
-    """Return the section of a capability, for a bundle with these probes."""
+    """Return the section of the capability `name` in a bundle that contains `probes`."""
     row, (_, probe) = CAPABILITIES[name], first_of(probes)
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:

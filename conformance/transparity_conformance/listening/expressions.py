@@ -13,7 +13,7 @@ from typing import Any, Literal
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
 """Names of hooks, stored among Python's builtins, to which the rewritten code passes values.
 
-Each hook returns its last argument. A statement after an assignment calls `WROTE`.
+Each hook returns its last argument. After each assignment, the rewritten code calls `WROTE`.
 """
 
 GENERATED = "__transparity_generated__"

@@ -1,8 +1,9 @@
 """Record every primitive that JAX runs: in flax, equinox and plain functions.
 
 While recording, `jit` is disabled, so functions run as Python, one primitive at a time. `scan`, `while_loop` and `cond`
-run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation; each equation has the
-line that traced it. A jitted port may therefore round differently while it is recorded.
+run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation. The recorded line of
+an equation is the line that created the equation during tracing. A jitted port may therefore round differently while it
+is recorded.
 
 Integers and bools are recorded only on request. The inputs of later operations are known nevertheless. Other threads,
 programs compiled earlier and arrays on other machines are not recorded. Parameters that are only sliced, reshaped or

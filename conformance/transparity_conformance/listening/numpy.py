@@ -1,8 +1,8 @@
 """Record NumPy: every expression in the port's own code whose value is an array.
 
-NumPy has no hook for all operations: `np.asarray` strips a subclass, and parameters are plain arrays. Therefore, while
-the port runs, its functions run rewritten code whose expressions report their values (`expressions`). A first call
-finds the functions to rewrite.
+NumPy has no hook for all operations: `np.asarray` strips a subclass, and parameters are plain arrays. Therefore the
+code of the port's functions is rewritten while the port runs, so that expressions report their values (`expressions`).
+A first call finds the functions to rewrite.
 
 For operations within installed packages, only the results are recorded. Integers and bools are left out, but the record
 follows the data through them. The following are not recorded:

@@ -333,7 +333,7 @@ def _is_uninitialised(func: Any) -> bool:
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
-    """Convert dtypes among the arguments to the precision, and numbers to its range."""
+    """Convert the dtypes among the arguments to the precision, and clip numbers to the range of the precision."""
     import torch
 
     is_exact = precision is None

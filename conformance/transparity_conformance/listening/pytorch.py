@@ -1,9 +1,9 @@
 """Record PyTorch: every operation that reaches the dispatcher, from modules and functions.
 
-A composite operation is recorded in parts (`linear` as `addmm`). A kernel is recorded as one operation, except that the
-intermediate results of fused attention are added in float64. Each output of an operation has its own record. A compiled
-module runs eagerly while it is recorded. A layer of `nn.Transformer` runs in parts, which may round differently from
-its fast path.
+A composite operation is recorded as the operations that it calls. For example, `linear` calls `addmm`. A kernel is
+recorded as one operation, except that the intermediate results of fused attention are added in float64. Each output of
+an operation has its own record. A compiled module runs eagerly while it is recorded. A layer of `nn.Transformer` runs
+in parts, which may round differently from its fast path.
 
 Integers and bools are left out, but the record follows the data through them. The following are not recorded:
 

@@ -1,4 +1,4 @@
-"""Small configurations, and inputs of text. No preset contains the parts of families that these configurations contain.
+"""Small configurations with parts of families that no preset has, and inputs of text.
 
 A case has the parts of one family, such as Llama's rotary positions and grouped heads, or T5's relative bias and tied
 head. All sizes of a case differ, so that no two axes can be confused. `cases.json` has the fields of each case. If

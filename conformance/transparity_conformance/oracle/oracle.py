@@ -135,7 +135,7 @@ class Oracle:
     ) -> None:
         """Compute in `dtype` at the `index`-th point; round each result, pass it to `receive`, and compute with it.
 
-        Routers make the given `choices`, because the effect of another choice is not rounding.
+        Routers make the given `choices`, because a different choice has larger effects than rounding.
         """
         given, _, computed = dtype.partition(":")
 

@@ -134,7 +134,7 @@ DECAY_RATE = 0.4
 """The median decay rate of recurrent states; at this rate, a part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
-"""The offset of a router's correction biases if the seed is odd; near 7, bfloat16 has steps of 1/32."""
+"""The offset of a router's correction biases if the seed is odd. Near 7, bfloat16 rounds to steps of 1/32."""
 
 HOT_SPREAD = 40.0
 """The spread of scores in the probe `hot`: exp of the largest overflows float32 (88.7); exp of the smallest is 0."""
@@ -376,7 +376,8 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return configurations of other sizes: one with only square weights, and variants for ports that fix a ratio.
+    """Return configurations of other sizes: one with only square weights, and variants for ports with a fixed ratio of
+    sizes.
 
     Some ports derive the width of the feed-forward from the width of the model, or fix the width of a head.
     """

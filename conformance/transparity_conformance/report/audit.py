@@ -18,7 +18,7 @@ ABSENT = "absent"
 """The value of a field that was removed."""
 
 MOST_NAMED = 8
-"""The number of names in a line for people; JSON lists all of them."""
+"""The largest number of names in a line of the text report. The JSON report lists all names."""
 
 
 @dataclass(frozen=True)

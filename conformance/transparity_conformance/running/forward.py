@@ -171,7 +171,7 @@ def may_have_no_mask(
 ) -> bool:
     """Return whether to omit the attention mask, so that calls without a mask are tested, too.
 
-    A third of the lengths are called without a mask, if the mask hides nothing and the model does not require it.
+    If a mask hides nothing and the model does not require it, calls with a third of the lengths omit the mask.
     """
     mask = named.get("attention_mask")
     if mask is None or mask.shape[1] % 3 != 2 or not mask.all():
@@ -210,7 +210,7 @@ def _offers(model: Any, method: Callable[..., Any]) -> bool:
 def required_arguments(signature: inspect.Signature | None) -> int | None:
     """Return the number of required positional arguments; None if it is unknown.
 
-    The number is 1 for a loader of folders, and 2 for a `build(config, parameters)`.
+    A loader of folders has one required argument, and a `build(config, parameters)` has two.
     """
     if signature is None or any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values()):
         return None

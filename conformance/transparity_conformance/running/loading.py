@@ -1,8 +1,8 @@
 """Import of a port by name, such as `path/to/file.py:build` or `package.module:build`, or of an exported model.
 
-An exported model (an artifact), such as an ONNX file, is opened in the process of the port. It becomes a
-`build(config, parameters)` like any port, but has its own weights. It may fix properties of a call, such as the length.
-"""
+An exported model (an artifact), such as an ONNX file, is opened in the process of the port. The opened model becomes a
+`build(config, parameters)` like any port, but has its own weights. The model may fix properties of a call, such as the
+length."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Bench:
     @property
     def harness(self) -> Harness:
         """The harness; only claims that are declared with `harness=True` may use it."""
-        assert self.parts is not None, "a claim that asks for the harness is declared with harness=True"
+        assert self.parts is not None, "a claim that uses the harness must be declared with harness=True"
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:

@@ -16,7 +16,7 @@ def joined(node: ast.AST, source: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Return Python code on one line, without trailing commas and spaces that only its lines needed."""
+    """Join Python code into one line, and remove trailing commas and the spaces inside brackets."""
     text = " ".join(line.strip() for line in text.splitlines())
     return re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", text))
 

@@ -135,7 +135,7 @@ def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, tr
 
 
 def _by_line(path: Path) -> dict[int, Statement]:
-    """Return the statement of every line of a file."""
+    """Map each line number of a file to the statement that contains the line."""
     found = definitions(path.read_text(encoding="utf-8")).values()
     listed = [statement for definition in found for statement in definition.statements]
     return {line: statement for statement in listed for line in range(statement.begin, statement.end + 1)}

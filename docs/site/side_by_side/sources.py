@@ -95,7 +95,7 @@ class _Reader:
         return self.function(method, name, f"{node.name}.{method.name}", own)
 
     def function(self, node: ast.FunctionDef, name: str, label: str, doc: str) -> Definition:
-        """Return a function, whose first statement is its signature without annotations."""
+        """Return the definition of a function; the signature without annotations is listed as the first statement."""
         begins = node.body[0].lineno
         head = Statement(_signature(node), 0, (), node.lineno, begins - 1)
         body = node.body[1:] if ast.get_docstring(node) else node.body

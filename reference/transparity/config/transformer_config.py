@@ -171,8 +171,8 @@ class TransformerConfig:
     norm(f(norm(x))) (Gemma 2). `post-branch`: x + norm(f(x)) (OLMo 2)."""
     branches: Branches = "sequential"
     """`sequential`: the input of the feed-forward is the output of attention. `parallel`: x + attention(norm(x)) +
-    feed_forward(norm(x)), with two different norms (GPT-NeoX). `parallel-one-norm`: the same with one norm for both
-    (GPT-J)."""
+    feed_forward(norm(x)), with two different norms (GPT-NeoX). `parallel-one-norm`: like `parallel`, but attention and
+    the feed-forward share one norm (GPT-J)."""
     attention_norm: bool = True
     """Whether a norm precedes self-attention if `norm_position` is `pre`. The first layer of ModernBERT has no such
     norm, because its embeddings are normalized."""

@@ -1,6 +1,6 @@
 """Matrices that stay in their file: a product reads one block of rows after another.
 
-A model with such matrices needs memory only for its activations and one block.
+A model whose matrices stay in the file needs memory only for its activations and one block.
 """
 
 from __future__ import annotations

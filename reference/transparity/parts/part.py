@@ -51,7 +51,7 @@ NOTHING = Part({}, {}, {})
 
 
 def tapped(taps: Mapping[str, tuple[int | str, ...]]) -> Part:
-    """Return a part with only activations."""
+    """Return a part of a model that has activations, but no parameters."""
     return Part({}, dict(taps), {})
 
 

@@ -45,8 +45,8 @@ class At:
     def behind(self, *counts: int) -> list[int] | None:
         """Return the values at which consecutive segments start, from the last segment to the first.
 
-        The last segment ends at this step. A segment starts `count` values before its end; `starts` yields these
-        values.
+        The last segment ends at this step. For each segment, `count` says how many values its start is before its end.
+        `starts` yields the possible starts.
         """
         found, end = [], self.step.output
         for count in counts:
@@ -110,10 +110,8 @@ class Edit:
     rank: int = 0
     """Among equally good explanations, the edit with the lowest rank is preferred."""
     behind: tuple[int, ...] = ()
-    """For each edited segment, the number of values from its end back to its start, as in `At.behind`.
-
-    It is empty if the edit changes a single step.
-    """
+    """The number of values from the start to the end of each edited segment, as in `At.behind`. An edit of a single
+    step has an empty `behind`."""
     module: str = ""
     """The name of a module, if the edit changes all of the module's steps that use parameters; otherwise empty."""
 
@@ -136,7 +134,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Context:
-    """Numbers from which edits are made."""
+    """The numbers that edits may insert, and the values that edits should result in."""
 
     numbers: Sequence[float] = ()
     """Numbers of the configuration."""

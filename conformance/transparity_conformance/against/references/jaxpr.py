@@ -225,7 +225,7 @@ def _number(value: Any) -> Any:
 
 
 def _places(equation: Any) -> tuple[Place, ...]:
-    """Return the instructions that run an equation, innermost first, up to the call of `record`."""
+    """Return the instructions on the call stack of an equation, from the innermost to the one that `record` called."""
     traceback = equation.source_info.traceback
     frames: Iterator[Place] = zip(*traceback.raw_frames(), strict=True) if traceback is not None else iter(())
     return tuple(itertools.takewhile(lambda place: place[0] is not record.__code__, frames))

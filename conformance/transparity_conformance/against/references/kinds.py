@@ -79,7 +79,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`, which is fast in this class."""
+        """Return the result of `answer`, because this class needs no faster approximation."""
         return self.answer(inputs)
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:

@@ -227,7 +227,7 @@ JAX itself runs a primitive that is missing here, or whose function raises `NotI
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Return, for the code of each function of `jax.nn`, the PyTorch functions that may compute the same numbers."""
+    """Map the code of each function of `jax.nn` to the PyTorch functions that may compute the same numbers."""
     import jax
     from torch.nn import functional as F
 

@@ -1,6 +1,7 @@
 """Find which tensor of a port corresponds to each tensor of the reference, if their names differ.
 
-The search fills the port with the reference's numbers in several ways, and compares the values that the port computes.
+The search loads the reference's numbers into the port's tensors in several ways, and compares the values that the
+port computes.
 """
 
 from __future__ import annotations
@@ -297,7 +298,7 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """Return the place, with a transpose if the tensor otherwise does not fit."""
+        """Return `place`, transposed if the tensor `name` does not fit otherwise."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)

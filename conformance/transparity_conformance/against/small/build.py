@@ -69,7 +69,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
         return AutoConfig.for_model(**fields)
     except Exception as error:
         raise TransparityError(
-            f"{shown(str(file))} is no configuration of {model_type}: {shown(str(error))}."
+            f"{shown(str(file))} is not a valid configuration of {model_type}: {shown(str(error))}."
         ) from error
 
 
@@ -149,7 +149,7 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Replace all learned parameters, and all parameters and buffers with constant numbers, by random numbers.
+    """Fill all learned parameters with random numbers, and also the parameters and buffers whose numbers are all equal.
 
     Tables of sines keep their numbers.
     """
@@ -171,7 +171,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are equal and finite, or all are uninitialized."""
+    """Return whether all numbers are finite and equal, or all numbers are NaN (uninitialized)."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())

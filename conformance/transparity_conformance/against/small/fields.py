@@ -53,7 +53,7 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest value of each kind of size that does not depend on other sizes."""
+"""The largest value of each kind of size, for the kinds that do not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
 """The kind and value of each field."""

@@ -62,7 +62,7 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Yield calls without padding as probes of the checker's own reference: wrong answers first, then right ones.
+    """Convert the calls without padding to probes of the checker's own reference. Calls with wrong answers come first.
 
     Calls whose inputs the checker's reference does not accept are left out.
     """

@@ -58,7 +58,7 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
-    """Yield a divergence for each wrong field and tensor; of several values of a field, the first wrong one counts."""
+    """Yield a divergence for each wrong field and tensor; a field with several wrong values gets only the first one."""
     for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error

@@ -133,7 +133,7 @@ _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
-    """Yield what a port may use instead of the parameters `names`, and the replaced parameters."""
+    """Yield arrays that a port may wrongly use as the parameters `names`, each with a description."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
     for layer in sorted({found[0] for name in given if (found := _LAYER.search(name))}):

@@ -43,7 +43,7 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of other values of a field, of which one value per list is tried.
+    """Yield lists of other values of a field. The audit tries one value of each list.
 
     Each option of a `Literal` is a list of its own. All numbers are one list.
     """

@@ -53,9 +53,8 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
     """Return the root-mean-square error of the worst block, and the root-mean-square step of that block.
 
-    A block is the part that is quantized together; for floats, it is a single number. In longer parts, the error of a
-    single block would vanish in the mean.
-    """
+    The numbers of a block are quantized together. For floats, a block is a single number. In longer parts, the error of
+    a single block would vanish in the mean."""
     size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
     errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -73,7 +72,7 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return how far numbers that share a scale are in another order than in `right`; 0 if the order is the same.
+    """Return how much the order of numbers that share a scale differs from their order in `right`; 0 for equal orders.
 
     Quantization keeps the order, because it rounds these numbers to one grid. Equal numbers in `right` may be in any
     order.

@@ -182,7 +182,8 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error_and_budget(
     function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
 ) -> tuple[float, float]:
-    """Return the largest difference from the expected logits, infinite if the port fails, and its budget."""
+    """Return the largest difference from the expected logits, and the budget. If the port fails, the difference is
+    infinite."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
     return error, probe.oracle.budget("logits", forward.dtype)

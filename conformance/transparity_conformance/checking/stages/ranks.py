@@ -54,8 +54,8 @@ def against_one(
 ) -> RanksComparison:
     """Compare several ranks with one rank of the same code; probes that the port refuses are left out.
 
-    Raises `PortError` if the port fails on several ranks. If it fails on one rank, the comparison is inconclusive.
-    """
+    Raises `PortError` if the port fails on several ranks. If the port fails on one rank, the comparison is
+    inconclusive."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}

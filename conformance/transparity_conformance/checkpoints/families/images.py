@@ -2,9 +2,8 @@
 
 ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers. The text
 tower is a decoder that pools the position of the end token, and the image tower is an encoder. Each tower returns one
-vector per row, with or without a projection. The preprocessing of images is not included. The scores of pairs of a text
-and an image (CLIP's norm and temperature) are not included either.
-"""
+vector per row, with or without a projection. Two steps are not included: the preprocessing of images, and the scores of
+pairs of a text and an image (CLIP's norm and temperature)."""
 
 from __future__ import annotations
 

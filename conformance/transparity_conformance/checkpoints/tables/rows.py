@@ -49,7 +49,7 @@ def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
 
 
 def as_activation(fields: Fields, name: str) -> str:
-    """Return the reference's name of the activation that a field names."""
+    """Read an activation from the field `name`, and return the reference's name for this activation."""
     return as_one_of(fields, name, ACTIVATIONS)
 
 

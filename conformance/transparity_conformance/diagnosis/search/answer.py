@@ -142,7 +142,7 @@ class Answer:
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
         """Return the combinations of these faults, each made at groups of taps of every size.
 
-        The combinations are in order of the difference that remains with them.
+        The combination that leaves the smallest difference comes first.
         """
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)

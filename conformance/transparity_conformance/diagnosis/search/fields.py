@@ -41,7 +41,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return the changes of one more field, besides `besides`, for which the model's parameters are enough."""
+    """Return the changes of one field that can be added to the changes `besides` and need no new parameters."""
     own, shapes = {name: getattr(config, name) for name in alternatives()}, parameter_shapes(config)
     new = [
         {name: value}

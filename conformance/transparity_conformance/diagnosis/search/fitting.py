@@ -1,4 +1,4 @@
-"""Faults with a number, which is fitted."""
+"""Fit the number of a fault, such as a wrong scale, to the port's values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.catalogue import numeric_faults
 from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, WalkState, groups
 
 PROMISING = 12
-"""After this many steps, the golden section knows the number to within 1/300 of the grid's spacing."""
+"""After this many steps, the golden-section search has narrowed the number to within 1/300 of the grid's spacing."""
 
 STEPS = 40
 """The number of steps of the golden section."""
@@ -31,7 +31,7 @@ def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis |
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Return one fault that has another number for each model size."""
+    """Return one fault whose number depends on the model size."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description

@@ -28,7 +28,8 @@ class Place:
     tap: str
     """The first tap whose value changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The taps after the previous group's tap, up to `tap`. A fault of the port may be at any of these taps."""
+    """The taps that come after the `tap` of the previous group, up to and including `tap`. A fault of the port may be
+    at any of these taps."""
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ SCORES = ("scores", "weights", "scores in order")
 """The comparisons that identify queries and keys, the most certain first.
 
 The first comparison requires the scores and the weights: swapped queries and keys give transposed scores, but other
-weights. The second comparison requires only the weights, because a port may shift its scores. The third comparison
-requires only that the scores agree without transposed axes, because a port may have a wrong mask.
+weights. The second comparison requires only equal attention weights, because a port may shift its scores. The third
+comparison requires only the scores, with their axes in order, because a port may have a wrong mask.
 """
 
 

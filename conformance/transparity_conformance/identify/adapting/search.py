@@ -170,7 +170,8 @@ class _Seeker:
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that select an array with the shape of a parameter, without matched numbers."""
+        """Return the lines that select an array with the shape of a parameter, and none of the numbers that are already
+        matched."""
         for shapes in self.pool.free(*layer_of(parameter, self.config)):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:

@@ -65,7 +65,7 @@ class _Aligning:
             self.found = self._with_faults(self.found.without(passed).adding(resumed), resumed)
 
     def _with_faults(self, resumed: Found, taps: Matches) -> Found:
-        """Apply the faults of new taps wherever they can occur, if more of the reference's values then match.
+        """Apply the faults of newly matched taps in every layer, if more of the reference's values match as a result.
 
         A port usually runs the same code for every layer, so a wrong line of code is wrong in every layer.
         """

@@ -131,7 +131,7 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for the taps before `lost` whose numbers the port moves to other places.
+    """Return later matches for taps before `lost`, if the port moves the numbers of these taps to other positions.
 
     For example, a port may merge heads without moving the axes. With the later matches, the reference must compute the
     port's value of every tap after them.
@@ -209,7 +209,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 def reordered(found: Found) -> dict[str, Match]:
     """Match queries and keys whose features the port keeps in another order.
 
-    Both must have the same order; otherwise the scores would change.
+    Queries and keys must have the same order of features; otherwise the scores would change.
     """
     matches: dict[str, Match] = {}
     for scores in (tap for tap in found.flow.inputs if tap.endswith(".scores")):

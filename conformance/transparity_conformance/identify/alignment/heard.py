@@ -213,7 +213,7 @@ def _heard(
 
 
 def _call(plan: Plan, probe: Probe, operations: Sequence[Operation], shown: Mapping[str, np.ndarray]) -> AlignedCall:
-    """Return the taps of a call as the plan locates them.
+    """Return the values of a call's taps, which the plan finds among the port's operations.
 
     Values that the port shows by name, in the shape of their tap, replace the values found.
     """

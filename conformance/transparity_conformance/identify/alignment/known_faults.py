@@ -103,7 +103,7 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
 
 
 class Recorded(np.ndarray):
-    """An array that appends every result computed from it to `into`. The results do the same."""
+    """An array that appends every result computed from it to `into`. The results are such arrays, too."""
 
     into: list[np.ndarray]
 

@@ -226,9 +226,8 @@ def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads:
 def _moved(plan: Plan, here: Recorded) -> dict[int, int]:
     """Map operations of the aligned call to their counterparts in another call.
 
-    The counterpart of a tap is the value that the reader's counterpart reads. For example, a loop over experts may run
-    more often in one call than in another. The last sum is then the tap.
-    """
+    If an operation reads a tap, the operation's counterpart in the other call reads the tap's counterpart. For example,
+    a loop over experts may run more often in one call than in another. The last sum is then the tap."""
     learned = plan.port.keys[:-1]
     if learned == here.keys[:-1]:
         return {index: index for index in range(len(learned))}

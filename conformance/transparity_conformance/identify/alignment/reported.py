@@ -106,7 +106,8 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Find the line of each of several causes: the first wrong number once the reference has all other causes."""
+    """Find the line of each of several causes: the first number that is wrong after all other causes are put into the
+    reference."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -188,7 +189,7 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
     """Return whether the reference with swapped weights computes the port's value at `where`.
 
-    The reference continues from the port's other taps, not from the taps of the swapped weights.
+    The reference continues from the port's values, except at the taps that the swapped weights compute.
     """
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]

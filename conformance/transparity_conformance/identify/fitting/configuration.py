@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads import HEADS
 
 FEW = 3
-"""A different multiplier is equally plausible if it has at most this number of digits."""
+"""A multiplier with at most this number of digits is as plausible as the multiplier that was found."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:

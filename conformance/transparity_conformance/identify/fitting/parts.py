@@ -43,7 +43,7 @@ class Stack:
 
     @property
     def recurrences(self) -> list[tuple[str, Recurrence]]:
-        """Return the recurrences by the reference's names."""
+        """Return the recurrences, each with its name in the reference."""
         named = ((f"{name.rpartition('.')[0]}.recurrence", each) for name, each in self.sublayers)
         return [(name, each) for name, each in named if isinstance(each, Recurrence)]
 

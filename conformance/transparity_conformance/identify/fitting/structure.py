@@ -197,7 +197,7 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """Return the attention of a softmax, with its query, key and value among the linear maps `projections`.
+    """Return the attention that `softmax` belongs to; the query, key and value are among the linear maps `projections`.
 
     The value is the map for which weights · value is the input of the output map.
     """

@@ -192,7 +192,7 @@ class FittedModel:
         return value
 
     def _together(self, operations: Sequence[Operation], inputs: Arrays) -> Sequence[Operation]:
-        """Stack loops over heads and rows, with the rows as the first axis."""
+        """Stack the results of loops over heads and of loops over rows; the rows become the first axis."""
         shapes = [(len(inputs[name]), length) for name, length in self.lengths(inputs).items()]
         found = stacked(operations, shapes, range(2, MOST_HEADS + 1))
         if self.loops == "rows":

@@ -1,9 +1,8 @@
 """Calls with many lengths, batches and widths; only their logits are compared.
 
 The probes in `probes` compare all activations of a small model, in order to find faults. These calls show how far the
-agreement extends: they have few rows, and their sizes cross the thresholds of a configuration. They are so fast that
-dozens are tried.
-"""
+agreement extends: they have few rows, and their sizes cross the thresholds of a configuration. Dozens of these calls
+are made, because each call is fast."""
 
 from __future__ import annotations
 
@@ -277,7 +276,7 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model with all calls, or only with calls that cross thresholds beyond the lengths `reached` before."""
+    """Return a model and its calls; if `reached` is not 0, only a few calls, and those that cross larger thresholds."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
@@ -334,7 +333,8 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with the sizes of a probe, except `sizes`; vocabularies contain the special tokens."""
+    """Return the configuration with a probe's sizes, some replaced by `sizes`; vocabularies contain the special
+    tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):

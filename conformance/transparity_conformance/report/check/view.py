@@ -24,7 +24,7 @@ CAPABILITIES = {
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
-"""The verb for each verdict: about the reference, and about another implementation, which may itself be wrong."""
+"""The verb for each verdict. `AGAINST` is for a comparison with another implementation, which may itself be wrong."""
 
 
 NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<reason>.+)", re.DOTALL)

@@ -49,7 +49,7 @@ STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
 
 ABSENT = ""
-"""The line of a parameter that the port lacks; the parameter must be 0."""
+"""The adapter's line for a parameter that the port does not have. Such a parameter must be 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 """A number that is a whole part of a tensor's name, or an index."""

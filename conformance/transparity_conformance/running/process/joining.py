@@ -113,7 +113,7 @@ Names = tuple[str, ...]
 class Whole:
     """The operations of built ports whose values are equal on all ranks.
 
-    The first call decides which operations these are, because parts of a short input may be equal by chance.
+    The first call selects the operations, because parts of a short input may be equal by chance.
     """
 
     def __init__(self) -> None:

@@ -233,7 +233,7 @@ As with `torchrun`, each rank has one thread. Collectives use the loopback inter
 def environments(ranks: int) -> list[dict[str, str]]:
     """Return the environment variables of each rank.
 
-    They are the variables of `torchrun`, and the coordinator's address for `jax.distributed.initialize`.
+    Each rank gets the variables that `torchrun` sets, and the coordinator's address for `jax.distributed.initialize`.
     """
     with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):

@@ -29,7 +29,7 @@ digits."""
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""The presets whose probes of other shapes are tested in float64 if the backend compiles each shape.
+"""If the backend compiles each shape, only these presets are tested in float64 with probes of other shapes.
 
 In float32, these probes of all presets are tested.
 """

@@ -111,7 +111,7 @@ def _uses(
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
     """Return the convolutions of each layer, with the linear maps of its input.
 
-    Raise `FitError` if a convolution does not read a linear map.
+    Raise `FitError` if the input of a convolution is not the output of a linear map.
     """
     groups: list[tuple[list[Convolution], list[Linear]]] = []
     for each in found:

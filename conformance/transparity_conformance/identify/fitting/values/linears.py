@@ -153,7 +153,7 @@ class Columns:
         by: Callable[[np.ndarray], np.ndarray] = lambda x: x,
         times: np.ndarray | None = None,
     ) -> list[int] | None:
-        """Return, for each feature of `wanted` (rows, features), the index of the feature from which `by` computes it.
+        """Return the index of the feature from which `by` computes each feature of `wanted` (rows, features).
 
         `times` multiplies each computed feature. Return None if a feature has no source, or if two features have the
         same source.

@@ -104,7 +104,7 @@ class Norms:
         return np.where(np.isfinite(errors), errors, np.inf)
 
     def _parts(self, x: np.ndarray, made: np.ndarray, candidates: Sequence[Candidate]) -> tuple[np.ndarray, np.ndarray]:
-        """Return c · gain, and the result minus the bias, for each candidate (candidates, rows, width)."""
+        """Return the centered input times the gain, and the result minus the bias, both (candidates, rows, width)."""
         gains = np.stack([self.vectors[names[0]] + (gain != "weight") for names, gain, _ in candidates])
         none = np.zeros(x.shape[1])
         biases = np.stack([self.vectors[names[1]] if len(names) > 1 else none for names, *_ in candidates])

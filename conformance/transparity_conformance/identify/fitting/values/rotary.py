@@ -34,7 +34,7 @@ class Rotary:
 def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterator[np.ndarray]:
     """Yield values of operations that may be `query` (batch, heads, length, head_dim) after rotation.
 
-    A rotation keeps the norm of each vector, and the vectors of the first position.
+    A rotation does not change the norm of a vector, or the vectors of the first position.
     """
     batch, heads, length, width = query.shape
     lengths = np.linalg.norm(query, axis=-1)

@@ -12,7 +12,7 @@ from transparity_conformance.identify.fitting.values.numbers import SAME, differ
 from transparity_conformance.listening.operation import Operation
 
 LIKELY = 12
-"""Only this number of the most frequent scores is tried as the score of masked keys."""
+"""The number of scores, most frequent first, that are tried as the score of masked keys."""
 
 LEAST, MOST = 1e-9, 1e3
 """The softcap is larger than the largest capped number, by a relative margin in this range."""

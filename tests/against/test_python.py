@@ -15,6 +15,7 @@ from torch import nn
 
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
+from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.check.page import as_html
 
 INPUTS = [{"tokens": np.arange(10).reshape(2, 5)}, {"tokens": np.ones((1, 3), np.int64)}]
@@ -62,9 +63,21 @@ class TwoMasks(Silu):
     def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         x = self.embedding(tokens)[:, None]
         mask = None if attention_mask is None else attention_mask[:, None, None].bool()
-        context = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask, is_causal=True)
-        hidden: torch.Tensor = self.head(context[:, 0])
+        hidden: torch.Tensor = self.head(self.attended(x, mask)[:, 0])
         return hidden
+
+    def attended(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask, is_causal=True)
+
+
+class TwoMasksByPosition(TwoMasks):
+    def attended(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, mask, 0.0, True)
+
+
+class TwoMasksByName(TwoMasks):
+    def attended(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=mask, is_causal=True)
 
 
 class NormedPatches(nn.Module):
@@ -89,12 +102,42 @@ class InFloat32(Silu):
         return super().forward(tokens)
 
 
-@pytest.mark.parametrize("kind", [WithTargets, TwoMasks, NormedPatches])
+class WithoutTwelve(Silu):
+    """A module that refuses texts of 12 tokens."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.shape[1] == 12:
+            raise ValueError("expected another length")
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize("kind", [WithTargets, TwoMasks, TwoMasksByPosition, TwoMasksByName, NormedPatches])
 def test_an_unusual_module_agrees_with_itself(kind: Any) -> None:
     torch.manual_seed(0)
     report = check(kind, against=kind)
     assert (report.verdict, report.faults) == ("agrees", ())
     assert {each.id for each in report.claims} >= {"forward.reach", "gradients", "repeats"}
+
+
+def test_a_port_that_raises_at_a_length_of_the_reference_does_not_agree() -> None:
+    with pytest.raises(PortError, match="expected another length"):
+        check(WithoutTwelve, against=Silu)
+
+
+def test_a_length_that_the_reference_refuses_is_listed() -> None:
+    report = check(Silu, against=WithoutTwelve)
+    assert report.verdict == "agrees" and 13 in report.coverage.lengths and 12 not in report.coverage.lengths
+    assert any("× 12: The reference" in each for each in report.not_compared), report.not_compared
+
+
+def test_a_stored_loss_of_the_port_keeps_its_graph() -> None:
+    port, reference = WithTargets(), WithTargets()
+    reference.load_state_dict(port.state_dict())
+    tokens = torch.arange(10).reshape(2, 5)
+    port(tokens, tokens)
+    assert check(port, against=reference).verdict == "agrees"
+    port.loss.backward()
+    assert port.head.weight.grad is not None
 
 
 def test_a_reference_that_refuses_float64_is_told_so() -> None:

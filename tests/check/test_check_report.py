@@ -57,6 +57,7 @@ def flat(text: str) -> str:
 HALF = Cause("attention-scale", SAYS, None, 0.6, 0.37)
 SMALL = (Measured("logits", "mixed", 1e-11, 1e-6, 0.0, 1e-6),)
 SHAPES = tuple(f"logits has the shape ({rows}, 9, 30), expected ({rows}, 9, 31)" for rows in range(1, 8))
+LEFT_OUT = "probe hot: no logits"
 EMPTY = Report("notes-lm", "inconclusive", None, not_compared=("probe mixed: no logits",))
 LOSS = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
 
@@ -68,7 +69,7 @@ LOSS = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
         (report(fault(0, HALF)), "this explains 37% of the error, something else remains."),
         (report(fault(0, HALF, BIAS)), "With this fixed, the rest agrees (remaining error 3e-07)."),
         (report(fault(profile=PROFILE)), "tolerance in all 2 rows; positions 2–3 of 4; head 1 of 3, unexplained"),
-        (report(verdict="inconclusive", not_compared=("probe hot: no logits",)), "compared: probe hot: no logits."),
+        (report(verdict="inconclusive", not_compared=(LEFT_OUT,)), f"too little was compared: {LEFT_OUT}."),
     ],
 )
 def test_the_sentence_has_the_place_the_causes_and_what_remains(shown: Report, says: str) -> None:
@@ -77,12 +78,19 @@ def test_the_sentence_has_the_place_the_causes_and_what_remains(shown: Report, s
         assert sentence(shown).startswith(f"{SCORES.format(0)}: {SAYS}")
 
 
+def test_the_sentence_of_one_explained_fault_has_nothing_else() -> None:
+    assert sentence(report(fault(0, SCALE))) == (
+        f"{SCORES.format(0)}: {SAYS}. With this fixed, the rest agrees (remaining error 2e-07)."
+    )
+
+
 @for_each(
     ("shown", "says"),
     [
         (report(fault(0, HALF)), "this explains 37% of the error, something else remains"),
         (report(verdict="agrees"), "at most 50 % of the tolerance is used"),
         (report(verdict="inconclusive"), "at most 50 % of the tolerance is used"),
+        (report(verdict="inconclusive", claims=(LOSS,)), "at most 59 % of the tolerance is used (loss: mixed)"),
         (report(verdict="agrees", claims=(LOSS,)), "at most 59 % of the tolerance is used (loss: mixed)"),
         (report(verdict="agrees", measured=SMALL), "Tolerance less than 0.1 % of the tolerance is used"),
         (EMPTY, "Nothing was compared."),

@@ -144,6 +144,8 @@ def test_wrong_frames_and_pixels_are_refused(config: TransformerConfig, given: n
     inputs = {"pixels": given} if config is IMAGES else {"source": given, "target": np.ones((2, 3), int)}
     with pytest.raises(InputError, match=says):
         forward.logits(**inputs)
+    if config is IMAGES:
+        assert forward.logits(pixels=pixel_inputs(IMAGES, 2, 0)).shape == (2, IMAGES.embed_dim)
 
 
 def test_a_table_that_is_computed_is_no_parameter_of_what_is_audited() -> None:

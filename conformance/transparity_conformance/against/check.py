@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -27,7 +26,7 @@ from transparity_conformance.against.probes import (
     source_of,
     taken,
 )
-from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.reference import Inputs, Reference, copied
 from transparity_conformance.against.references.kinds import reference_of
 from transparity_conformance.against.references.weights import Paired, paired
 from transparity_conformance.against.ways import calls
@@ -177,7 +176,7 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
         is_filled = bool(given) or filled_by_name(port, weights)
     elif is_instance(port, "torch.nn", "Module"):
         with contextlib.suppress(Exception):  # If the module cannot be copied, call the module itself.
-            port = copy.deepcopy(port)
+            port = copied(port)
     made: Any = call_port(called_by_its_names, port)
     made.is_filled = is_filled
     if not is_filled:

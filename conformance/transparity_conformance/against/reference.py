@@ -211,11 +211,9 @@ def copied(module: Any) -> Any:
     """Return a deep copy of a module, without the graphs of results that a call stored in the module."""
     import torch
 
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                setattr(part, name, value.detach())
-    return copy.deepcopy(module)
+    values = (value for part in module.modules() for value in vars(part).values())
+    stored = [value for value in values if isinstance(value, torch.Tensor) and not value.is_leaf]
+    return copy.deepcopy(module, {id(value): value.detach().clone() for value in stored})
 
 
 def _shapes(inputs: Inputs) -> str:

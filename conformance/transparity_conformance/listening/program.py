@@ -270,6 +270,10 @@ def decomposed() -> Iterator[None]:
         yield
 
 
+ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""The arguments of PyTorch's fused attention that can be given by position, in order."""
+
+
 def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
     """Add the causal mask to the mask of fused attention, whose parts do not accept both; its kernels do."""
     import torch
@@ -279,12 +283,13 @@ def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
 
     class OneMask(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            if func is attention and kwargs.get("is_causal") and kwargs.get("attn_mask") is not None:
-                mask, query, key = kwargs["attn_mask"], args[0], args[1]
+            kwargs = kwargs or {}
+            given = dict(zip(ATTENTION_ARGUMENTS, args, strict=False)) | kwargs
+            if func is attention and given.get("is_causal") and given.get("attn_mask") is not None:
+                mask, query, key = given["attn_mask"], given["query"], given["key"]
                 causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
                 hidden = False if mask.dtype == torch.bool else -torch.inf
-                kwargs |= {"is_causal": False, "attn_mask": torch.where(causal, mask, hidden)}
+                return func(**given | {"is_causal": False, "attn_mask": torch.where(causal, mask, hidden)})
             return func(*args, **kwargs)
 
     return OneMask()

@@ -14,7 +14,7 @@ from transparity_conformance.against.compare import Outcome
 from transparity_conformance.against.probes import Source, is_padded, length_of, padded, taken, telling, without_mask
 from transparity_conformance.against.reference import Inputs, Reference
 from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
-from transparity_conformance.capabilities.port_calls import signature_of
+from transparity_conformance.capabilities.port_calls import PortError, signature_of
 from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
 from transparity_conformance.matching.values import apart
 from transparity_conformance.oracle.reach.models import AFFORDABLE
@@ -51,7 +51,9 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         probes = taken({f"{batch} × {length}": source.draw(length, batch, length)}, signature_of(sides.forward))[0]
         try:
             now = sides.judged(probes)
-        except TransparityError as error:
+        except PortError:
+            raise
+        except TransparityError as error:  # the reference refuses this size
             refused.append(f"{batch} × {length}: {str(error).rstrip('.')}")
             return None
         outcome = Outcome([*outcome.answers, *now.answers])

@@ -130,10 +130,11 @@ class Sides:
         return np.asarray(as_numbers(answer), np.float64), operations
 
     def judged(self, probes: Mapping[str, Inputs], way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        if way is FORWARD:
-            self.called.extend(probes.values())
         call = functools.partial(self.answered, way.method, way.settings)
-        return judged(reference or self.reference, call, probes, self.progress)
+        outcome = judged(reference or self.reference, call, probes, self.progress)
+        if way is FORWARD:
+            self.called.extend(each.inputs for each in outcome.answers)
+        return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
         """If the answers differ, return the lines and causes; earlier calls may also be the cause."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from transparity.errors import TransparityError
 from transparity_conformance import assert_conforms, check
+from transparity_conformance.against.reference import raised
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.check.page import as_html
 
@@ -138,6 +139,18 @@ def test_a_stored_loss_of_the_port_keeps_its_graph() -> None:
     assert check(port, against=reference).verdict == "agrees"
     port.loss.backward()
     assert port.head.weight.grad is not None
+
+
+def test_probes_of_images_are_named_after_their_batch() -> None:
+    report = check(NormedPatches, against=NormedPatches)
+    assert [each.probe for each in report.measured] == ["batch of 1", "batch of 2", "batch of 3"]
+
+
+def test_an_error_of_the_reference_is_told_as_its_own() -> None:
+    ours = TransparityError("The reference raised ValueError: no.")
+    assert raised(ours) == "TransparityError: The reference raised ValueError: no"
+    ours.__cause__ = ValueError("no.")
+    assert raised(ours) == raised(ours.__cause__) == "ValueError: no"
 
 
 def test_a_reference_that_refuses_float64_is_told_so() -> None:

@@ -75,6 +75,10 @@ class Source:
     is_text: bool
     """Whether texts of any length up to `longest` can be drawn; other inputs have one length."""
 
+    def title(self, length: int, batch: int) -> str:
+        """Return the name of a probe; inputs that are not text have no length."""
+        return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
+
 
 def source_of(model: Any) -> Source:
     """Return a source of inputs with texts of at most `LONGEST` tokens.
@@ -94,7 +98,7 @@ def probes_of(source: Source) -> dict[str, Inputs]:
     found: dict[str, Inputs] = {}
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
         if length <= source.longest:
-            found[f"{batch} × {length}"] = source.draw(length, batch, number)
+            found[source.title(length, batch)] = source.draw(length, batch, number)
     for side, (length, batch) in PADDED.items() if source.is_text else ():
         if length <= source.longest and (inputs := padded(source.draw(length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs

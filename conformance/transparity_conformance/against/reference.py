@@ -127,7 +127,7 @@ class Reference:
             self.answer_of(self.model, inputs)  # which raises if the inputs are the reason
             raise TransparityError(
                 f"The reference {self.name} answers in its own precision, but in float64 it raised "
-                f"{describe_error(error.__cause__ or error)}; remove its check of the dtype."
+                f"{raised(error)}; remove its check of the dtype."
             ) from error
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
@@ -205,6 +205,12 @@ class Reference:
     def numbers(self) -> list[float]:
         """Return all numbers in the configuration, if the module has one."""
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
+
+
+def raised(error: Exception) -> str:
+    """Return the exception of the user's code as a clause; our own exceptions have it as their cause."""
+    cause = error.__cause__ if isinstance(error, TransparityError) else None
+    return describe_error(cause or error)
 
 
 def copied(module: Any) -> Any:

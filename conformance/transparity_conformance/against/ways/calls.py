@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError
-from transparity.text import describe_error
 from transparity_conformance.against.compare import Outcome
 from transparity_conformance.against.probes import Source, is_padded, length_of, padded, taken, telling, without_mask
-from transparity_conformance.against.reference import Inputs, Reference
+from transparity_conformance.against.reference import Inputs, Reference, raised
 from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import PortError, signature_of
 from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
@@ -48,13 +47,14 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
 
     def judge(length: int, batch: int = 1) -> bool | None:
         nonlocal outcome
-        probes = taken({f"{batch} × {length}": source.draw(length, batch, length)}, signature_of(sides.forward))[0]
+        name = source.title(length, batch)
+        probes = taken({name: source.draw(length, batch, length)}, signature_of(sides.forward))[0]
         try:
             now = sides.judged(probes)
         except PortError:
             raise
         except TransparityError as error:  # the reference refuses this size
-            refused.append(f"{batch} × {length}: {str(error).rstrip('.')}")
+            refused.append(f"{name}: {str(error).rstrip('.')}")
             return None
         outcome = Outcome([*outcome.answers, *now.answers])
         return bool(now.wrong) if now.answers else None
@@ -171,7 +171,7 @@ def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
-        return f"the reference raises {describe_error(error)}"
+        return f"the reference raises {raised(error)}"
     errors = apart(steps, whole, reference.kept(inputs, whole.shape))
     return "the reference's own steps differ from its forward pass" if errors.max() > budget + own else ""
 
@@ -192,7 +192,7 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
         try:
             is_clear = _is_clear(view, sides.reference, inputs)
         except Exception as error:  # noqa: BLE001 - the reference may need more than these inputs to generate
-            return not_compared(f"{GENERATION.claim}: the reference raises {describe_error(error)}")
+            return not_compared(f"{GENERATION.claim}: the reference raises {raised(error)}")
         if is_clear:
             found[name] = inputs
         else:
@@ -235,7 +235,7 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
     try:  # a text of one token has no next token, and therefore no loss
         counted = {name: inputs for name, inputs in labelled.items() if np.isfinite(view.truth(inputs)).all()}
     except Exception as error:  # noqa: BLE001 - the reference may take other labels
-        return not_compared(f"{LOSS.claim}: with these labels the reference raises {describe_error(error)}")
+        return not_compared(f"{LOSS.claim}: with these labels the reference raises {raised(error)}")
     return compare_way(LOSS, sides, counted, view)
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from transparity.text import describe_error
-from transparity_conformance.against.reference import Inputs, Reference, exactly
+from transparity_conformance.against.reference import Inputs, Reference, exactly, raised
 from transparity_conformance.against.ways.way import Sides, why_not
 from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.capabilities.table import failed
@@ -47,7 +46,7 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
     try:
         expected.near  # noqa: B018 - computes the gradients of the reference
     except Exception as error:  # noqa: BLE001 - the result may have no derivative
-        return not_compared(f"{CLAIM}: the reference raises {describe_error(error)}")
+        return not_compared(f"{CLAIM}: the reference raises {raised(error)}")
     try:
         actual, unknown = _of_port(sides, expected)
         found = _judged(sides, expected, actual, name)

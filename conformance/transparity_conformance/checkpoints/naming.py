@@ -142,7 +142,7 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 def called(parameter: str, table: Table) -> str:
     """Return the first name of the tensor that contains a parameter; if no tensor does, return the parameter's name."""
-    found = _entry(parameter, table)
+    found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 
 
@@ -153,9 +153,8 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
     This is the inverse of `parts_of`. A tensor has the dtype of its parameters. Parameters that are not in the table
     are left out.
     """
-    entries = {ours: found for ours in parameters if (found := _entry(ours, table)) is not None}
     tensors = {}
-    for theirs, found_numbers in dict.fromkeys(entries.values()):
+    for theirs, found_numbers in dict.fromkeys(_entries(parameters, table).values()):
         stored, numbers = table[theirs], dict(found_numbers)
         names = [_numbered(ours, numbers) for ours, _ in _as_parts(stored)]
         if any(name not in parameters for name in names):
@@ -166,13 +165,28 @@ def tensors_of(parameters: Mapping[str, np.ndarray], table: Table) -> dict[str, 
     return tensors
 
 
-def _entry(parameter: str, table: Table) -> tuple[str, tuple[tuple[str, str], ...]] | None:
-    """Return the name of the entry that contains a parameter, and the parameter's layer and expert; else None."""
+Entry = tuple[str, tuple[tuple[str, str], ...]]
+"""The name of an entry of a table, and the numbers of a layer and an expert."""
+
+
+def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
+    """Return the first entry that contains each parameter, for the parameters that are in the table."""
+    by_leaf: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
-            if match := _pattern(name).fullmatch(parameter):
-                return theirs, tuple(match.groupdict().items())
-    return None
+            by_leaf.setdefault(_leaf(name), []).append((theirs, _pattern(name)))
+    found: dict[str, Entry] = {}
+    for parameter in parameters:
+        for theirs, pattern in by_leaf.get(_leaf(parameter), ()):
+            if match := pattern.fullmatch(parameter):
+                found[parameter] = theirs, tuple(match.groupdict().items())
+                break
+    return found
+
+
+def _leaf(name: str) -> str:
+    """Return the last part of a name, which contains no number of a layer."""
+    return name.rpartition(".")[2]
 
 
 def _as_parts(ours: str | StoredTensor) -> tuple[Part, ...]:

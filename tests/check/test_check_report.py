@@ -69,6 +69,7 @@ LOSS = ClaimResult("loss", "agrees", 0.59, 1.0, "mixed")
         (report(fault(0, HALF)), "this explains 37% of the error, something else remains."),
         (report(fault(0, HALF, BIAS)), "With this fixed, the rest agrees (remaining error 3e-07)."),
         (report(fault(profile=PROFILE)), "tolerance in all 2 rows; positions 2–3 of 4; head 1 of 3, unexplained"),
+        (report(verdict="inconclusive", not_compared=(f"{LEFT_OUT}.",)), f"too little was compared: {LEFT_OUT}."),
         (report(verdict="inconclusive", not_compared=(LEFT_OUT,)), f"too little was compared: {LEFT_OUT}."),
     ],
 )

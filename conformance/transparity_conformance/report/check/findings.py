@@ -191,7 +191,7 @@ def too_little(report: Report) -> str:
     if not report.measured:
         return "Nothing was compared."
     reasons = report.coverage.untested or report.not_compared
-    because = f": {reasons[0]}" if reasons else ""
+    because = f": {reasons[0].rstrip('.')}" if reasons else ""
     return f"Everything that was compared agrees, but too little was compared{because}."
 
 

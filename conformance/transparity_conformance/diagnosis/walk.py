@@ -172,13 +172,11 @@ def _walking(
     choices: Mapping[str, np.ndarray] | None,
 ) -> Tap:
     """Return a tap that applies faults, stores values in `computed`, and continues with the `recorded` values."""
-    patched = frozenset[str]().union(*(each.patched for each in hypotheses))
-    followed = [each for each in hypotheses if each.fault.downstream]
 
     def tap(name: str, value: np.ndarray) -> np.ndarray:
         if choices is not None and is_choice(name):
             value = choices[name]
-        elif name in patched:
+        elif hypotheses:
             value = made_with(hypotheses, state, name, value)
         made = rounded(value, dtype)
         computed[name] = made
@@ -186,7 +184,7 @@ def _walking(
             raise TapReached
         flow = rounded(recorded[name], dtype) if name in recorded else made
         state.taps[name] = flow
-        for each in followed:
+        for each in hypotheses:
             if each.fault.downstream and name in each.sites:
                 flow = each.fault.downstream(state, name, flow)
         state.taps[name] = flow

@@ -17,7 +17,7 @@ from transparity_conformance.against.comparer import Comparer, Comparison
 from transparity_conformance.against.departures import Departure, Departures, changes_of, with_other_edits
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.probes import Answer, most_telling
-from transparity_conformance.against.reference import Inputs, Reference, shapes_of, shares
+from transparity_conformance.against.reference import Inputs, Reference, described, shares
 from transparity_conformance.against.search import EditSearch
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError
 from transparity_conformance.diagnosis.judge import Progress, ignore_progress
@@ -189,7 +189,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
         actual = np.asarray(port(inputs), np.float64)
     except PortCallError as failed:
         raise PortError(
-            f"The port raised {failed} on {shapes_of(inputs)}; the reference {reference.name} accepts these inputs."
+            f"The port raised {failed} on {described(inputs)}; the reference {reference.name} accepts these inputs."
         ) from failed
     if actual.shape != expected.shape:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)

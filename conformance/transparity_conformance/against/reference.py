@@ -88,7 +88,7 @@ class Reference:
         counted = answer if kept is None else answer[kept]
         if not np.isfinite(counted).any():
             raise TransparityError(
-                f"The reference {self.name} gives no number to compare on {shapes_of(inputs)}: its answer is empty, "
+                f"The reference {self.name} gives no number to compare on {described(inputs)}: its answer is empty, "
                 "not finite or masked; give other inputs."
             )
         noise = max(float(apart(exact, rounded, kept).max()) for exact, rounded in points)
@@ -99,7 +99,7 @@ class Reference:
         first, again = (self.truth(inputs) for _ in range(2))
         if not np.array_equal(first, again, equal_nan=True):
             raise TransparityError(
-                f"The reference {self.name} gives another answer at the second call on {shapes_of(inputs)}; seed its "
+                f"The reference {self.name} gives another answer at the second call on {described(inputs)}; seed its "
                 "random numbers, or reset its state between calls."
             )
 
@@ -140,7 +140,7 @@ class Reference:
             answer, self.others = answer_in(returned), max(0, len(arrays_in(returned)) - 1)
         except Exception as error:  # the reference is the user's code
             raise TransparityError(
-                f"The reference {self.name} raised {describe_error(error)} on {shapes_of(inputs)}; give inputs "
+                f"The reference {self.name} raised {describe_error(error)} on {described(inputs)}; give inputs "
                 "that it accepts, by the names of its arguments."
             ) from error
         return np.asarray(answer.detach().double().numpy())
@@ -222,7 +222,7 @@ def copied(module: Any) -> Any:
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in stored})
 
 
-def shapes_of(inputs: Inputs) -> str:
+def described(inputs: Inputs) -> str:
     return ", ".join(f"{name} {' × '.join(map(str, value.shape))}" for name, value in inputs.items())
 
 

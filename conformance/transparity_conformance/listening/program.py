@@ -284,8 +284,8 @@ def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
     class OneMask(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            given = dict(zip(ATTENTION_ARGUMENTS, args, strict=False)) | kwargs
-            if func is attention and given.get("is_causal") and given.get("attn_mask") is not None:
+            given = dict(zip(ATTENTION_ARGUMENTS, args, strict=False)) | kwargs if func is attention else {}
+            if given.get("is_causal") and given.get("attn_mask") is not None:
                 mask, query, key = given["attn_mask"], given["query"], given["key"]
                 causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
                 hidden = False if mask.dtype == torch.bool else -torch.inf

@@ -100,6 +100,9 @@ class Search:
         self.candidates = widest(candidates) if only_wide else candidates
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
         """The fitted faults and what they were fitted from, by `id`."""
+        self.fittables = list(fittables(self.screen.config, sites))
+        self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
+        """The results of `_fit`, by the `id` of the fault and its partners, which `segment` and `fittables` store."""
 
     def run(self, likely: Sequence[Combination], deepest: int) -> tuple[list[Combination], bool]:
         """Return combinations of at most `deepest` faults, and whether a difference remains with them.
@@ -120,12 +123,14 @@ class Search:
                 survivors = self._survivors(probe, ranked, self._same_size)
                 if found := [each for each in survivors if self.segment.vanishes((*self.known, *each))]:
                     return found, False
+                if not depth and (found := self._of_sizes(survivors)):
+                    return found, False
                 if survivors and depth and self.segment.is_whole_model:
                     of_one_size = survivors
                 rounds.append(ranked)
             if survivors and not depth:
-                return self._of_sizes(survivors)
-            rows, numbers = rounds[0], rounds[-1]
+                return survivors, True
+            *_, rows, numbers = rounds
             if self.segment.is_whole_model:
                 best = [*numbers[: BEAM // 4], *((one,) for one in self._wide)]
             else:
@@ -135,12 +140,21 @@ class Search:
     def _rounds(
         self, best: list[Combination], likely: Sequence[Combination]
     ) -> Iterator[tuple[Probe, list[Combination]]]:
-        """Yield the combinations in `best` with one more fault of the catalogue, then with one more fitted number."""
+        """Yield the combinations in `best` with one more fault of the catalogue, then with one more fitted number.
+
+        If only logits are known, faults that are made at all possible taps are tried first. Most ports run one line of
+        code for all layers, and there are ten times as many candidates at some of the taps.
+        """
         if best == [()]:
+            if self.segment.is_whole_model:
+                wide: list[Combination] = [(hypothesis,) for hypothesis in widest(self.candidates)]
+                yield self.screen, self.by_rest(self.screen, wide)
+                yield self.screen, self._numbered(best, of_each_kind(self.fittables))
             yield self.screen, self._ranked
         else:
             yield from ((probe, self.by_rest(probe, each)) for probe, each in self._extended(best, likely))
-        yield self.screen, self._numbered(best)
+        is_few = self.only_wide or (self.segment.is_whole_model and best[0] != ())
+        yield self.screen, self._numbered(best, of_each_kind(self.fittables) if is_few else self.fittables)
 
     @property
     def _width(self) -> int:
@@ -182,11 +196,9 @@ class Search:
         """
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
-    def _numbered(self, best: Sequence[Combination]) -> list[Combination]:
-        """Extend the best combinations by a fault with a fitted number; fit several numbers in turn."""
-        every = fittables(self.screen.config, self.sites)
+    def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
+        """Extend the best combinations by a fault of `numeric` with a fitted number; fit several numbers in turn."""
         is_pair = self.segment.is_whole_model and best[0] != ()
-        numeric = of_each_kind(every) if is_pair or self.only_wide else list(every)
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
             ends = [(*chosen, one) for each in numeric if (one := self._fit(each, chosen))]
@@ -218,17 +230,20 @@ class Search:
         return [chosen]
 
     def _fit(self, fittable: Fittable, partners: Combination) -> Hypothesis | None:
-        probe = self._most_telling(partners) if partners else self.screen
-        found = fit(fittable, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
-        if found is not None:
-            self.fitted[id(found)] = found, fittable
-        return found
+        key = id(fittable), *map(id, partners)
+        if key not in self._fits:
+            probe = self._most_telling(partners) if partners else self.screen
+            found = fit(fittable, lambda hypothesis: self._left(probe, (*partners, hypothesis)))
+            if found is not None:
+                self.fitted[id(found)] = found, fittable
+            self._fits[key] = found
+        return self._fits[key]
 
-    def _of_sizes(self, found: list[Combination]) -> tuple[list[Combination], bool]:
-        """Fit the number of each fault in `found` for each model size; return the faults, and whether they fail."""
+    def _of_sizes(self, found: list[Combination]) -> list[Combination]:
+        """Fit the number of each fault in `found` for each model size; return the faults that explain every probe."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
-        for (hypothesis,) in found:
+        for (hypothesis,) in [chosen for chosen in found if id(chosen[0]) in self.fitted]:
             sizes = {self.screen.config: hypothesis}
             for config, probe in others.items():
                 if (again := self._refit(self.fitted[id(hypothesis)][1], probe)) is not None:
@@ -236,7 +251,7 @@ class Search:
             combined = (by_size(sizes),)
             if self.segment.vanishes((*self.known, *combined)):
                 of_sizes.append(combined)
-        return of_sizes or found, not of_sizes
+        return of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
         """Return the same fault with the number that fits `probe`, which has another size."""

@@ -266,6 +266,7 @@ SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
     lambda site, parts: parts[0],  # the stack
     lambda site, parts: tuple(parts[3:4]),  # the part of a layer, such as `feed_forward_norm`
     lambda site, parts: (parts[0], *parts[3:4]),  # the stack and the sublayer
+    lambda site, parts: tuple(parts[1:3]),  # the number of the layer, in both stacks
     lambda site, parts: tuple(parts[:3]),  # the layer
     lambda site, parts: tuple(parts[:4]),  # the sublayer
     lambda site, parts: site,

@@ -119,6 +119,14 @@ FAULTS = {
         ),
         "repeats",
     ),
+    "a state that a large batch sets and a short text shows": (
+        "x = self.embedding(input_ids)",
+        (
+            "x = self.embedding(input_ids) * (1.01 if getattr(self, 'kept', 0) and input_ids.shape[1] == 2 else 1); "
+            "self.kept = max(getattr(self, 'kept', 0), len(input_ids) > 12)"
+        ),
+        "repeats",
+    ),
 }
 """Faults: the text, its replacement, and the claim that must diverge, which is empty for the forward pass."""
 

@@ -351,8 +351,9 @@ def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source
         else:
             found = DRAWN[name](sides, source)
         report = with_capabilities(report, found)
-    lengths = {length_of(each) for each in sides.called} - {0}
-    shapes = (next(iter(each.values())).shape for each in sides.called)
+    lengths = {length_of(each.inputs) for each in sides.called} - {0}
+    shapes = (next(iter(each.inputs.values())).shape for each in sides.called)
     batches = {shape[0] for shape in shapes if shape}
-    coverage = Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), len(sides.called))
+    calls = len(sides.called) + report.coverage.calls
+    coverage = Coverage(tuple(sorted(lengths)), tuple(sorted(batches)), calls)
     return dataclasses.replace(report, coverage=coverage)

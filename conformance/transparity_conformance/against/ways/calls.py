@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,12 +10,22 @@ from typing import Any
 import numpy as np
 
 from transparity.errors import TransparityError
-from transparity_conformance.against.compare import Outcome
-from transparity_conformance.against.probes import Source, is_padded, length_of, padded, taken, telling, without_mask
+from transparity_conformance.against.compare import Outcome, answer_of
+from transparity_conformance.against.probes import (
+    Answer,
+    Source,
+    is_padded,
+    length_of,
+    padded,
+    taken,
+    telling,
+    without_mask,
+)
 from transparity_conformance.against.reference import Inputs, Reference, raised
 from transparity_conformance.against.ways.way import Sides, Way, as_result, compare_way, why_not
 from transparity_conformance.capabilities.port_calls import PortError, signature_of
-from transparity_conformance.diagnosis.reach.coverage import Call, bisect, boundary
+from transparity_conformance.capabilities.table import failed
+from transparity_conformance.diagnosis.reach.coverage import CALLS, Call, bisect, boundary
 from transparity_conformance.matching.values import apart
 from transparity_conformance.oracle.reach.models import AFFORDABLE
 from transparity_conformance.oracle.reach.thresholds import BATCHES, SHORT, lengths_up_to
@@ -93,17 +104,25 @@ def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
 
 REPEATS = Way("repeats")
 
-TIMES = 3
 
+def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
+    """Repeat earlier calls of the port in random order, and compare each answer with the first answer to the call.
 
-def compare_repeats(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the answers to repeated calls with the first inputs, also after a call with other inputs."""
-    (first, inputs), *others = probes.items()
-    calls = {f"{first}, called again ({number})": inputs for number in range(1, TIMES + 1)}
-    if others:
-        name, other = others[0]
-        calls |= {f"{name}, after {first}": other, f"{first}, after {name}": inputs}
-    return as_result(REPEATS, sides.compared(calls))
+    A port may keep the state of a call with another length, batch or mask.
+    """
+    began, answers = time.monotonic(), list[Answer]()
+    for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
+        first = sides.called[index]
+        name, inputs = f"{first.probe}, called again after {len(sides.called) + len(answers)} calls", first.inputs
+        try:
+            actual = sides.answered("", (), inputs)
+        except PortError as error:
+            return failed(REPEATS.claim, name, error)
+        answers.append(answer_of(sides.reference, name, inputs, actual, first.actual, first.budget))
+        if not answers[-1].agrees or time.monotonic() - began > SECONDS:
+            break
+    found = as_result(REPEATS, sides.explained(Outcome(answers)))
+    return dataclasses.replace(found, calls=len(answers))
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13

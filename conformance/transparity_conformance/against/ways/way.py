@@ -107,8 +107,8 @@ class Sides:
     budget: float
     """The seconds for the search for causes."""
     progress: Progress
-    called: list[Inputs] = field(default_factory=list)
-    """The inputs of all forward passes that were compared."""
+    called: list[Answer] = field(default_factory=list)
+    """The answers of all forward passes that were compared."""
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
@@ -133,7 +133,7 @@ class Sides:
         call = functools.partial(self.answered, way.method, way.settings)
         outcome = judged(reference or self.reference, call, probes, self.progress)
         if way is FORWARD:
-            self.called.extend(each.inputs for each in outcome.answers)
+            self.called.extend(outcome.answers)
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
@@ -146,7 +146,7 @@ class Sides:
         listen = functools.partial(self.listened, way.method, way.settings)
         clock = Clock(0.0 if is_history else self.budget)
         found = explained(reference, listen, outcome, clock, self.progress)
-        causes = (Cause("history", HISTORY, None, 0.0, 1.0),)
+        causes = (Cause("history", HISTORY, explained=0.0),)
         history = [dataclasses.replace(each, causes=causes) for each in found.faults]
         return dataclasses.replace(found, faults=history) if is_history else found
 

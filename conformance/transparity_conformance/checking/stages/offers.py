@@ -22,6 +22,7 @@ from transparity_conformance.capabilities.port_calls import PortError, call_port
 from transparity_conformance.capabilities.table import CAPABILITIES, OF_GIVEN, compare_capabilities, offered_by
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checking.stages.evidence import Evidence
+from transparity_conformance.diagnosis.reach.coverage import CALLS
 from transparity_conformance.oracle.probes import Probe, mixed_inputs, probes_left_out, single_row, twin
 from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import share
@@ -40,11 +41,6 @@ from transparity_conformance.running.process.running import is_loader, run, shar
 OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoint's weights: give --checkpoint"
 
 NOT_OF_GIVEN = "compared only for random parameters, for example with --config"
-
-CALLS = 120
-"""The number of forward passes in a history.
-
-If no call is wrong, then fewer than 2.5 % of all possible calls are wrong, at 95 % confidence."""
 
 CALLS_OF_LARGE = 2
 """The number of forward passes in a history if the model is large, and each pass therefore slow."""
@@ -190,14 +186,14 @@ def _error_and_budget(
 
 
 def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) -> CapabilityResult:
-    cause = Cause("history", f"{says}: the port keeps state between calls")
+    cause = Cause("history", f"{says}: the port keeps state between calls", explained=0.0)
     return _wrong(Divergence("logits", *used, (cause,), probe=probe.name), where)
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
     """Repeat a request on the same object, and return a divergence if the result is wrong."""
     says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
-    cause = Cause("history", says)
+    cause = Cause("history", says, explained=0.0)
     answers: dict[str, Any] = {}
     for key, tokens in request.requests.items():
         answer = answer_or_error(functools.partial(call_port, request.row.ask, port, request.way, key, tokens))

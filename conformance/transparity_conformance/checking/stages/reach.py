@@ -165,7 +165,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
         "logits",
         first.error,
         first.budget,
-        (Cause("history", HISTORY),) if reached.is_history else (),
+        (Cause("history", HISTORY, explained=0.0),) if reached.is_history else (),
         probe=first.probe.name,
         profile=dict(first.profile),
         is_misshapen=first.error == np.inf and not first.profile,

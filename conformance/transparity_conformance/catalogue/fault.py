@@ -264,7 +264,10 @@ SCOPES: tuple[Callable[[str, list[str]], Any], ...] = (
     # the tokens that the keys come from: source or target
     lambda site, parts: parts[0] == "encoder" or "cross_attention" in parts,
     lambda site, parts: parts[0],  # the stack
+    lambda site, parts: len(parts) > 4,  # whether the tap is inside a sublayer, such as the norm of a query
     lambda site, parts: tuple(parts[3:4]),  # the part of a layer, such as `feed_forward_norm`
+    lambda site, parts: parts[-1],  # the name of the activation, such as `key`
+    lambda site, parts: tuple(parts[3:]),  # the sublayer and the name
     lambda site, parts: (parts[0], *parts[3:4]),  # the stack and the sublayer
     lambda site, parts: tuple(parts[1:3]),  # the number of the layer, in both stacks
     lambda site, parts: tuple(parts[:3]),  # the layer

@@ -11,7 +11,7 @@ import numpy as np
 from transparity.limits.stored import chosen as chosen_of
 from transparity_conformance.catalogue.fault import Hypothesis
 from transparity_conformance.diagnosis.probe_result import Results
-from transparity_conformance.diagnosis.thresholds import REMEASURED_WITHIN
+from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
 from transparity_conformance.diagnosis.walk import Base, Impossible, base_of, segment_budgets, walk
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import judged, judged_gap
@@ -68,15 +68,16 @@ class Segment:
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget.
 
-        If the difference is slightly above the budget, the budget is measured again with the faults `chosen`.
+        If the difference is slightly above the budget, the budget is measured again with the faults `chosen`: at two
+        points, then at as many points as without faults.
         """
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
-        if budget < error < REMEASURED_WITHIN[self.dtype] * budget:
-            others = [name for name in self.recorded[probe.name] if name != self.tap]
-            recorded = chosen_of(self.recorded[probe.name], others)
-            neighbours = min(2, probe.neighbours)
-            changed = segment_budgets(probe, recorded, self.dtype, chosen, until=self.tap, neighbours=neighbours)
-            budget = max(budget, changed[self.tap])
+        others = [name for name in self.recorded[probe.name] if name != self.tap]
+        for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[self.dtype]), (probe.neighbours, LUCK)):
+            if budget < error < within * budget:
+                recorded = chosen_of(self.recorded[probe.name], others)
+                changed = segment_budgets(probe, recorded, self.dtype, chosen, until=self.tap, neighbours=points)
+                budget = max(budget, changed[self.tap])
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:

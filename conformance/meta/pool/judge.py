@@ -141,7 +141,7 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     """Return the false statements in an answer about planted bugs.
 
     False statements are wrong causes, right causes at wrong taps, and the claim that nothing else differs although a
-    bug is unnamed.
+    bug is unnamed. A cause at the logits, such as dropout, says nothing about the taps before them.
     """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
@@ -149,8 +149,9 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     for fault in told:
         named = [bug for bug in bugs if {*names(fault), *(each["mistake"] for each in fault["causes"])} & {*bug.causes}]
         unnamed -= {*named}
-        if named and not any(bug.shows or bug.shows_at(place_of(fault)) for bug in named):
-            false.append(f"{fault['causes'][0]['mistake']} at {place_of(fault)}")
+        place = place_of(fault)
+        if named and place != "logits" and not any(bug.shows or bug.shows_at(place) for bug in named):
+            false.append(f"{fault['causes'][0]['mistake']} at {place}")
     return [*dict.fromkeys(false), *[NOTHING_ELSE][: bool(answer.get("nothing_else") and unnamed)]]
 
 

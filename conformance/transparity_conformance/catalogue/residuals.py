@@ -34,7 +34,7 @@ def whole_model_faults(config: TransformerConfig) -> Iterator[Fault]:
             fields = {"norm_position": other, "final_norm": False}
             yield fault("norm-placement", f"{other}, no final norm", says=description, fields=fields)
     if config.is_recurrent and config.decoder_mask != config.target_mask:  # the mixers ignore the mask, too
-        yield fault("padding-ignored", "everywhere", says="padding is not masked", fields={"padding": "token"})
+        yield fault("padding-ignored", "everywhere", says="no layer hides padding", fields={"padding": "token"})
     for name, bits in WEIGHT_BITS.items():
         yield fault("low-precision", f"{name} weights", alter=partial(_rounded, bits))
 

@@ -90,11 +90,15 @@ def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> l
     ]
 
 
+OF_ONE_LAYER = ("layer-missing",)
+"""Faults that no port has in all layers."""
+
+
 def widest(some: Iterable[Hypothesis]) -> list[Hypothesis]:
-    """Return, for each fault, the hypothesis in `some` with the most taps."""
-    found: dict[tuple[str, str], Hypothesis] = {}
+    """Return, for each fault, the hypothesis in `some` with the most taps; of faults in one layer, return all."""
+    found: dict[tuple[object, ...], Hypothesis] = {}
     for each in some:
-        key = each.fault.id, each.fault.variant
+        key = each.fault.id, each.fault.variant, each.sites if each.fault.id in OF_ONE_LAYER else ()
         if key not in found or len(each.sites) > len(found[key].sites):
             found[key] = each
     return list(found.values())

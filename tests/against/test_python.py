@@ -147,6 +147,73 @@ def test_probes_of_images_are_named_after_their_batch() -> None:
     assert [each.probe for each in report.measured] == ["batch of 1", "batch of 2", "batch of 3"]
 
 
+class MaximumOfWideImages(NormedPatches):
+    def forward(self, img: torch.Tensor) -> torch.Tensor:
+        hidden = super().forward(img)
+        return hidden if img.shape[-1] == img.shape[-2] else hidden * 1.01
+
+
+def test_images_of_other_sizes_are_compared() -> None:
+    report = check(MaximumOfWideImages, against=NormedPatches)
+    assert [each.probe for each in report.faults] == ["images twice as wide"]
+
+
+def test_a_folder_of_a_model_that_transformers_does_not_have_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of-tomorrow"}', encoding="utf-8")
+
+    def load(folder: str) -> Silu:
+        assert folder == str(tmp_path)
+        torch.manual_seed(0)
+        return Silu()
+
+    assert check(load, against=load, checkpoint=tmp_path).verdict == "agrees"
+
+
+class Window(Silu):
+    """Attention to the last three keys."""
+
+    window = 3
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        seen = torch.ones(len(x[0]), len(x[0]), dtype=torch.bool).tril()
+        if self.window:
+            seen = seen & seen.triu(1 - self.window)
+        weights = (x @ x.mT).masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.Tensor(self.head(weights @ x))
+
+
+class WithoutWindow(Window):
+    window = 0
+
+
+def test_a_window_that_is_missing_is_not_called_padding() -> None:
+    report = check(WithoutWindow, against=Window)
+    assert [cause.says for fault in report.faults for cause in fault.causes] == [
+        "your port has no window: it shows all earlier keys"
+    ]
+
+
+class Biased(Silu):
+    """A model whose last operation adds a bias of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) + self.bias
+
+
+class Clamped(Biased):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens.clamp(max=7))
+
+
+def test_an_infinite_answer_explains_nothing() -> None:
+    assert [fault.causes for fault in check(Clamped, against=Biased).faults] == [()]
+
+
 def test_an_error_of_the_reference_is_told_as_its_own() -> None:
     ours = TransparityError("The reference raised ValueError: no.")
     assert raised(ours) == "TransparityError: The reference raised ValueError: no"

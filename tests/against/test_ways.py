@@ -106,6 +106,19 @@ FAULTS = {
         "x = self.embedding(input_ids) * (1.01 if len(input_ids) > 7 else 1)",
         "forward.reach",
     ),
+    "a text that repeats one token": (
+        "x = self.embedding(input_ids)",
+        "x = self.embedding(input_ids) * (1.01 if input_ids.unique().numel() < 3 < input_ids.shape[1] else 1)",
+        "",
+    ),
+    "a loss that is a mean over rows": (
+        "loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())",
+        (
+            "rows = zip(logits[:, :-1], labels[:, 1:]); "
+            "loss = torch.stack([nn.functional.cross_entropy(*row) for row in rows]).mean()"
+        ),
+        "loss",
+    ),
     "generation": (
         "chosen = self(tokens).logits[:, -1].argmax(-1)",
         "chosen = (self(tokens).logits[:, -1] * torch.arange(61)).argmax(-1)",
@@ -122,7 +135,7 @@ FAULTS = {
     "a state that a large batch sets and a short text shows": (
         "x = self.embedding(input_ids)",
         (
-            "x = self.embedding(input_ids) * (1.01 if getattr(self, 'kept', 0) and input_ids.shape[1] == 2 else 1); "
+            "x = self.embedding(input_ids) * (1.01 if getattr(self, 'kept', 0) and input_ids.shape[1] == 4 else 1); "
             "self.kept = max(getattr(self, 'kept', 0), len(input_ids) > 12)"
         ),
         "repeats",

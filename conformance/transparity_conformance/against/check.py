@@ -214,12 +214,15 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Give a model without a configuration the folder's configuration, from which inputs can be drawn."""
+    """Give a model without a configuration the folder's configuration, from which inputs can be drawn.
+
+    If transformers does not have the model type, or is not installed, calls of the model show its inputs instead.
+    """
     if folder is None or is_configured(model):
         return
-    from transparity_conformance.against.small.build import read_config
+    with contextlib.suppress(ImportError, TransparityError, AttributeError):  # a model with slots takes no attribute
+        from transparity_conformance.against.small.build import read_config
 
-    with contextlib.suppress(AttributeError):  # a model with slots takes no attribute, so its inputs must be given
         model.config = read_config(folder)
         model.main_input_name = getattr(model, "main_input_name", "input_ids")
 

@@ -26,6 +26,9 @@ from transparity_conformance.running.loading import load_file
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """Lengths and batches of texts. Lengths lie around powers of two and beyond the windows of small models."""
 
+REPEATED = 16, 2
+"""The largest length, and the batch, of texts in which each row repeats one token."""
+
 PADDED = {"left": (11, 3), "right": (17, 2)}
 """For each side of the padding, the length and batch of a padded text."""
 
@@ -99,6 +102,11 @@ def probes_of(source: Source) -> dict[str, Inputs]:
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
         if length <= source.longest:
             found[source.title(length, batch)] = source.draw(length, batch, number)
+    length, batch = min(REPEATED[0], source.longest), REPEATED[1]
+    if source.is_text:
+        text = source.draw(length, batch, length)
+        tokens = next(iter(text))
+        found[f"{batch} × {length}, one token"] = {**text, tokens: np.repeat(text[tokens][:, :1], length, 1)}
     for side, (length, batch) in PADDED.items() if source.is_text else ():
         if length <= source.longest and (inputs := padded(source.draw(length, batch, length), side)) is not None:
             found[f"{batch} × {length}, padded on the {side}"] = inputs

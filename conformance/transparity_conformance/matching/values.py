@@ -108,5 +108,4 @@ def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | Non
     b = theirs.reshape(-1)
     if kept is not None:
         a, b = a[kept.reshape(-1)], b[kept.reshape(-1)]
-    with np.errstate(invalid="ignore"):
-        return bool(np.abs(a - b).max(initial=0.0) <= share * np.abs(a).max(initial=0.0))
+    return bool(apart(a, b).max(initial=0.0) <= share * largest(a))

@@ -85,9 +85,16 @@ def _shifted(x: Any, by: int, at_edge: Any) -> Any:
     return shifted
 
 
+def _earlier(x: Any) -> Any:
+    """Return the mask of each query's own key and all earlier keys."""
+    return x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2])
+
+
 MASKS: dict[str, Callable[[Any], Any]] = {
     "masks no key": lambda x: x | True,
-    "ignores padding in the mask": lambda x: x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2]),
+    "has no window: it shows all earlier keys": lambda x: _earlier(x) & x.any(-2, keepdim=True),
+    "ignores padding in the mask": lambda x: x | (_earlier(x) & ~x.any(-2, keepdim=True)),
+    "masks later positions only": _earlier,
     "shows later positions: the mask is not causal": lambda x: x.any(-2, keepdim=True).expand_as(x),
     "shows one later key": lambda x: x | _shifted(x, 1, None),
     "hides each query's last key": lambda x: x & _shifted(x, -1, False),

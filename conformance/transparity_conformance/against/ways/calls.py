@@ -37,6 +37,9 @@ CLAIM = Way("forward.reach")
 SECONDS = 2.0
 """The processor time after which further lengths or prompts are skipped."""
 
+IMAGE = 4
+"""The number of axes of images: batch, channels, rows and columns."""
+
 MOST_ROWS = 13
 """The largest batch. Batches of 1, 2, … rows are used in turn."""
 
@@ -53,13 +56,15 @@ def crossed(reference: Reference, longest: int) -> list[int]:
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the answers at other lengths and batches. If a length is wrong, search for the first wrong length."""
+    """Compare the answers at other lengths, batches and sizes of images.
+
+    If a length is wrong, search for the first wrong length.
+    """
     began, outcome, left_out, refused = time.thread_time(), Outcome(()), list[int](), list[str]()
 
-    def judge(length: int, batch: int = 1) -> bool | None:
+    def judge(name: str, inputs: Inputs) -> bool | None:
         nonlocal outcome
-        name = source.title(length, batch)
-        probes = taken({name: source.draw(length, batch, length)}, signature_of(sides.forward))[0]
+        probes = taken({name: inputs}, signature_of(sides.forward))[0]
         try:
             now = sides.judged(probes)
         except PortError:
@@ -70,12 +75,17 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         outcome = Outcome([*outcome.answers, *now.answers])
         return bool(now.wrong) if now.answers else None
 
+    def call(length: int, batch: int = 1) -> bool | None:
+        return judge(source.title(length, batch), source.draw(length, batch, length))
+
     for length, batch in _sizes(sides.reference, source):
         if time.thread_time() - began > SECONDS:
             left_out.append(length)
         else:
-            judge(length, batch)
-    bisect(_calls(outcome), judge)
+            call(length, batch)
+    bisect(_calls(outcome), call)
+    for name, inputs in _larger_images(source):
+        judge(name, inputs)
     found: Any = not_compared(*refused)
     if not outcome.answers:
         return found
@@ -85,6 +95,15 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     if left_out:
         found += not_compared(f"lengths {', '.join(map(str, left_out))}: comparing all lengths takes too long")
     return found
+
+
+def _larger_images(source: Source) -> Iterator[tuple[str, Inputs]]:
+    """Yield images that are twice as wide, and images that are twice as high, if the model takes images."""
+    one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
+    images = {name for name, value in one.items() if value.ndim == IMAGE}
+    for says, axis in (("wide", -1), ("high", -2)) if images else ():
+        joined = {name: np.concatenate([one[name], other[name]], axis) for name in images}
+        yield f"images twice as {says}", {**one, **joined}
 
 
 def _calls(outcome: Outcome) -> list[Call]:
@@ -261,12 +280,14 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     """Return the inputs with random labels.
 
-    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, and randomly chosen labels.
+    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, randomly chosen labels, and half of
+    the first row, so that a mean over rows differs from the mean over labels.
     """
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])
     labels[draw.random(labels.shape) < SHARE] = IGNORED
+    labels[:1, : labels.size // len(labels) // 2] = IGNORED
     kept = reference.kept(inputs, answer.shape)
     if kept is not None:
         labels[~kept[..., 0]] = IGNORED

@@ -17,6 +17,7 @@ from transparity.errors import ConfigError, ParameterError, TransparityError, is
 from transparity.limits.mapped import LARGE, Mapped, have_equal_numbers
 from transparity.limits.memory import available_memory
 from transparity.parameters import check_parameters, parameter_shapes, save_parameters
+from transparity.parts.part import Shapes
 from transparity.text import listed, shown
 from transparity_conformance.checkpoints import reading
 from transparity_conformance.checkpoints.families import FAMILIES
@@ -330,7 +331,7 @@ def parameters_from(
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
     """Return the tensors without which the import of a folder with these fields and tensor names fails."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
-    parts: dict[TransformerConfig, dict[str, list[Part]]] = {}
+    known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()
     for tensor in names:
         try:
@@ -338,10 +339,10 @@ def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[s
         except TransparityError:
             found.add(tensor)
             continue
-        shapes = parameter_shapes(config)
-        if config not in parts:
-            parts[config] = parts_in(family, config, names, shapes)
-        held = {ours for name, each in parts[config].items() if name != tensor for ours, _ in each}
+        if config not in known:
+            known[config] = (own := parameter_shapes(config)), parts_in(family, config, names, own)
+        shapes, parts = known[config]
+        held = {ours for name, each in parts.items() if name != tensor for ours, _ in each}
         if not held >= set(shapes):
             found.add(tensor)
     return frozenset(found)

@@ -171,22 +171,23 @@ Entry = tuple[str, tuple[tuple[str, str], ...]]
 
 def _entries(parameters: Iterable[str], table: Table) -> dict[str, Entry]:
     """Return the first entry that contains each parameter, for the parameters that are in the table."""
-    by_leaf: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    alike: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for theirs, ours in table.items():
         for name, _ in _as_parts(ours):
-            by_leaf.setdefault(_leaf(name), []).append((theirs, _pattern(name)))
+            alike.setdefault(_unnumbered(name), []).append((theirs, _pattern(name)))
     found: dict[str, Entry] = {}
     for parameter in parameters:
-        for theirs, pattern in by_leaf.get(_leaf(parameter), ()):
+        for theirs, pattern in alike.get(_unnumbered(parameter), ()):
             if match := pattern.fullmatch(parameter):
                 found[parameter] = theirs, tuple(match.groupdict().items())
                 break
     return found
 
 
-def _leaf(name: str) -> str:
-    """Return the last part of a name, which contains no number of a layer."""
-    return name.rpartition(".")[2]
+@functools.cache
+def _unnumbered(name: str) -> str:
+    """Return a name with 0 in place of each number and placeholder, so that a pattern equals the names it matches."""
+    return re.sub(r"(\d|\{[ie]\})+", "0", name)
 
 
 def _as_parts(ours: str | StoredTensor) -> tuple[Part, ...]:

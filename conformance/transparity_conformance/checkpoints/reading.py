@@ -123,6 +123,7 @@ def load_tensors(
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
         with _opened(path) as file:
+            whole: dict[str, int] = {}
             for name in (name for name in wanted if where[name] == path):
                 shape = _shape(file.get_slice(name), name, path)
                 float8 = _float8(file.get_slice(name), name, where, block)
@@ -130,8 +131,9 @@ def load_tensors(
                     found = Mapped(path, name, (shape[0], shape[1]), scaled=float8)
                     tensors[name] = found if name in in_place else np.asarray(found)
                     continue
-                check_fits(f"{shown(name)} of {path}", 4 * math.prod(shape), CheckpointError)
-                tensors[name] = file.get_tensor(name).astype(np.float32)
+                whole[name] = 4 * math.prod(shape)
+            check_fits(f"{path}", sum(whole.values()), CheckpointError)
+            tensors |= {name: file.get_tensor(name).astype(np.float32) for name in whole}
     return tensors
 
 

@@ -37,7 +37,7 @@ from transparity_conformance.running.loading import Limits, LoadError
 class HubBuild:
     """A `build(config, parameters)` that uses a port's `load(folder)`; keyword arguments are passed to `load`.
 
-    If `parameters` is the path of a folder, that folder is loaded unchanged.
+    If `parameters` is the path of a folder, that folder is loaded; if there is an edit, an edited copy is loaded.
 
     Args:
         load: Reads a folder with config.json and model.safetensors, and returns a model.
@@ -57,11 +57,14 @@ class HubBuild:
     def __call__(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray] | str, **options: Any
     ) -> Callable[..., Any]:
-        if isinstance(parameters, str):
+        if isinstance(parameters, str) and self.edit is None:
             return self._loaded(Path(parameters), config, options)
         folder = Path(tempfile.mkdtemp(dir=self.root))
         try:
-            export_checkpoint(self.model_type, config, parameters, folder)
+            if isinstance(parameters, str):
+                shutil.copytree(parameters, folder, dirs_exist_ok=True)
+            else:
+                export_checkpoint(self.model_type, config, parameters, folder)
         except TransparityError as error:
             raise PortError(f"No folder can be written for load(folder): {error}") from None
         forward = self._loaded(folder, config, options)

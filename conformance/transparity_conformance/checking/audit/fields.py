@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.variants import Changed, Variant, variants_of
 from transparity_conformance.checking.calls import answer_or_error
 from transparity_conformance.checkpoints.exporting import Edit
+from transparity_conformance.checkpoints.importing import InFolder
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.thresholds import LUCK, REMEASURED_WITHIN
 from transparity_conformance.oracle.budgets import NEIGHBOURS_OF_HOT
@@ -112,11 +114,16 @@ class Audited:
     files: tuple[str, str]
     """The names of the two files, as in `Audit`."""
 
-    def logits(self, edit: Edit, probe: AuditProbe) -> np.ndarray | PortError:
-        """Return the logits of the port that is built with a change, or the error that the port raises."""
+    def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
+        """Return the logits of the port that is built with a change, or the error that the port raises.
+
+        A loader reads a changed copy of `folder`, if the caller has written the model to it.
+        """
+        parameters = probe.parameters if folder is None else InFolder(probe.parameters, folder, is_ours=True)
+        given = dataclasses.replace(probe, parameters=parameters)
 
         def call() -> np.ndarray:
-            return run(built(in_precision(self.edited(edit), probe.dtype), probe), probe, logits_only=True)["logits"]
+            return run(built(in_precision(self.edited(edit), probe.dtype), given), probe, logits_only=True)["logits"]
 
         return answer_or_error(call)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,7 +19,7 @@ from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
 from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.checking.audit.fields import KEPT, Audited, AuditProbe, exercised, probe_of
-from transparity_conformance.checkpoints.exporting import Edit, fields_of, tensors_in
+from transparity_conformance.checkpoints.exporting import Edit, export_checkpoint, fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called, needed, parts_in
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.oracle.oracle import Arrays
@@ -36,6 +39,12 @@ class TensorFile:
     """The tensors without which the model cannot be computed."""
     exercised: frozenset[str]
     """The tensors that change the reference's logits."""
+    folder: Path | None = None
+    """The folder of the model, which every edit copies; None if the model is written for every edit."""
+
+    def logits(self, port: Audited, edit: Edit) -> np.ndarray | PortError:
+        """Return the port's logits with an edit, or the error that the port raises."""
+        return port.logits(edit, self.probe, self.folder)
 
     @property
     def ends(self) -> set[str]:
@@ -81,6 +90,16 @@ class TensorFile:
         without = "never read" if outcome == "never read" else "missing from the file"
         says, error = f"{without}: the port uses {says} instead", self.probe.error(logits)
         return AuditedTensor(name, outcome, says, error, self.probe.allowed, left)
+
+
+@contextlib.contextmanager
+def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
+    """Write the model for a loader, so that an edit only copies the folder; the context removes the folder."""
+    with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
+        if port.model_type is not None:
+            export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)
+            file = replace(file, folder=Path(folder))
+        yield file
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -158,7 +177,12 @@ def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
     """Build the port without each tensor; if the port is wrong, also build it with each tensor changed."""
-    file = tensor_file(port.model_type, config, dtype)
+    with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
+        yield from _audited(port, file, progress)
+
+
+def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[AuditedTensor]:
+    """Yield the result for each tensor of the file, after the tensors that no model uses."""
     yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
@@ -193,18 +217,18 @@ def missed_in_variants(
             continue  # the port refuses or ignores the field
         kinds |= new.keys()
         progress(f"leaving out tensors with {variant.name} {variant.value}", 0, 1)
-        file = TensorFile(probe, parameters, needed, frozenset())
-        found = (_without(port, file, name) for name in new.values())
-        yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found if each)
+        with in_folder(port, TensorFile(probe, parameters, needed, frozenset())) as file:
+            found = [each for name in new.values() if (each := _without(port, file, name)) is not None]
+        yield from (replace(each, name=f"{each.name} (with {variant.name} {variant.value})") for each in found)
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
     """Yield each tensor that no model uses but that changes the loader's result, if the result is right without it."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
-        answer = port.logits(Edit(beside={name: value}), file.probe)
+        answer = file.logits(port, Edit(beside={name: value}))
         if isinstance(answer, PortError) or not file.probe.is_off(answer):
             continue
-        plain = port.logits(Edit(), file.probe)
+        plain = file.logits(port, Edit())
         if not isinstance(plain, PortError) and not file.probe.is_off(plain):
             says = "no model of the family uses this tensor, but the port's result changes if the file contains it"
             yield AuditedTensor(name, "not ignored", says, file.probe.error(answer), file.probe.allowed)
@@ -230,7 +254,7 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
     """Return the tensors that a wrong port ignores, with what the port uses instead."""
-    answer = port.logits(Edit(), file.probe)
+    answer = file.logits(port, Edit())
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer):
         return {}
     exercised = [name for name in file.parameters if name in file.exercised]
@@ -240,7 +264,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
         other = port.logits(Edit(), redrawn(file.probe, file.parameters[name]))
         if file.is_same(other, answer):
             found.append(name)
-    again = port.logits(Edit(seed=1), file.probe)
+    again = file.logits(port, Edit(seed=1))
     together = file.stand_in(found, answer) if found else None
     return {
         name: file.result(name, "never read", answer, again, together or file.stand_in([name], answer))
@@ -250,8 +274,8 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
     """Return the result for a tensor that is left out; None if the port refuses the file without it."""
-    logits = port.logits(Edit(without=name), file.probe)
+    logits = file.logits(port, Edit(without=name))
     if isinstance(logits, PortError):
         return None
-    again = port.logits(Edit(without=name, seed=1), file.probe)
+    again = file.logits(port, Edit(without=name, seed=1))
     return file.result(name, "may be missing", logits, again, file.stand_in([name], logits))

@@ -18,8 +18,8 @@ from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
-from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, RULES, epsilon, rounded
-from transparity_conformance.oracle.oracle import Arrays, Oracle, neighbour
+from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, epsilon, rounded
+from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of, neighbour
 from transparity_conformance.oracle.probes import Probe, frame_inputs, is_huge, is_large, pixel_inputs, probe_parameters
 from transparity_conformance.oracle.reach.thresholds import (
     BATCHES,
@@ -127,8 +127,7 @@ class ReachProbe(Probe):
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
-        scale = np.abs(self.oracle.expected["logits"]).max(initial=0.0)
-        return RULES[dtype].budget(noise, epsilon(dtype), scale)
+        return budget_of(noise, self.oracle.scale("logits"), dtype)
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
+from transparity.limits.mapped import LARGE
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
 from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, epsilon, rounded
@@ -94,6 +95,11 @@ class LogitsOracle(Oracle):
     def known_again(self, dtype: str) -> float:
         """Return the largest error that `measure_again` has measured so far, or 0."""
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
+
+    def release(self) -> None:
+        """Free logits that take much memory; they are computed again if they are read again, which is rare."""
+        if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
+            del self.expected
 
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")

@@ -17,7 +17,7 @@ from transparity_conformance.cache import digest, kept
 from transparity_conformance.oracle.budgets import NEIGHBOURS, RULES, epsilon, rounded
 from transparity_conformance.oracle.near_ties import is_choice, is_of_router
 from transparity_conformance.oracle.variants import variant
-from transparity_conformance.report.comparison import gap, less
+from transparity_conformance.report.comparison import gap, largest, less, share
 from transparity_numpy.harness import function as reference_function
 from transparity_numpy.transformer import transformer
 
@@ -54,6 +54,7 @@ class Oracle:
         self.call: tuple[TransformerConfig, Mapping[str, Any]] | None = None
         """The configuration and the inputs, if the computation is a forward pass; otherwise None."""
         self._noise: dict[str, dict[str, float]] = {}
+        self._scales: dict[str, float] = {}
 
     @functools.cached_property
     def expected(self) -> Mapping[str, np.ndarray]:
@@ -65,7 +66,24 @@ class Oracle:
 
         If the arrays and the results have different precisions, `dtype` names both, as `float32:bfloat16`.
         """
-        return budget_of(self.noise(dtype)[name], np.abs(self.expected[name]).max(initial=0.0), dtype)
+        return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
+
+    def budget_for(self, error: float, name: str, dtype: str) -> float:
+        """Return the tolerance of a result with this error. Once the error is tolerated, no more points are measured.
+
+        More points only increase the tolerance, so they would not change the verdict."""
+        budget = 0.0
+        for worst in self._by_points("float32" if dtype == "float64" else dtype):
+            budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
+            if share(error, budget) <= 1:
+                break
+        return budget
+
+    def scale(self, name: str) -> float:
+        """Return the largest absolute value of a result."""
+        if name not in self._scales:
+            self._scales[name] = largest(self.expected[name])
+        return self._scales[name]
 
     def noise(self, dtype: str) -> dict[str, float]:
         """Return the reference's largest error in `dtype`, for each result."""
@@ -97,8 +115,12 @@ class Oracle:
 
     def _measure(self, dtype: str) -> dict[str, float]:
         if dtype == "float64":
-            ratio = epsilon("float64") / epsilon("float32")
-            return {name: error * ratio for name, error in self.noise("float32").items()}
+            return _scaled(self.noise("float32"), dtype)
+        *_, worst = self._by_points(dtype)
+        return worst
+
+    def _by_points(self, dtype: str) -> Iterator[dict[str, float]]:
+        """Yield the largest error for each result, after each further point; `dtype` is not float64."""
         worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)
@@ -109,7 +131,7 @@ class Oracle:
                     worst[name] = max(worst[name], gap(value, truth[name]))
 
             self._compute(arrays, dtype, index, compare, truth)
-        return worst
+            yield worst
 
     def _keeps(self, name: str) -> bool:
         return self.kept is None or name in self.kept or is_of_router(name)
@@ -149,6 +171,12 @@ class Oracle:
 
         with variant(index) if dtype != "float64" else contextlib.nullcontext():
             self.run({name: rounded(value, given) for name, value in arrays.items()}, tap)
+
+
+def _scaled(noise: Mapping[str, float], dtype: str) -> dict[str, float]:
+    """Return errors in float64 for errors in float32; in other precisions, errors are unchanged."""
+    ratio = epsilon("float64") / epsilon("float32") if dtype == "float64" else 1.0
+    return {name: error * ratio for name, error in noise.items()}
 
 
 def budget_of(noise: float, scale: float, dtype: str) -> float:

@@ -191,7 +191,7 @@ def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.sum([gradients[name] for name in names], axis=0)
+    return functools.reduce(np.add, [gradients[name] for name in names])  # a single gradient is not copied
 
 
 @dataclass(frozen=True, eq=False)

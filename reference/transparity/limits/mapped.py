@@ -136,15 +136,18 @@ class Mapped(NDArrayOperatorsMixin):
         return np.concatenate(rows)[places.reshape(index.shape)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        whole = np.empty(self.stored, self.dtype if dtype is None else dtype)
-        for place, block in self.blocks():
-            whole[place] = block
+        if self.size <= BLOCK:
+            whole = self._read(slice(0, self.stored[0])).astype(dtype or self.dtype, copy=False)
+        else:
+            whole = np.empty(self.stored, dtype or self.dtype)
+            for place, block in self.blocks():
+                whole[place] = block
         return whole.T if self.is_transposed else whole
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:
             left, right = inputs
-            if right is self and right.is_transposed and isinstance(left, np.ndarray) and left.ndim > 1:
+            if right is self and isinstance(left, np.ndarray) and left.ndim > 1:
                 return self._times_rows(left)
             if left is self and not left.is_transposed and isinstance(right, np.ndarray) and right.ndim == 2:
                 product = np.empty((self.shape[0], right.shape[1]), np.result_type(self.dtype, right.dtype))
@@ -155,8 +158,10 @@ class Mapped(NDArrayOperatorsMixin):
         return getattr(ufunc, method)(*arrays, **options)
 
     def _times_rows(self, x: np.ndarray) -> np.ndarray:
-        """Return x @ self for a transposed tensor; each block gives some of the features."""
+        """Return x @ self, as one product for the whole batch; of a transposed tensor, a block gives some features."""
         rows = x.reshape(-1, x.shape[-1])
+        if not self.is_transposed:
+            return (rows @ np.asarray(self)).reshape(*x.shape[:-1], -1)
         product = np.empty((len(rows), self.shape[1]), np.result_type(self.dtype, x.dtype))
         for place, block in self.blocks():
             product[:, place] = rows @ block.T

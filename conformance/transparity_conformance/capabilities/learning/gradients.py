@@ -117,7 +117,7 @@ def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Coll
         return None
     together = Together(ours, gradients, known)
     error = gap(together.along(gradients), together.oracle.expected["together"])
-    budget = together.oracle.budget("together", dtype)
+    budget = together.oracle.budget_for(error, "together", dtype)
     return ClaimResult("gradients", "agrees", error, budget, "all together") if share(error, budget) <= 1 else None
 
 

@@ -61,7 +61,7 @@ class AuditProbe(Probe):
     def allowed(self) -> float:
         """The largest difference that rounding explains, from all measurements so far."""
         noise = max(self.oracle.noise(self.dtype)["logits"], self.oracle.known_again(self.dtype))
-        return budget_of(noise, np.abs(self.oracle.expected["logits"]).max(initial=0.0), self.dtype)
+        return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
     def is_off(self, logits: np.ndarray) -> bool:
         """Return whether logits differ from the reference's by more than rounding.

@@ -126,6 +126,7 @@ def _compared(evidence: Evidence, function: Callable[..., Any], probe: ReachProb
     taps = call_model(function, probe, reached, is_derived, logits_only=True, may_refuse=may_refuse)
     if taps is not None:
         reached.compared.append(compare(probe, taps["logits"], arguments.dtype))
+        probe.oracle.release()
     return taps is not None
 
 

@@ -175,7 +175,7 @@ A gradient may be 0 except for rounding, such as the gradient of a key's bias. W
 amplify the rounding error of a small gradient."""
 
 POINTS = 3
-"""The number of points for measuring rounding."""
+"""The largest number of points for measuring rounding; the first one is enough for most right gradients."""
 
 
 class Together:

@@ -123,9 +123,12 @@ class Leaning(NDArrayOperatorsMixin):
         # two real products instead of a complex one halve the work
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
         found = (parts.reshape(-1, parts.shape[-1]) @ self.value.T).reshape(*parts.shape[:-1], -1)
-        product = found[0] if len(found) == 1 else found[0] + 1j * found[1]
+        product = np.empty(found.shape[1:], self.dtype)
+        product.real, product.imag = found[0], found[1] if len(found) > 1 else 0
         along = (x * _over(right, x.ndim)).sum(-1, keepdims=True)
-        return self._leant(product, along * _over(left, x.ndim))
+        self.used()
+        product += self.dtype.type(1j * STEP) * along * _over(left, x.ndim)
+        return product
 
     def _leant(self, value: np.ndarray, by: np.ndarray) -> np.ndarray:
         self.used()

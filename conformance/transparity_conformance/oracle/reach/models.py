@@ -16,10 +16,11 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.config.probe_sizes import PROBE_SIZES
+from transparity.limits.mapped import LARGE
 from transparity.presets import preset
 from transparity.taps import Tap, identity, lengths_of
-from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, RULES, epsilon, rounded
-from transparity_conformance.oracle.oracle import Arrays, Oracle, neighbour
+from transparity_conformance.oracle.budgets import HALF, NEIGHBOURS_OF_RECURRENT, epsilon, rounded
+from transparity_conformance.oracle.oracle import Arrays, Oracle, budget_of, neighbour
 from transparity_conformance.oracle.probes import Probe, frame_inputs, is_huge, is_large, pixel_inputs, probe_parameters
 from transparity_conformance.oracle.reach.thresholds import (
     BATCHES,
@@ -95,6 +96,11 @@ class LogitsOracle(Oracle):
         """Return the largest error that `measure_again` has measured so far, or 0."""
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
+    def release(self) -> None:
+        """Free logits that take much memory; they are computed again if they are read again, which is rare."""
+        if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
+            del self.expected
+
     def _error(self, dtype: str, index: int, arrays: Arrays | None = None) -> float:
         truth = self.expected if arrays is None else self._evaluate(arrays, "float64")
         return gap(self._evaluate(arrays or self.arrays, dtype, index)["logits"], truth["logits"])
@@ -127,8 +133,7 @@ class ReachProbe(Probe):
         """
         noise = max(self.oracle.noise(dtype)["logits"], self.model.typical_noise(dtype))
         noise = max(noise, self.oracle.measure_again(dtype)) if in_sequence else noise
-        scale = np.abs(self.oracle.expected["logits"]).max(initial=0.0)
-        return RULES[dtype].budget(noise, epsilon(dtype), scale)
+        return budget_of(noise, self.oracle.scale("logits"), dtype)
 
 
 @dataclass(eq=False)

@@ -6,19 +6,16 @@ bytes of arrays, which cannot run code. Any other object stays in the port's pro
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import json
 import math
 import os
 import pickle
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +31,10 @@ LARGEST_TEXT = 2**26
 """The largest number of bytes of JSON in an answer."""
 
 LARGEST_IN_MEMORY = 2**26
-"""The largest number of bytes of arrays that are kept in memory; larger answers are written to a file."""
+"""The largest number of bytes of activations that are kept in memory; larger answers are written to a file."""
+
+Fill = Callable[[np.ndarray], None]
+"""Receives the numbers of the next array."""
 
 PATIENCE = 1.0
 """The number of seconds without a byte after which the checker polls the port's process."""
@@ -101,9 +101,9 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
             taken += math.prod(np.shape(value)) * getattr(value.dtype, "itemsize", 1)
             if taken > largest:
                 raise ValueError(f"its arrays have {taken:,} bytes; expected at most {largest:,}")
-            array = np.ascontiguousarray(as_numbers(value)).reshape(np.shape(value))
+            array = as_numbers(value)
             if array.dtype.kind in "fiub":
-                arrays.append(array.astype(array.dtype.newbyteorder("<")))
+                arrays.append(array)
                 return {"array": [array.dtype.str.lstrip("<>=|"), list(array.shape)]}
             what = f" of {str(array.dtype)[:60]}"
         return {"handle": [keep(kept), f"{type(kept).__name__[:60]}{what}"]}
@@ -114,8 +114,8 @@ def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[byte
 def send_answer(connection: socket.socket, text: bytes, arrays: list[np.ndarray]) -> None:
     connection.sendall(HEADER.pack(len(text), sum(array.nbytes for array in arrays)))
     connection.sendall(text)
-    for array in arrays:
-        connection.sendall(array.reshape(-1).view(np.uint8).data)
+    for array in arrays:  # one array is copied at a time, because the gradients of a large model take much memory
+        connection.sendall(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data)
 
 
 def receive_answer(connection: socket.socket, deadline: float, largest: int, is_running: Callable[[], bool]) -> Any:
@@ -130,11 +130,22 @@ def receive_answer(connection: socket.socket, deadline: float, largest: int, is_
     if length > LARGEST_TEXT or size > largest:
         raise ValueError(f"it has {max(length, size):,} bytes; expected at most {largest:,}")
     text = json.loads(b"".join(chunks(length)))
-    with contextlib.closing(tempfile.TemporaryFile() if size > LARGEST_IN_MEMORY else io.BytesIO()) as file:
-        for chunk in chunks(size):
-            file.write(chunk)
-        file.seek(0)
-        return _decoded(text, file, OnDisk if size > LARGEST_IN_MEMORY else dict)
+    left = size
+
+    def fill(value: np.ndarray) -> None:
+        nonlocal left
+        if value.nbytes > left:
+            raise ValueError(f"its arrays have more than {size:,} bytes")
+        left -= value.nbytes
+        place, begin = value.reshape(-1).view(np.uint8), 0
+        for chunk in chunks(value.nbytes):
+            place[begin : begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            begin += len(chunk)
+
+    answer = _decoded(text, fill, OnDisk if size > LARGEST_IN_MEMORY else dict)
+    if left:
+        raise ValueError(f"its arrays have less than {size:,} bytes")
+    return answer
 
 
 def _chunks(
@@ -170,31 +181,32 @@ def largest_answer() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
-def _read_array(file: IO[bytes], code: str, sizes: list[int]) -> np.ndarray:
+def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
     """Read the next array, which has the dtype `code` and the shape `sizes`."""
     dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
     if dtype.kind not in "fiub" or any(size < 0 for size in shape):
         raise ValueError(f"an array has the dtype {dtype} and the shape {shape}")
-    return np.frombuffer(bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype).reshape(shape)
+    fill(value := np.empty(shape, dtype))
+    return value
 
 
-def _decoded(node: Any, file: IO[bytes], store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    """Decode the JSON `node` of an answer; `store` makes the container for a dictionary of arrays."""
+def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
+    """Decode the JSON `node` of an answer; `store` makes the container for a dictionary of several arrays."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
     if kind == "number":
         return float(content)
     if kind == "dict":
-        found = store() if depth == 1 and all("array" in item for _, item in content) else {}
+        found = store() if depth == 1 and len(content) > 1 and all("array" in item for _, item in content) else {}
         for key, item in content:
-            found[str(key)] = _decoded(item, file, store, depth + 1)
+            found[str(key)] = _decoded(item, fill, store, depth + 1)
         return found
     if kind in ("tuple", "list"):
-        items = [_decoded(item, file, store, depth + 1) for item in content]
+        items = [_decoded(item, fill, store, depth + 1) for item in content]
         return tuple(items) if kind == "tuple" else items
     if kind == "array":
-        return _read_array(file, *content)
+        return _read_array(fill, *content)
     if kind == "handle":
         return Handle(*content)
     raise ValueError(f"a value has the unknown kind {kind!r}")

@@ -70,9 +70,13 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Yield faults of the whole model, which belong to no tap."""
+    """Yield faults of the whole model, which belong to no tap; some change all parameters."""
     for fault in residuals.whole_model_faults(config):
-        yield Hypothesis(fault)
+        yield Hypothesis(fault, (PARAMETERS,) if fault.alter else ())
+
+
+PARAMETERS = "parameters"
+"""The site of faults that change all parameters, in place of a tap."""
 
 
 def hypotheses(config: TransformerConfig, sites: list[str], ranks: int = 1) -> list[Hypothesis]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.limits.mapped import Mapped
-from transparity_conformance.catalogue import whole_model
+from transparity_conformance.catalogue import PARAMETERS, whole_model
 from transparity_conformance.catalogue.fault import Fault, Hypothesis, WalkState
 from transparity_conformance.diagnosis import thresholds
 from transparity_conformance.diagnosis.probe_result import ProbeResult, Results, logits_error, still_wrong
@@ -28,8 +28,6 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause
 
 KINDS = {"TF32": "tf32", "bfloat16": "bfloat16", "float16": "float16"}
-
-PARAMETERS = "parameters"
 
 
 def find_rounding(results: Results, dtype: str) -> Cause | None:
@@ -63,8 +61,7 @@ def how_to_declare(rounding: Cause) -> str:
 
 def _rounded_weights(results: Results, dtype: str) -> Cause | None:
     config = next(iter(results.values())).probe.config
-    for fault in (hypothesis.fault for hypothesis in whole_model(config)):
-        chosen = (Hypothesis(fault, (PARAMETERS,)),)
+    for fault, chosen in ((hypothesis.fault, (hypothesis,)) for hypothesis in whole_model(config)):
         if fault.id == "low-precision" and not still_wrong(results, chosen, dtype, most=0):
             return Cause("low-precision", fault.description, None, logits_error(results, chosen), 1.0)
     return None

@@ -68,8 +68,8 @@ class Segment:
     def share(self, probe: Probe, chosen: Combination) -> float:
         """Return the remaining difference, relative to the budget.
 
-        If the difference is slightly above the budget, the budget is measured again with the faults `chosen`: at two
-        points, then at as many points as without faults.
+        If the difference is slightly above the budget, the budget is measured again with the faults `chosen`. It is
+        measured at two points, then at as many points as without faults.
         """
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         others = [name for name in self.recorded[probe.name] if name != self.tap]

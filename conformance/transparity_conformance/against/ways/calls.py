@@ -280,8 +280,8 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     """Return the inputs with random labels.
 
-    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, randomly chosen labels, and half of
-    the first row, so that a mean over rows differs from the mean over labels.
+    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, and randomly chosen labels. Half of
+    the first row is also `IGNORED`, so that a mean over rows differs from the mean over labels.
     """
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import os
 import socket
 import sys
@@ -52,13 +51,9 @@ class Worker:
 
         If `adapter` is the path of an adapter, the function builds a model whose tensors the adapter fills. If
         `adapter` is empty, the model keeps its own weights.
-
-        Imported modules are exempt from garbage collection, which would visit all objects of a framework each time.
         """
-        gc.freeze()
         runtime = runtime_of(spec)
         build = load_port(spec) if runtime is None else load_artefact(spec, runtime)
-        gc.freeze()
         if adapter is not None:
             build = adapted(build, read_adapter(adapter)) if adapter else functools.partial(made_by, build)
         return self.keep(build), described_signature(build)

@@ -207,6 +207,19 @@ def test_no_label_counts_that_padding_predicts() -> None:
     assert (labels[:, 4:] != IGNORED).any()
 
 
+def test_each_row_of_a_classifier_has_one_label() -> None:
+    class Classes:
+        def near(self, inputs: Any) -> tuple[np.ndarray, float]:
+            return np.zeros((40, 9)), 0.0
+
+        def kept(self, inputs: Any, shape: tuple[int, ...]) -> None:
+            return None
+
+    labels = _with_labels(cast("Any", Classes()), {})["labels"]
+    assert labels.shape == (40,)
+    assert (labels != IGNORED).any()
+
+
 def test_what_a_port_does_not_offer_is_said(tmp_path: Path) -> None:
     import torch
 

@@ -26,8 +26,8 @@ from transparity_conformance.running.inputs import answer_in
 FAMILIES: dict[str, str] = TABLES["families"]
 """The copied class for each model type; our checkpoint reader does not know these types."""
 
-CALLS = ("2 × 11", "1 × 33", "1 × 11", "3 × 11, padded on the left")
-"""The inputs on which a mistake must be visible: a batch, a long row, a short row, and padding if possible."""
+CALLS = ("2 × 11", "1 × 33", "batch of 1", "batch of 2", "3 × 11, padded on the left")
+"""The inputs on which a mistake must be visible: a batch, a long row, images, and padding if possible."""
 
 LOAD = '''
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,11 +62,10 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     """
     began, outcome, left_out, refused = time.thread_time(), Outcome(()), list[int](), list[str]()
 
-    def judge(name: str, inputs: Inputs) -> bool | None:
+    def judge(name: str, draw: Callable[[], Inputs]) -> bool | None:
         nonlocal outcome
-        probes = taken({name: inputs}, signature_of(sides.forward))[0]
         try:
-            now = sides.judged(probes)
+            now = sides.judged(taken({name: draw()}, signature_of(sides.forward))[0])
         except PortError:
             raise
         except TransparityError as error:  # the reference refuses this size
@@ -76,7 +75,7 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         return bool(now.wrong) if now.answers else None
 
     def call(length: int, batch: int = 1) -> bool | None:
-        return judge(source.title(length, batch), source.draw(length, batch, length))
+        return judge(source.title(length, batch), lambda: source.draw(length, batch, length))
 
     for length, batch in _sizes(sides.reference, source):
         if time.thread_time() - began > SECONDS:
@@ -84,8 +83,8 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
         else:
             call(length, batch)
     bisect(_calls(outcome), call)
-    for name, inputs in _larger_images(source):
-        judge(name, inputs)
+    for name, images in _larger_images(source).items():
+        judge(name, lambda images=images: images)  # type: ignore[misc]
     found: Any = not_compared(*refused)
     if not outcome.answers:
         return found
@@ -97,13 +96,15 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
     return found
 
 
-def _larger_images(source: Source) -> Iterator[tuple[str, Inputs]]:
-    """Yield images that are twice as wide, and images that are twice as high, if the model takes images."""
+def _larger_images(source: Source) -> dict[str, Inputs]:
+    """Return images that are twice as wide, and images that are twice as high, if the model takes images."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
-    images = {name for name, value in one.items() if value.ndim == IMAGE}
-    for says, axis in (("wide", -1), ("high", -2)) if images else ():
-        joined = {name: np.concatenate([one[name], other[name]], axis) for name in images}
-        yield f"images twice as {says}", {**one, **joined}
+    images = [name for name, value in one.items() if value.ndim == IMAGE]
+    return {
+        f"images twice as {says}": {**one, **{name: np.concatenate([one[name], other[name]], axis) for name in images}}
+        for says, axis in (("wide", -1), ("high", -2))
+        if images
+    }
 
 
 def _calls(outcome: Outcome) -> list[Call]:
@@ -287,7 +288,8 @@ def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])
     labels[draw.random(labels.shape) < SHARE] = IGNORED
-    labels[:1, : labels.size // len(labels) // 2] = IGNORED
+    if labels.ndim > 1:
+        labels[:1, : labels.shape[1] // 2] = IGNORED
     kept = reference.kept(inputs, answer.shape)
     if kept is not None:
         labels[~kept[..., 0]] = IGNORED

@@ -143,8 +143,8 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
         if not fitting:
             raise PortError(
                 f"The reference's tensor {name} {value.shape} has no counterpart in the port, which has "
-                f"{', '.join(f'{each} {shape}' for each, shape in list(shapes.items())[:8])} …; if it is a part of one "
-                "of them, give two loaders of one folder (--checkpoint FOLDER)"
+                f"{', '.join(f'{each} {shape}' for each, shape in list(shapes.items())[:8])} …; for fused tensors, "
+                "give two loaders and --checkpoint FOLDER"
             )
         place = fitting[0]
         free.remove(place)

@@ -146,7 +146,7 @@ class Search:
         code for all layers, and there are ten times as many candidates at some of the taps.
         """
         if best == [()]:
-            if self.segment.is_whole_model:
+            if self.segment.is_whole_model and not self.only_wide:
                 wide: list[Combination] = [(hypothesis,) for hypothesis in widest(self.candidates)]
                 yield self.screen, self.by_rest(self.screen, wide)
                 yield self.screen, self._numbered(best, of_each_kind(self.fittables))

@@ -147,14 +147,14 @@ def test_probes_of_images_are_named_after_their_batch() -> None:
     assert [each.probe for each in report.measured] == ["batch of 1", "batch of 2", "batch of 3"]
 
 
-class MaximumOfWideImages(NormedPatches):
+class ScaledUnlessSquare(NormedPatches):
     def forward(self, img: torch.Tensor) -> torch.Tensor:
         hidden = super().forward(img)
         return hidden if img.shape[-1] == img.shape[-2] else hidden * 1.01
 
 
 def test_images_of_other_sizes_are_compared() -> None:
-    report = check(MaximumOfWideImages, against=NormedPatches)
+    report = check(ScaledUnlessSquare, against=NormedPatches)
     assert [each.probe for each in report.faults] == ["images twice as wide"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -84,7 +85,7 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
             call(length, batch)
     bisect(_calls(outcome), call)
     for name, images in _larger_images(source).items():
-        judge(name, lambda images=images: images)  # type: ignore[misc]
+        judge(name, functools.partial(dict, images))
     found: Any = not_compared(*refused)
     if not outcome.answers:
         return found

@@ -98,11 +98,16 @@ class Departures:
         """Return the departures, and the comparison after their edits.
 
         Args:
-            before: Departures found in another call, whose edits are also applied here.
+            before: Departures found in another call, whose edits are also applied here. If an edit cannot be applied
+                here, no departures are returned.
         """
         found: list[Departure] = []
-        now: Comparison = self.comparer.compared(self.changes_of(before))
-        now = self.comparer.measured(now) if before else now
+        now: Comparison = self.comparer.compared({})
+        if before:
+            changed = self.comparer.tried(self.changes_of(before), now)
+            if changed is None:
+                return found, now
+            now = self.comparer.measured(changed)
         while not now.agrees:
             port, steps = self.comparer.fronts(now)
             if not port and not steps:

@@ -1,4 +1,4 @@
-"""The constants of budgets cover measured errors; a port diverges if small errors look like the effect of a fault."""
+"""Test that the constants of budgets cover measured errors, and that small errors shaped like a fault diverge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports for the tests: the reference in float32, with changes."""
+"""The reference in float32, with changes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ def port(
     change: Change = lambda config, name, value: value,
     shown: Change = lambda config, name, value: value,
 ) -> Callable[..., Any]:
-    """Return the `build` of a port with changes.
-
-    `carry` changes parameters, `change` the values that the port computes with, and `shown` only the values that it
-    returns.
-    """
+    """Return the `build` of a port that changes parameters by `carry`, computed values by `change`, and shown taps by
+    `shown`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
         changed = parameters | carry(config, parameters)

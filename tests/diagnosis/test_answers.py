@@ -1,4 +1,4 @@
-"""Causes are reported if they reproduce the logits: the smallest set, all equivalent ones, and no others."""
+"""Test causes that reproduce the logits: the report names the smallest set, all equivalent causes, and no others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def probes() -> dict[str, Probe]:
 
 
 def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesis]:
-    """Return every fault whose id is `identity`, at each group of taps, the largest group first."""
+    """Return the faults with the id `identity` at each group of taps, the largest group first."""
     found = [each for each in hypotheses(probe.config, [*probe.oracle.expected]) if each.fault.id == identity]
     return [each for each in found if variant in ("", each.fault.variant)]
 
@@ -210,7 +210,7 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
 
 
 def showing(**fields: Any) -> Callable[..., Any]:
-    """Return a port with other fields that returns only the taps of the original configuration."""
+    """Return a port with changed fields that shows only taps of the original configuration."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         other = dataclasses.replace(config, **fields)

@@ -1,4 +1,4 @@
-"""A large checkpoint is checked without loading it into memory: matrices are read while they are multiplied."""
+"""Test that a large checkpoint is never loaded into memory; matrices are read while they are multiplied."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mapped, np.
 
 
 def whole_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that receives the names of matrices that are read as a whole."""
+    """Return a list that receives the names of matrices that are read completely."""
     read: list[str] = []
     plain = Mapped.__array__
 

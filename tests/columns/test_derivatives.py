@@ -1,4 +1,4 @@
-"""Test derivatives by the complex step, f(x + ih) = f(x) + ih f′(x), in one direction, or in many by one forward pass."""
+"""Test derivatives by the complex step, f(x + ih) = f(x) + ih f′(x), in one direction, or in many in one pass."""
 
 from __future__ import annotations
 

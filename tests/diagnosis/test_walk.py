@@ -1,4 +1,4 @@
-"""Test walks from recorded activations; the report has no faults that exclude each other, and no near ties of experts."""
+"""Test walks from recorded activations; faults that exclude each other, and near ties of experts, are not reported."""
 
 from __future__ import annotations
 

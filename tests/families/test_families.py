@@ -44,7 +44,7 @@ def new(case: Case) -> Any:
 
 
 def learned(model: Any) -> dict[str, torch.Tensor]:
-    """Return a model's weights, including Whisper's table of positions, the bias of logits, and routers' corrections."""
+    """Return a model's weights, with Whisper's table of positions, the bias of logits, and routers' corrections."""
     frozen = "model.encoder.embed_positions.weight" if model.config.model_type == "whisper" else ""
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad or name == frozen}
     kept = ("final_logits_bias", "e_score_correction_bias")

@@ -1,4 +1,4 @@
-"""Test that `transparity fit` finds a module's configuration, that a check confirms it, and that `describe` prints it."""
+"""Test that `transparity fit` finds a module's configuration, a check confirms it, and `describe` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test long prompts: they are compared at every position without a queries × keys array, and shortened if they diverge."""
+"""Test long prompts, compared at every position without a queries × keys array, and shortened if they diverge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test README.md, docs/ and CONTRIBUTING.md: named files, modules and links exist, and generated parts are up to date."""
+"""Test README.md, docs/ and CONTRIBUTING.md: named files, modules and links exist; generated parts are up to date."""
 
 from __future__ import annotations
 

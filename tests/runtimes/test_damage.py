@@ -1,4 +1,5 @@
-"""Test that a damaged artifact that computes something else never agrees; `python -m tests.runtimes.damage` tries more."""
+"""Test that damaged artifacts never agree if they compute something else; `python -m tests.runtimes.damage` tries
+more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrong line of a loader that only another folder shows has the cause that its page tells."""
+"""Test wrong lines in loaders that only another folder shows: the checker names the cause on whose page the line is."""
 
 from __future__ import annotations
 

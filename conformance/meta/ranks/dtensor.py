@@ -79,7 +79,6 @@ NAMES = {
 
 
 def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool) -> dict[str, torch.Tensor]:
-    """Return the weights by the names of the modules."""
     found = {renamed(name, NAMES): torch.tensor(value) for name, value in parameters.items()}
     if fused:
         for i in range(config.num_decoder_layers):
@@ -105,7 +104,7 @@ def sharded(model: Model) -> Any:
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool = False) -> Any:
-    """Return the correct port; on a single rank it is not sharded."""
+    """Return the correct port; it is not sharded on a single rank."""
     model = Model(config, fused=fused)
     model.load_state_dict(state(config, parameters, fused=fused))
     model = model if RANKS == 1 else sharded(model)

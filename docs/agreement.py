@@ -73,7 +73,6 @@ def summary(run: Run) -> str:
 
 
 def _worst(run: Run, column: str) -> str:
-    """Return a column's largest share of the tolerance, and its number of comparisons, as text."""
     if column not in run["columns"]:
         return "–"
     index = run["columns"].index(column)

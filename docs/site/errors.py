@@ -1,4 +1,4 @@
-"""Charts of the error that a fault in the reference causes: by activation, position, head and length."""
+"""Charts of the error of the reference with a fault: by activation, position, head and length."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Run:
     wrong: Mapping[str, np.ndarray]
 
     def error(self, tap: str) -> float:
-        """Return the largest difference in an activation; infinite if the fault makes NaN."""
+        """Return the largest error in an activation; infinite if the fault makes NaN or changes the shape."""
         right, wrong = self.probe.oracle.expected[tap], self.wrong[tap]
         if right.shape != wrong.shape:
             return math.inf
         return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
 
     def scale(self, tap: str) -> float:
-        """Return the largest element of the correct activation."""
+        """Return the largest element of the correct activation; 1 if all are zero."""
         return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
 
     def share(self, tap: str) -> float:
@@ -85,7 +85,7 @@ def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
 
 
 def _height(value: float, height: int) -> float:
-    """Return the distance between the top of a chart and a number on its scale."""
+    """Return a number's distance from the top of a chart."""
     power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
     return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
 

@@ -142,7 +142,6 @@ def choose() -> int:
 
 
 def drawn(places: list[tuple[str, int]], sample: int, seed: int) -> Iterator[Mutant]:
-    """Yield mutants of lines drawn from `places`."""
     draw = random.Random(seed)
     while sample:
         file, line = draw.choice(places)

@@ -68,7 +68,6 @@ class Measure:
 
 
 def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
-    """Return the fraction of the marks that are true, with a title and a target."""
     counted = [bool(mark) for mark in marks]
     return Share(title, sum(counted), len(counted), target)
 

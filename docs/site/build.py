@@ -178,7 +178,6 @@ def build(into: Path = BUILT) -> Path:
 
 
 def configure(into: Path) -> None:
-    """Copy the configuration and the theme's templates into the folder."""
     shutil.copyfile(CONFIGURATION, into / "zensical.toml")
     (into / "theme").mkdir(exist_ok=True)
     shutil.copyfile(HERE / "main.html", into / "theme/main.html")

@@ -32,7 +32,7 @@ def figure(value: Any) -> str:
 
 
 def shows(value: Any) -> bool:
-    """Return whether a page should show a value, which sizes are not."""
+    """Return whether pages show a value: arrays and floats, but no sizes."""
     if isinstance(value, tuple | list):
         return any(isinstance(part, np.ndarray) for part in value)
     return isinstance(value, np.ndarray | float | np.floating)
@@ -65,7 +65,7 @@ def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def rows(matrix: np.ndarray) -> str:
-    """Return the first rows and columns of a matrix as lines of numbers; … stands for the others."""
+    """Return the first rows and columns of a matrix as lines of numbers; `…` replaces the others."""
     shown = matrix[:MOST_ROWS, :MOST_COLUMNS]
     cells = [[_number(value) for value in row] for row in shown]
     width = max(len(cell) for row in cells for cell in row)

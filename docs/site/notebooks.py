@@ -75,7 +75,6 @@ def _begin(node: ast.stmt) -> int:
 
 
 def _text(script: str, node: ast.stmt) -> str:
-    """Return the source of a statement with its decorators."""
     lines = script.splitlines()[_begin(node) - 1 : node.end_lineno]
     return "\n".join(line[node.col_offset :] for line in lines)
 

@@ -102,8 +102,7 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
 
 
 def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
-    """Use Mamba-2, where the mask changes nothing in a row without padding, so one row does not tell the two values
-    apart."""
+    """Use Mamba-2, whose mask changes nothing in rows without padding, so such a row cannot distinguish the values."""
     probes, silent = probes_called("mamba2"), port_with(taps=False)
     padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
     plan, _ = heard(built(silent, row := aligned_probe(padded)), row)

@@ -140,8 +140,6 @@ def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path)
 
 
 class Head(torch.nn.Module):
-    """A head whose parameter is half of its weight."""
-
     def __init__(self, weight: Any) -> None:
         super().__init__()
         self.kept = torch.nn.Parameter(weight.detach() / 2)

@@ -147,7 +147,7 @@ def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
 
 
 def test_a_quick_check_compares_only_the_forward_pass() -> None:
-    """Expect no verdict for a correct port or a wrong loss, and a divergence for a wrong forward pass."""
+    """Expect `inconclusive` for a correct port or a wrong loss, and `diverges` for a wrong forward pass."""
 
     def wrong_loss(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = build(config, parameters)

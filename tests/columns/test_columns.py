@@ -96,8 +96,8 @@ DIFFERENT = {
 
 
 def defined(column: str, file: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    """Return a file's public functions and classes by NumPy's name, in order: the class `SelfAttention` is
-    `self_attention`."""
+    """Return a file's public functions and classes by their NumPy name: `self_attention` for the class
+    `SelfAttention`."""
     tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     shown = {re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower(): node for node in found}

@@ -31,7 +31,6 @@ each_config = for_each("config", CONFIGS.values())
 
 
 def numbered(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return parameters whose values are all different."""
     random = np.random.default_rng(7)
     return {name: random.random(shape, np.float32) for name, shape in parameter_shapes(config).items()}
 

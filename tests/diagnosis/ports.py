@@ -23,8 +23,11 @@ def port(
     change: Change = lambda config, name, value: value,
     shown: Change = lambda config, name, value: value,
 ) -> Callable[..., Any]:
-    """Return the `build` of a port that changes parameters by `carry`, computed values by `change`, and shown taps by
-    `shown`."""
+    """Return the `build` of a port with changes.
+
+    `carry` changes parameters, `change` the values that the port computes with, and `shown` only the returned
+    values.
+    """
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
         changed = parameters | carry(config, parameters)

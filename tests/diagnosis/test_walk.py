@@ -116,7 +116,6 @@ def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() ->
 
 
 def segment_of(probe: Probe, *taps: str) -> Segment:
-    """Return the segment that ends at the last of the given taps."""
     recorded = {tap: probe.oracle.expected[tap] for tap in taps}
     return Segment(taps[-1], [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")
 
@@ -137,7 +136,7 @@ def probe(*, tied: bool = True, case: str = "mixtral") -> Probe:
 
 
 def last_of_equals(x: np.ndarray, count: int) -> np.ndarray:
-    """Return the highest `count` entries, like `highest`, but the last ones of almost equal numbers."""
+    """Choose the `count` highest numbers like `highest`, but prefer the last of almost equal numbers."""
     favoured = x + np.arange(x.shape[-1]) * np.float32(1e-6)
     return highest(favoured.astype(x.dtype), count)
 
@@ -162,7 +161,7 @@ def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
 
 
 def test_another_choice_in_a_near_tie_changes_the_logits() -> None:
-    """Check the premise of the other tests."""
+    """Check the premise of the other tests: both choices are valid, but the logits differ."""
     one, other = answers(probe()), answers(probe(), last_of_equals)
     assert np.abs(one["logits"] - other["logits"]).max() > 100 * probe().oracle.budget("logits", "float32")
 

@@ -130,8 +130,7 @@ CONFIG = dataclasses.replace(CASES["llama4"], num_decoder_layers=LAYERS, max_len
 
 
 def peer(config: TransformerConfig) -> Any:
-    """Return Llama 4 of transformers with the configuration's layers: chunked rotary attention or a query
-    temperature."""
+    """Return Llama 4 of transformers with the given layers: chunked rotary attention or a query temperature."""
     rotated = [config.for_layer("decoder", i).positions == "rotary" for i in range(LAYERS)]
     theirs = transformers.Llama4TextConfig(
         vocab_size=config.target_vocab_size,

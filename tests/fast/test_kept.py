@@ -49,7 +49,7 @@ def noise(oracle: Oracle, dtype: str = "float32") -> dict[str, float]:
 
 @pytest.fixture
 def reused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Return a function that returns whether an oracle's noise is read from the cache."""
+    """Return a function that checks whether an oracle's noise is read from the cache."""
 
     def measured(oracle: Oracle, dtype: str) -> dict[str, float]:
         raise NotImplementedError

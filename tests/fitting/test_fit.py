@@ -218,8 +218,7 @@ def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, 
 
 
 def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
-    """Use a lower bound instead of eps, which changes only small activations; only a check's probes have such
-    activations."""
+    """Use a lower bound instead of eps; only a check's probes have activations that are small enough to show it."""
     made = fit(lambda: ports.Decoder(ports.Bounded))
     assert not made.is_confirmed
     assert "weights of a check" in " ".join(made.remarks)

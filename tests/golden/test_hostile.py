@@ -31,7 +31,6 @@ LLAMA = f"{Path(__file__).parents[1] / 'check/hand_written_llama.py'}:"
 
 
 def refused(result: Result) -> str:
-    """Return the one-sentence error of the command."""
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
     assert "differs from" not in result.stdout and "agrees with" not in result.stdout

@@ -129,7 +129,6 @@ def damaged(path: Path, name: str, change: Callable[[bytearray], None]) -> Path:
 
 
 def flip(block: bytearray) -> None:
-    """Change the first number by four steps."""
     block[2] ^= 4
 
 

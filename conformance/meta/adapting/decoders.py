@@ -79,7 +79,6 @@ def attend_alibi(layer, q, k, v):
 
 
 def attend_buffer(layer, q, k, v):
-    """Attend with a mask that is stored in a buffer."""
     w = q @ k.transpose(-1, -2) / math.sqrt(v.size(-1))
     mask = layer.attn.bias[:, :, : q.size(-2), : q.size(-2)]
     return (w * mask - 1e10 * (1 - mask)).softmax(-1) @ v

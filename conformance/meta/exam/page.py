@@ -88,7 +88,6 @@ def write(rows: Rows, file: Path = FILE) -> None:
 
 
 def judgments(rows: Rows, *, first: bool = False) -> list[Row]:
-    """Return the first or the latest judgment of each row."""
     return [{**row, **row["first"]} if first else row for row in rows.values()]
 
 
@@ -110,7 +109,8 @@ def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
 
 
 def beside_rules(rows: Rows) -> str:
-    """Return `compared` as a table."""
+    """Return a table: the shares of bugs that the checker and each rule detect, and of correct ports that they
+    reject."""
     lines = [[name, percent(found), percent(refused)] for name, found, refused in compared(rows)]
     lines[0][0] = f"**{lines[0][0]}**"
     return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))
@@ -165,7 +165,7 @@ def missed(rows: Rows) -> str:
 
 
 def answer(says: str) -> str:
-    """Return an answer with the title of its cause, which links to the page of the cause."""
+    """Return an answer with the title of its cause, linked to the cause's page."""
     place, _, cause = says.rpartition(": ")
     return f"{place}: [{meanings()[cause].title}](causes/{cause}.md)" if cause in meanings() else says
 

@@ -90,7 +90,6 @@ def parameters_file(draw: Draw, folder: Path) -> str:
 
 
 def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Add or replace some tensors, and sometimes remove one."""
     for name in draw(st.lists(st.sampled_from([*sorted(tensors), *PRINTABLE]), min_size=1, max_size=2)):
         shape = draw(st.sampled_from(((), (0,), (4,), (5, 4), (4, 5), (1,) * 12, (0, 2**20))))
         dtype = draw(st.sampled_from(("float32", "float64", "float16", "int32", "bool")))

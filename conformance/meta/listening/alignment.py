@@ -79,8 +79,6 @@ def aligned_in(case: str, build: Build) -> dict[str, Any]:
 
 
 def of_logits(build: Build) -> Build:
-    """Return the same port, restricted to its logits."""
-
     def silent(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = build(config, parameters)
         return lambda **inputs: {"logits": forward(**inputs)["logits"]}
@@ -112,7 +110,6 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the line to print for a trial with missing or wrong taps."""
     if answer["found"] == answer["taps"] and not answer["wrong"]:
         return ""
     wrong = ", ".join(answer["wrong"]) or "none"

@@ -31,7 +31,6 @@ class Mutant:
 
 
 def mutants(file: str, text: str) -> Iterator[Mutant]:
-    """Yield every mutant of a file, in the order of its lines."""
     tree = ast.parse(text)
     right = ast.unparse(tree).splitlines()
     annotated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]

@@ -42,7 +42,7 @@ def column_path(column: str) -> Path:
 
 
 def file_path(column: str, file: str) -> Path:
-    """Return the path of a column's file; the file `state.cache` is in a folder."""
+    """Return the path of a column's file; `state.cache` is cache.py in the folder `state`."""
     return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
 
 

@@ -250,7 +250,6 @@ def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges and no cause is named."""
     return is_detected(bugs, answer) and not any(fault["causes"] for fault in answer["faults"])
 
 

@@ -244,7 +244,6 @@ def shares(found: Answered) -> list[Share]:
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
-    """Return the titles of the measures by which an answer is wrong."""
     return [measure.title for measure in MEASURES if measure.mark(trial, answer) is False]
 
 

@@ -94,7 +94,6 @@ class TensorParallel(Sharded):
         return self.dense(name, x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
-        """Return the position bias for this rank's heads."""
         bias, heads = super().bias(name, where, keys), self.own_heads()
         if bias is None:
             return None

@@ -128,7 +128,6 @@ def measured_prompt(length: int, window: int | None) -> list[str]:
 
 
 def write_long_prompts() -> None:
-    """Measure all prompts, and write the table into the page."""
     rows = [in_new_process(measured_prompt, *prompt) for prompt in PROMPTS]
     says = f"The model has {size_of(LONG):,} parameters, {LONG.num_decoder_layers} layers and {LONG.num_heads} heads."
     heads = ("positions", "sliding window", "processor seconds", "peak memory, GB")

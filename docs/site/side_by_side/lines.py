@@ -38,7 +38,6 @@ def broken(line: str, indent: str = "", *, width: int) -> list[str]:
 
 
 def outside_brackets(line: str) -> list[int]:
-    """Return the positions in `line` that are outside all brackets."""
     depths = accumulate((character in "([{") - (character in ")]}") for character in line)
     return [index for index, depth in enumerate(depths) if depth == 0]
 

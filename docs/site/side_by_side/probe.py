@@ -48,8 +48,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The largest difference of each column in float32 from NumPy in float64 at a tap, relative to the largest
-    value."""
+    """The largest float32 difference of each column from float64 NumPy at a tap, relative to the largest value."""
 
     tap: str
     model: str
@@ -174,7 +173,6 @@ class _Watcher:
             self.found[key], self.caller[key] = _copied(values), number
 
     def place(self, file: str, line: int) -> tuple[LINES, Statement | None]:
-        """Return the statement at a line of a file."""
         statement = self.statements[file].get(line)
         name = Path(file).relative_to(COLUMN).with_suffix("").as_posix()
         return (name, statement.begin if statement else line), statement

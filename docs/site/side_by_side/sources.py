@@ -62,7 +62,6 @@ class _Reader:
         self.comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
     def defined(self, node: ast.stmt) -> list[Definition]:
-        """Return the definitions in a top-level statement."""
         if isinstance(node, ast.FunctionDef):
             return [self.function(node, shared_name(node.name), node.name, ast.get_docstring(node) or "")]
         if isinstance(node, ast.ClassDef):

@@ -183,7 +183,7 @@ def plot(runs: Mapping[str, Learned]) -> Figure:
     below.set(xlabel="step", ylabel="difference from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
     below.set_ylim(bottom=last_bit.min() / 2)
     finish(above, loc="upper right")
-    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # between the last bit and the differences
+    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # between both curves
     return figure
 
 

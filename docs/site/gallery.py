@@ -66,7 +66,7 @@ def checked(diagnosis: Diagnosis) -> Report:
         family=diagnosis.family,
         config=config,
         name=diagnosis.file.name,
-        audit=False,  # the page does not show it
+        audit=False,  # the page does not show the audit
     )
     found = [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
     if diagnosis.cause not in found:

@@ -236,7 +236,7 @@ def test_modules_classes_functions_and_files_give_one_report() -> None:
         "files": (f"{__file__}:Relu", f"{__file__}:Silu"),
     }
     for name, (given, against) in ways.items():
-        for inputs in (INPUTS, None):  # without inputs, calls of the reference show which tokens it takes
+        for inputs in (INPUTS, None):  # without inputs, calls show which tokens the reference accepts
             report = check(given, against=against, inputs=inputs)
             assert report.verdict == "diverges", name
             says = [cause.says for fault in report.faults for cause in fault.causes]

@@ -88,7 +88,7 @@ ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "NumPy, einsum", "numpy pr
 
 
 def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # its events need a GPU
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch, the timer would use events, which need a GPU
     begin, calls = time.perf_counter(), list[float]()
 
     def run() -> None:

@@ -90,7 +90,7 @@ def one_by_one(numbers: np.ndarray) -> np.float32:
 
 def test_sums_in_sequence_are_those_of_a_loop() -> None:
     scores = np.log(np.full(3000, 0.1, np.float32))
-    scores[-1] = 0  # the largest of them
+    scores[-1] = 0  # the largest score
     exponentials = np.exp(scores)
     total = one_by_one(exponentials)
     assert total != exponentials.sum()

@@ -174,7 +174,7 @@ def shows(how: SimulatedFault, name: str) -> bool:
     }
     if name in ("llama", "qwen3_next", "mamba2") and how.says not in (*OF_ROTATIONS, *OF_STATES):
         return False
-    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # no row ends
+    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # rows never end
         return False
     return needs.get(how.says, True)
 

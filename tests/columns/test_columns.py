@@ -39,7 +39,7 @@ WITHOUT_TWIN = {
         "fast.fused_qkv",
         *SHARDED,
     },
-    # the same; a key for compiled programs; several devices for the rows of a batch
+    # parameter names of the framework; a key for compiled programs; several devices for the rows of a batch
     "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
 }
 

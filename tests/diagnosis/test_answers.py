@@ -67,7 +67,7 @@ def results_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Results:
 
 def test_the_fewest_faults_that_give_the_answer_are_found_among_false_ones(probes: dict[str, Probe]) -> None:
     first = next(iter(probes.values()))
-    true = [everywhere(first, *fault)[-1] for fault in WRONG]  # in one layer
+    true = [everywhere(first, *fault)[-1] for fault in WRONG]  # a fault in a single layer
     false = everywhere(first, "head-order")[-1:]
     fewest = answer_of(probes, computed(probes, *WRONG)).fewest_of((*false, *true), tuple(true))
     assert false and {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}

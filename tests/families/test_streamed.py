@@ -245,7 +245,7 @@ def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
     loader = HubBuild(lambda path: path, "llama", str(tmp_path))
     assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
     monkeypatch.setattr(importing, "available_memory", lambda: 0)
-    parameters = import_checkpoint(folder).parameters  # importing decides it once
+    parameters = import_checkpoint(folder).parameters  # importing chooses: memory or folder
     assert given_to(loader, parameters) == str(folder)
     assert isinstance(given_to(loader, parameters | {}), dict)  # changed parameters differ from the folder
     assert isinstance(given_to(port.build, parameters), dict)

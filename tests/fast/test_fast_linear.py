@@ -84,7 +84,7 @@ def test_what_is_looked_into_is_not_packed() -> None:
 def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, mode="compile")
-    # an import changes both; monkeypatch restores them
+    # the import replaces the attribute and the module; monkeypatch restores both
     monkeypatch.setattr(transparity_pytorch.fast, "fast_linear", fast_linear)
     monkeypatch.delitem(sys.modules, fast_linear.__name__)
     assert importlib.import_module(fast_linear.__name__) is not fast_linear

@@ -121,7 +121,7 @@ def measured_prompt(length: int, window: int | None) -> list[str]:
     config = dataclasses.replace(LONG, sliding_window=window)
     (probe,) = long_probes(config, probe_parameters(config), [length])
     budget = probe.budget("float32")
-    expected = probe.oracle.logits(slice(None))  # they stand for the logits of a port
+    expected = probe.oracle.logits(slice(None))  # in place of a port's logits
     assert probe.oracle.errors(expected).max() <= budget
     seconds, peak = time.process_time() - began, peak_memory()
     return [f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"]

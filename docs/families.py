@@ -41,8 +41,7 @@ An import reports fields that are not listed here, and says whether a forward pa
 
 
 def compared() -> dict[str, dict[str, str]]:
-    """Return each family's test cases: the case's name, and the class of transformers that our model is compared
-    with."""
+    """Return each family's test cases: the case's name, and the class of transformers that it is compared with."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name, case in tomllib.loads(CASES.read_text(encoding="utf-8"))["cases"].items():
         family, _, variant = name.partition(", ")

@@ -53,8 +53,7 @@ HEAD = "| fault | name |\n|---|---|"
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
-    """Yield every activation of every kind of model with each of its faults; faults of the whole model have an empty
-    name."""
+    """Yield every activation of every kind of model with each of its faults; the whole model's name is empty."""
     for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
@@ -134,8 +133,8 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return a diff of other code for each cause, with the file's name. Published bugs are preferred to other bugs
-    in the tests' pools."""
+    """Return a diff of other code for each cause, with the file's name; published bugs are preferred to the tests'
+    pools."""
     found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})

@@ -82,8 +82,7 @@ def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
 
 
 def at_each_length(shown: list[Run]) -> list[Run]:
-    """Return runs of a fault on prefixes of increasing length of the longest input; empty if the model reads no
-    tokens."""
+    """Return runs of a fault on growing prefixes of the longest input; empty if the model reads no tokens."""
     longest = max((run.probe for run in shown), key=lambda probe: max(_lengths(probe), default=0))
     case, fault = longest.case, shown[0].hypothesis
     lengths = [length for length in LENGTHS if length < max(_lengths(longest), default=0)]
@@ -104,8 +103,7 @@ def _cut(case: str, name: str, length: int) -> Probe:
 
 
 def section(shown: list[Run]) -> str:
-    """Return a section about a fault's error as Markdown with HTML: by activation, in the result, and on other
-    inputs."""
+    """Return a section about a fault's error as Markdown: by activation, in the result, and on other inputs."""
     run = shown[0]
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"
     where += " …" if len(run.hypothesis.sites) > 3 else ""

@@ -21,8 +21,7 @@ TABLES = {"shapes", "layers"}
 """Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
-"""Files for several ranks. NumPy has no such files, and both frameworks define the same functions only in
-`parallel.plan`."""
+"""Files for several ranks, which NumPy lacks; the frameworks define the same functions only in `parallel.plan`."""
 
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
 """Files that every column has, with different contents."""
@@ -96,8 +95,7 @@ DIFFERENT = {
 
 
 def defined(column: str, file: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    """Return a file's public functions and classes by their NumPy name: `self_attention` for the class
-    `SelfAttention`."""
+    """Return a file's public functions and classes by NumPy's name: `self_attention` for the class `SelfAttention`."""
     tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     shown = {re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower(): node for node in found}

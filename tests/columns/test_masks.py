@@ -155,8 +155,7 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
 
 
 def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
-    """Return the oracle of attention, with taps for the context and the context's derivative in the direction
-    `toward`."""
+    """Return the oracle of attention, with taps for the context and its derivative in the direction `toward`."""
 
     def run(given: Arrays, tap: Tap) -> None:
         query = given["query"] + STEP * 1j * given["toward"]

@@ -101,7 +101,7 @@ def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, m
 
 @pytest.mark.long
 def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None:
-    """Omit a norm's gain: in layer 0 all gains are one, so only the gradient is wrong; in layer 1 the forward pass
+    """Omit a norm's gain: in layer 0 all gains are one and only the gradient is wrong; in layer 1 the forward pass
     is."""
     config = example_config("llama")
     parameters = probe_parameters(config)

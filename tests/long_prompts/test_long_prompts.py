@@ -150,7 +150,7 @@ FAR: dict[str, tuple[Callable[[Tensor], Tensor], int, str, str]] = {
     "a short table": (lambda where: where.clamp(max=511), 513, "rotary-position", "the last row of a table"),
     "positions begun again": (lambda where: where % 256, 257, "rotary-position", "begin at 0 again"),
 }
-"""The wrong positions, the first wrong length, the cause, and a part of its description."""
+"""The wrong positions, the first wrong length, the cause, and a part of the cause's description."""
 
 
 @pytest.mark.long

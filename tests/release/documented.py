@@ -96,8 +96,7 @@ def run_console(body: str) -> int:
 
 
 def run_command(line: str, clone: Path) -> int:
-    """Run a command of ours if its files exist. A benchmark runs in the clone. A check of one system does not search
-    for causes."""
+    """Run a command of ours if its files exist. Benchmarks run in the clone; checks of one system skip the search."""
     command = line.partition(" #")[0].strip()
     if "&& pytest" in command:
         command = command.partition("&& ")[2]

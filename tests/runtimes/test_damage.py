@@ -1,5 +1,4 @@
-"""Test that damaged artifacts never agree if they compute something else; `python -m tests.runtimes.damage` tries
-more."""
+"""Test that damaged artifacts never agree if they compute something else; tests/runtimes/damage.py tries more."""
 
 from __future__ import annotations
 

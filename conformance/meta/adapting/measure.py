@@ -35,7 +35,7 @@ LOADERS = {"bert": bert_module, "t5": t5_functional}
 """Loaders of hub folders by family; the loaded model is the port."""
 
 FILES = {name: module for module in (decoders, encoders, arrays) for name in module.PORTS} | LOADERS
-"""The module that defines a port, by the port's name."""
+"""The module that defines each port, by the port's name."""
 
 _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 

@@ -12,7 +12,7 @@ from meta.attacks.run import ATTACKS, LET_THROUGH, attacked, is_let_through
 from meta.pool.bug import Bug
 
 HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH and not attack.config]
-"""Attacks with a configuration take long; only `nox -s power` runs them."""
+"""The attacks of this test; only `nox -s power` runs the slow attacks, which have a configuration."""
 
 
 def test_there_are_sixty_attacks_and_each_says_what_is_wrong() -> None:

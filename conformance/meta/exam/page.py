@@ -109,8 +109,7 @@ def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
 
 
 def beside_rules(rows: Rows) -> str:
-    """Return a table: the shares of bugs that the checker and each rule detect, and of correct ports that they
-    reject."""
+    """Return a table: the shares of bugs that the checker and each rule detect, and of right ports they reject."""
     lines = [[name, percent(found), percent(refused)] for name, found, refused in compared(rows)]
     lines[0][0] = f"**{lines[0][0]}**"
     return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))

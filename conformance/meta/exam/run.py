@@ -124,8 +124,8 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or `tokens` random ids without special tokens; if the model pools the end token, this token
-    is last."""
+    """Return one image, or `tokens` random ordinary ids; if the model pools the end token, the last id is the end
+    token."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}

@@ -33,8 +33,8 @@ SCALINGS = ("none", "linear", "llama3")
 
 
 class Drawn(Model):
-    """The independent port, with convolutions and batch norm stored as in PyTorch modules. It computes in its
-    parameters' precision."""
+    """The independent port with convolutions and batch norm stored as in PyTorch modules, in its parameters'
+    precision."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -39,8 +39,7 @@ Build = Callable[..., Callable[..., Arrays]]
 
 
 def aligned(build: Build, probe: Probe) -> dict[str, Any]:
-    """Record a port that returns only logits; return the numbers of its taps and of found taps, and the wrongly
-    found taps."""
+    """Record a port that returns only logits; return the number of its taps, how many are found, and the wrong ones."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)

@@ -65,8 +65,7 @@ def answer_of(framework: str, case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return every case in every framework. Keras uses the backend in the environment variable KERAS_BACKEND, or
-    PyTorch."""
+    """Return every case in every framework; Keras uses the backend in KERAS_BACKEND, by default PyTorch."""
     return [
         Trial(f"{framework}, {case['family']}, {case['id']}", partial(answer_of, framework, case))
         for framework in LINES

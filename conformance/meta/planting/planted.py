@@ -175,8 +175,7 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file, where the topic differs from the file's name. A file without its own topic
-gets `forward`."""
+"""The topic of the claims about a file whose name is no topic; a file without its own topic gets `forward`."""
 
 
 def topic(file: str) -> str:

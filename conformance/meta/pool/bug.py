@@ -20,8 +20,8 @@ class PoolError(ValueError):
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table. Top-level fields are defaults for every row. A row's `config` is merged with the
-    default `config`, field by field."""
+    """Return a table's rows, completed by the top-level fields; a row's `config` is merged with the top-level
+    `config`."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
         name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)

@@ -59,8 +59,7 @@ def _entry(module: str, name: str) -> str:
 
 
 def _signature(name: str, value: Any) -> str:
-    """Return a function's signature, with an argument per line if long; for a class with many fields, return its
-    name."""
+    """Return a function's signature, one argument per line if long; for a class with many fields, return its name."""
     parameters = list(inspect.signature(value).parameters.values())
     if inspect.isclass(value) and len(parameters) > 12:
         return f"{name}(…)  # {len(parameters)} fields"

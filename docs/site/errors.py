@@ -52,7 +52,7 @@ def by_tap(run: Run) -> str:
 
 
 def by_length(runs: Sequence[Run]) -> str:
-    """Return a bar chart of the error of the result by length, as SVG, on the same scale."""
+    """Return a bar chart of the result's error by length, as SVG, on the scale of `by_tap`."""
     lengths = [max(value.shape[1] for value in run.probe.inputs.values()) for run in runs]
     wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
     label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens: over budget at {', '.join(wrong) or 'none'}"

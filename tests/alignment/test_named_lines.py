@@ -47,7 +47,7 @@ def heard(build: Any, probe: Probe) -> Arrays:
 
 
 def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """Return the last part of each tap whose value differs from the reference's, computed from the previous taps."""
+    """Return the taps' last parts where a value differs from the reference, computed from the previous taps."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 

@@ -314,7 +314,7 @@ def test_a_column_without_its_twin_has_no_ratio_to_anothers() -> None:
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
-    """Expect the median of each round's ratio; the ratio of the medians would differ."""
+    """Expect the median of the rounds' ratios; the ratio of the medians would differ."""
     ours, best = result("ours", TORCH, 1.0, ours=True), result("best", TORCH, 1.0)
     ours.seconds, best.seconds = {0: 1.0, 1: 4.0, 2: 2.0, 3: 1.0}, {0: 3.0, 1: 2.0, 2: 2.0}
     (row,) = (row for row in rows_of([ours, best]) if row.ours)

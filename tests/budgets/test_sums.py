@@ -46,7 +46,7 @@ def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
 
 @pytest.fixture(scope="module")
 def long_call() -> ReachProbe:
-    """Return a walkthrough call with 513 tokens, in which a masked key has the weight of the score 0."""
+    """Return a call of the walkthrough with 513 tokens, in which masked keys have the weight of the score 0."""
     long = next(model for model in reach_of_preset("walkthrough") if model.name == "long")
     return long.probe(1, (513, 513))
 
@@ -116,7 +116,7 @@ def logits(probe: Probe, rule: Any) -> np.ndarray:
 
 
 def largest_share(probe: Probe, rule: Any) -> float:
-    """Return the largest error, divided by two budgets: one measured at many points, and one for a single call."""
+    """Return the largest ratio of error to budget, for a budget measured at many points and one for a single call."""
     oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     found = logits(probe, rule)
     return max(gap(found, each.expected["logits"]) / each.budget("logits", "float32") for each in oracles)

@@ -52,7 +52,7 @@ def answered(
     config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
     parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> Answers:
-    """Return the NumPy column's taps, written as by a port elsewhere; the other arguments can make the port wrong."""
+    """Return the NumPy column's taps, as a port on another machine writes them; other arguments make the port wrong."""
     imported = import_checkpoint(checkpoint)
     given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()
@@ -104,7 +104,7 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
 
 
 def taps_in(lines: set[str], probe: str) -> list[str]:
-    """Return a probe's taps that the lines of a report name."""
+    """Return the taps of a probe that the lines of a report name."""
     found: list[str] = []
     for line in lines:
         of, _, rest = line.removeprefix("missing for ").partition(": ")

@@ -34,7 +34,7 @@ def doubled(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Return the list of recordings of a recorder for the CPU, whose replay runs the function again."""
+    """Replace the recorder by one for the CPU, whose replay runs the function again; return its recordings."""
     made: list[Callable[[], None]] = []
 
     def recorded(change: Callable[[], None]) -> Callable[[], None]:
@@ -61,7 +61,7 @@ def test_a_replayed_result_is_not_overwritten_by_the_next(recordings: list[Calla
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Return the list of attempted recordings, each of which runs out of memory."""
+    """Make every recording run out of memory; return the attempted recordings."""
     tried: list[Callable[[], None]] = []
 
     def full(change: Callable[[], None]) -> Callable[[], None]:

@@ -76,7 +76,7 @@ FAILING = (
     ("def build(:\n", "cannot be imported: SyntaxError: invalid syntax (line 13)."),
     ("\0", "cannot be imported: "),
 )
-"""Text after the correct port, and a part of the message."""
+"""Code appended to the correct port's file, and a part of the error message."""
 
 
 @pytest.mark.parametrize(("source", "says"), FAILING)

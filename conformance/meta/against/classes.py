@@ -18,7 +18,7 @@ KINDS = TABLES["kinds"]
 """For each kind of model, the auto mappings of transformers (`MODEL_FOR_…_MAPPING_NAMES`)."""
 
 LACKING = TABLES["lacking"]
-"""Fields that only published configurations set, and no default configuration, by model type or class."""
+"""Fields of published configurations that the default configuration lacks, by model type or class."""
 
 
 def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Test the race, which compares candidates with the oracle before timing, and runs all under the same conditions."""
+"""Test the race, which compares all candidates with the oracle, then times them under the same conditions."""
 
 from __future__ import annotations
 

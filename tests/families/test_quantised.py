@@ -1,4 +1,4 @@
-"""Test that matrices in float8 and experts in MXFP4 are dequantized like transformers dequantizes them."""
+"""Test that matrices in float8 and experts in MXFP4 are dequantized as in transformers."""
 
 from __future__ import annotations
 

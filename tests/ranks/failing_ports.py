@@ -1,4 +1,4 @@
-"""Ports on ranks that fail in different ways, only on the last rank."""
+"""Ports that fail in different ways, only on the last rank."""
 
 from __future__ import annotations
 

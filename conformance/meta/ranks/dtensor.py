@@ -21,7 +21,7 @@ RANK, RANKS = join_group()
 
 
 class Block(nn.Module):
-    """A layer of notes-lm, with queries, keys and values in one matrix or in three."""
+    """A layer of the preset notes-lm, with queries, keys and values in one matrix or in three."""
 
     def __init__(self, config: TransformerConfig, *, fused: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """notes-lm."""
+    """The model of the preset notes-lm."""
 
     def __init__(self, config: TransformerConfig, *, fused: bool) -> None:
         super().__init__()

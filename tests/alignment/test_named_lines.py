@@ -1,4 +1,4 @@
-"""Test that operations tell causes apart, and that reports name the wrong line of a cache or of rotary angles."""
+"""Test that operations distinguish causes, and that reports name the wrong line of a cache or of rotary angles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test wrong lines in loaders that only another folder shows: the checker names the cause on whose page the line is."""
+"""Test wrong lines of loaders that act only in another folder: the checker names the cause whose page has the line."""
 
 from __future__ import annotations
 

@@ -66,14 +66,12 @@ def matrix(run: Run) -> str:
 
 
 def summary(run: Run) -> str:
-    """Return a Markdown table with the largest share of the tolerance and the number of comparisons, by backend and
-    precision."""
+    """Return a Markdown table: the largest share of the tolerance and the comparisons, by backend and precision."""
     rows = [[dtype, *(_worst(run, f"{backend} {dtype}") for backend in TITLES)] for dtype in DTYPES]
     return table(["precision", *TITLES.values()], rows, (1, 2, 3))
 
 
 def _worst(run: Run, column: str) -> str:
-    """Return a column's largest share of the tolerance, and its number of comparisons, as text."""
     if column not in run["columns"]:
         return "–"
     index = run["columns"].index(column)

@@ -16,8 +16,7 @@ PAGE = ROOT / "docs/gallery.md"
 
 COLUMNS = 82
 ADVANCE, LINE, PADDING, BAR = 8.43, 20, 20, 36
-"""The width of a character, the height of a line, the space around the text and the height of the title bar, in
-pixels."""
+"""The width of a character, the height of a line, the space around the text and the title bar's height, in pixels."""
 
 STYLE = """
   text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -40,11 +39,11 @@ STYLES = (
     (r"  With this fixed.*", "good"),
     (r" +at \S+,?| {20,}\S+|  (transparity|--).*", "soft"),
 )
-"""Patterns of lines, each with the CSS classes of a matching line."""
+"""Patterns of lines, each with the CSS classes of matching lines."""
 
 
 def answer() -> str:
-    """Return the lines of the command and its answer on the page."""
+    """Return the page's command and its answer."""
     found = re.search(r"(?ms)^```console\n(.*?)^```$", PAGE.read_text(encoding="utf-8"))
     assert found, f"{PAGE} has no console block"
     return found[1].removesuffix("…\n").rstrip()

@@ -41,8 +41,7 @@ An import reports fields that are not listed here, and says whether a forward pa
 
 
 def compared() -> dict[str, dict[str, str]]:
-    """Return the test cases of each family: the name of the case, and the class of transformers that it is compared
-    with."""
+    """Return each family's test cases: the case's name, and the class of transformers that it is compared with."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name, case in tomllib.loads(CASES.read_text(encoding="utf-8"))["cases"].items():
         family, _, variant = name.partition(", ")
@@ -69,7 +68,7 @@ def page() -> str:
 
 
 NAMES: Mapping[str, str] = {"gemma3_text": "gemma3"}
-"""Families that have another name in the tests."""
+"""Families with another name in the tests."""
 
 
 def _lines(family: Family, cases: Mapping[str, str]) -> Iterator[str]:

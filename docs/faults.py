@@ -29,7 +29,7 @@ META = ROOT / "conformance/meta"
 AROUND = META / "planting/around.toml"
 
 RANKS = 2
-"""The number of ranks for which faults of sharding are listed."""
+"""The number of ranks for faults of sharding."""
 
 COLUMNS = {
     "pytorch": ("PyTorch", "backends/transparity_pytorch"),
@@ -38,7 +38,7 @@ COLUMNS = {
 }
 
 FOLDED = 3
-"""The length of the longest list of variants that is not folded."""
+"""The number of variants above which their list is folded."""
 
 INTRODUCTION = """# Faults
 
@@ -53,8 +53,7 @@ HEAD = "| fault | name |\n|---|---|"
 
 
 def of_the_forward_pass() -> Iterator[tuple[str, Fault]]:
-    """Yield every activation of every kind of model with each of its faults; faults of the whole model have an empty
-    name."""
+    """Yield every activation of every kind of model with each of its faults; the whole model's name is empty."""
     for config in MODELS.values():
         for site in tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)):
             yield from ((site, fault) for fault in faults_at(config, site, ranks=RANKS))
@@ -77,7 +76,7 @@ def page() -> str:
 
 
 def sentences() -> dict[str, list[str]]:
-    """Return the sentences for the variants of each cause, by the id of the cause."""
+    """Return the sentences for the variants of each cause, by the cause's id."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for _, fault in of_the_forward_pass():
         found[fault.id].setdefault(fault.variant, fault.description)
@@ -87,7 +86,7 @@ def sentences() -> dict[str, list[str]]:
 
 
 def places() -> dict[str, set[str]]:
-    """Map the id of each cause to the activations at which the cause may occur, without the numbers of layers."""
+    """Return the activations at which each cause may occur, without the numbers of layers."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for site, fault in of_the_forward_pass():
         if site:
@@ -118,7 +117,7 @@ def _sources(column: str) -> dict[str, str]:
 
 
 def planted_lines() -> dict[str, dict[str, str]]:
-    """Return the diffs of the faults that the tests plant in the columns, by cause and title of the column."""
+    """Return the diffs of the faults that the tests plant in the columns, by cause and by the column's title."""
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in tomllib.loads((META / "planting/plants.toml").read_text(encoding="utf-8"))["plant"]:
         for column, (title, _) in COLUMNS.items():
@@ -134,10 +133,8 @@ def planted_lines() -> dict[str, dict[str, str]]:
 
 
 def published_lines() -> dict[str, tuple[str, str]]:
-    """Return a diff of other code for each cause, with the name of its file.
-
-    A bug that was published is preferred to other bugs in the tests' pools.
-    """
+    """Return a diff of other code for each cause, with the file's name; published bugs are preferred to the tests'
+    pools."""
     found: dict[str, tuple[bool, bool, int, int, str, str]] = {}
     for row in itertools.chain(_rows(META / "exam/bugs"), _rows(META / "independent/bugs")):
         hunk = row if "old" in row else min(row.get("hunks", []), key=lambda hunk: len(hunk["new"]), default={})
@@ -161,10 +158,8 @@ def published_lines() -> dict[str, tuple[str, str]]:
 
 
 def _lines_around() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield causes of loaders, conversions and ranks, with the place of the lines and the diff.
-
-    If a cause occurs twice, its last diff is used.
-    """
+    """Yield causes of loaders, conversions and ranks, with a description of the place and the diff. If a cause
+    occurs twice, the last diff is used."""
     text = (META / "ranks/by_hand.py").read_text(encoding="utf-8")
     sharded = {
         row["id"]: (row["old"].strip("\n"), row["new"].strip("\n")) for row in _rows_of(META / "ranks/mistakes.toml")
@@ -193,12 +188,12 @@ def _rows_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def without_lines() -> dict[str, str]:
-    """Return the reason why a cause has no single wrong line, by the id of the cause."""
+    """Return the reason why a cause has no single wrong line, by the cause's id."""
     return {row["cause"]: row["because"] for row in tomllib.loads(AROUND.read_text(encoding="utf-8"))["no-line"]}
 
 
 def shown_lines(planted: dict[str, str], published: tuple[str, str] | None, because: str | None) -> Iterator[str]:
-    """Yield a diff for each column, and a diff of published code, as Markdown, or the reason why there is no diff."""
+    """Yield diffs of each column and of published code as Markdown, or the reason why there is no diff."""
     if because:
         yield f"**No single line is wrong:** {because}"
     if planted:
@@ -229,7 +224,6 @@ def cause_page(name: str, meaning: Meaning, lines: Iterator[str], says: list[str
 
 
 def cause_pages() -> dict[str, str]:
-    """Return the page of every cause, by its id."""
     says, taps, planted, published = sentences(), places(), planted_lines(), published_lines()
     without = without_lines()
     return {

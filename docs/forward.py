@@ -34,7 +34,7 @@ LENGTHS, LENGTH = (3, 9), 20
 BATCH, STEPS = 64, 2500
 TRAINING = Training(optimizer="adam", learning_rate=0.5, warmup_steps=400, max_norm=1.0)
 BEST = 5
-"""The number of predictions that are shown for each position."""
+"""The number of predictions shown for each position."""
 
 
 def model() -> TransformerConfig:
@@ -61,7 +61,6 @@ def batch(random: np.random.Generator) -> dict[str, torch.Tensor]:
 
 
 def learned(config: TransformerConfig, steps: int) -> Arrays:
-    """Train the model, and return its parameters."""
     random = np.random.default_rng(0)
     forward = transparity_pytorch.port.build(config, initialize_parameters(config, 0))
     _, parameters = train(forward.model, [batch(random) for _ in range(steps)], TRAINING)
@@ -104,7 +103,7 @@ def recorded(config: TransformerConfig, parameters: Arrays, word: str) -> dict[s
 
 
 def copying(runs: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the layer and the head that attends most to the letter that the model has to write next."""
+    """Return the layer and the head that attends most to the letter to be written next."""
     found: dict[tuple[int, int], float] = {}
     for run in runs:
         size = run["tokens"].index(">")

@@ -11,7 +11,6 @@ VERSION = re.compile(r'(?m)^__version__ = "(.+)"$')
 
 
 def version() -> str:
-    """Return the version of the package from its only place in the sources."""
     found = VERSION.search((ROOT / "reference/transparity/__init__.py").read_text(encoding="utf-8"))
     assert found
     return found[1]

@@ -23,7 +23,7 @@ COLUMNS = {
 PARTS = ("attention", "feed_forward", "encoder_layer")
 
 CHARACTERS = 52
-"""The number of characters in a line of the picture; longer lines are broken at their brackets."""
+"""The number of characters in a line of the picture; longer lines are broken at brackets."""
 
 ADVANCE, LINE, PADDING = 7.25, 18, 16
 """The width of a character, the height of a line, and the space around the text, in pixels."""

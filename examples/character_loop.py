@@ -40,7 +40,7 @@ LLAMA = TransformerConfig(
 
 
 def learn(model: Transformer, steps: int) -> list[float]:
-    """Train the model, and return the loss before each step."""
+    """Train the model; return the loss before each step."""
     tokens = torch.tensor([CHARACTERS.index(character) for character in TEXT])
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
     for _ in range(steps):

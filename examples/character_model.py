@@ -50,7 +50,7 @@ PALE, DARK, RED, GREY = "#f5b78a", "#1d3557", "#d1495b", "#8d99ae"
 
 @dataclass(frozen=True)
 class Column:
-    """A framework: its `build`, its training function, and its function that makes a tensor from a NumPy array."""
+    """A framework: its `build`, its training function, and its function that converts a NumPy array to a tensor."""
 
     build: Callable[..., Any]
     train: Callable[..., tuple[list[float], Mapping[str, Any]]]
@@ -63,14 +63,12 @@ JAX = Column(transparity_flax.port.build, transparity_flax.training.optimization
 
 @dataclass(frozen=True)
 class Learned:
-    """The result of a training run."""
-
     losses: np.ndarray
     parameters: Arrays
 
 
 class Watched(Sequence[Any]):
-    """Batches that are converted to tensors when training reads them; `taken` is called for each."""
+    """Batches that are converted to tensors when training reads them; `taken` is called for each batch."""
 
     def __init__(
         self, batches: Sequence[Arrays], tensor: Callable[[np.ndarray], Any], taken: Callable[[], Any]
@@ -92,7 +90,7 @@ def paragraphs(text: str) -> str:
 
 
 def characters_of(text: str) -> str:
-    """Return the character of each token. Token 0 is padding, which the preset has but the document lacks."""
+    """Return the character of each token. Token 0 is padding, which the preset has and the document lacks."""
     return "\0" + "".join(sorted(set(text)))
 
 
@@ -140,7 +138,7 @@ def learn(
 def written(
     column: Column, config: TransformerConfig, parameters: Arrays, characters: str, count: int = WRITTEN, seed: int = 0
 ) -> str:
-    """Return the prompt and text that the model samples after it, with the same random numbers in every column."""
+    """Return the prompt and sampled text after it, with the same random numbers in every column."""
     uniforms = np.random.default_rng(seed).random((1, count))
     prompt = encoded(PROMPT, characters)[None]
     return decoded(column.build(config, parameters).generate(prompt, count, uniforms=uniforms)[0], characters)
@@ -157,7 +155,7 @@ def samples(before: Sequence[str], after: Sequence[str]) -> Table:
 
 
 def outcome(runs: Mapping[str, Learned]) -> Table:
-    """Return the mean of the last losses of each run, and the largest difference from PyTorch's loss."""
+    """Return the mean of each run's last losses, and the largest difference from PyTorch's loss."""
     table = Table(title="Losses")
     for heading in ("", f"mean of the last {LAST} steps", "largest difference from PyTorch's"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -185,7 +183,7 @@ def plot(runs: Mapping[str, Learned]) -> Figure:
     below.set(xlabel="step", ylabel="difference from PyTorch's loss", yscale="log", xlim=(0, len(steps) + 1))
     below.set_ylim(bottom=last_bit.min() / 2)
     finish(above, loc="upper right")
-    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # between the last bit and the differences
+    finish(below, loc="lower right", bbox_to_anchor=(1, 0.13))  # between both curves
     return figure
 
 
@@ -202,7 +200,6 @@ def plot_distance(panel: Axes, losses: np.ndarray, others: np.ndarray, color: st
 
 
 def finish(panel: Axes, **place: Any) -> None:
-    """Remove parts of the frame, and add a grid and a legend."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="#e5e5e5", linewidth=0.8)
     panel.set_axisbelow(True)

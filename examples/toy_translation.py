@@ -25,7 +25,7 @@ D_MODEL, STEPS, BATCH, LEARNING_RATE = 64, 1500, 64, 3e-3
 
 
 def random_words(count: int, excluded: Collection[str] = ()) -> list[str]:
-    """Return words of random letters and lengths, without those `excluded`."""
+    """Return words of random letters and lengths, without the words in `excluded`."""
     words: list[str] = []
     while len(words) < count:
         word = "".join(random.choices(LETTERS, k=random.randint(SHORTEST, LONGEST)))
@@ -90,7 +90,6 @@ def accuracy(model: Transformer, words: Sequence[str]) -> float:
 
 
 def main() -> int:
-    """Train, print some words, and return the exit code."""
     random.seed(1)
     torch.manual_seed(1)
     held_out = random_words(HELD_OUT)

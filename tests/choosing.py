@@ -68,7 +68,6 @@ Lines = dict[str, set[tuple[str, int]]]
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Record the lines that run from now on as lines of this test."""
     os.environ["RECORDED_TEST"] = item.nodeid
     running = coverage.Coverage.current()
     assert running is not None
@@ -77,7 +76,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def record(arguments: list[str]) -> int:
-    """Run tests, and record the lines of each; return the exit code."""
+    """Run tests, record the lines of each, and return the exit code."""
     RECORDED.mkdir(parents=True, exist_ok=True)
     settings = RECORDED / "coveragerc"
     settings.write_text(SETTINGS.format(folder=RECORDED, sources=",".join(str(ROOT / name) for name in SOURCES)))
@@ -129,7 +128,6 @@ def chosen(lines: Lines, seconds: dict[str, float]) -> list[str]:
 
 
 def choose() -> int:
-    """Write tests/deferred.json."""
     lines = recorded()
     seconds = {test: seconds_of(test) for test in lines}
     kept = chosen(lines, seconds)
@@ -144,7 +142,6 @@ def choose() -> int:
 
 
 def drawn(places: list[tuple[str, int]], sample: int, seed: int) -> Iterator[Mutant]:
-    """Yield mutants of lines that are drawn from `places`."""
     draw = random.Random(seed)
     while sample:
         file, line = draw.choice(places)
@@ -154,7 +151,7 @@ def drawn(places: list[tuple[str, int]], sample: int, seed: int) -> Iterator[Mut
 
 
 def check_mutants(sample: int, seed: int) -> int:
-    """Print what notices each of the drawn mutants; return 1 if only a deferred test notices one."""
+    """Print which test notices each drawn mutant; return 1 if only a deferred test notices one."""
     lines, deferred = recorded(), conftest.deferred()
     tested: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     for test in sorted(lines, key=seconds_of):
@@ -175,7 +172,7 @@ def check_mutants(sample: int, seed: int) -> int:
 
 
 def first_failure(tree: Path, mutant: Mutant, tests: list[str]) -> str:
-    """Write a mutant into the tree, and return the first test that fails, or an empty string."""
+    """Write a mutant into the tree; return the first test that fails, or an empty string."""
     total, tried = 0.0, list[str]()
     for test in tests:
         total += seconds_of(test)

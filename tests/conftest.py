@@ -1,4 +1,4 @@
-"""Fixtures for tests of the tools: the installed backends, and a cache of the session."""
+"""Fixtures: the installed backends, and an empty cache for the session."""
 
 from __future__ import annotations
 

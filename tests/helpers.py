@@ -1,4 +1,4 @@
-"""Helpers of several tests: our command, errors of one sentence, new processes, and small checkpoints."""
+"""Shared helpers: run our command or Python, expect errors of one sentence, and write small checkpoints."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def invoke(*arguments: Any) -> Result:
 
 
 def run_python(*arguments: Any, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a new process, with more environment variables."""
+    """Run Python in a new process, with additional environment variables."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
 @contextmanager
 def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
-    """Check that the block raises this error, with one sentence that begins with this text."""
+    """Check that the block raises `error` with one sentence that begins with `begins`."""
     with pytest.raises(error) as caught:
         yield
     message = str(caught.value)
@@ -45,14 +45,13 @@ def refused(error: type[TransparityError], begins: str) -> Iterator[None]:
 
 
 def exported(family: str, folder: Path, **fields: Any) -> TransformerConfig:
-    """Write a family's small model with random weights as a hub stores it, and return its configuration."""
+    """Write a family's small model with random weights as a hub folder; return its configuration."""
     config = dataclasses.replace(example_config(family), **fields)
     export_checkpoint(family, config, probe_parameters(config), folder)
     return config
 
 
 def tiny(**fields: Any) -> TransformerConfig:
-    """Return a decoder with one layer and few features."""
     default: dict[str, Any] = {"architecture": "decoder", "target_vocab_size": 5, "num_decoder_layers": 1}
     default |= {"max_length": 4, "embed_dim": 4, "num_heads": 1, "feed_forward_dim": 2}
     return TransformerConfig(**default | fields)

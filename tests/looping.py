@@ -14,10 +14,8 @@ Test = Callable[..., None]
 
 
 def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[Test], Test]:
-    """Call a test for each of `values`, like `pytest.mark.parametrize`, and report each failing case in a line.
-
-    Every case has its own `tmp_path` and `monkeypatch`; other fixtures are shared.
-    """
+    """Call a test for each of `values`, like `pytest.mark.parametrize`, and report each failing case in a line. Every
+    case has its own `tmp_path` and `monkeypatch`; other fixtures are shared."""
     cases = [dict(zip(names, each, strict=True)) if isinstance(names, tuple) else {names: each} for each in values]
     assert cases, "there are no cases"
 
@@ -36,7 +34,6 @@ def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[T
 
 
 def _failure(test: Test, fixtures: dict[str, Any], case: dict[str, Any]) -> str:
-    """Return a line about a failing case, or an empty string."""
     with pytest.MonkeyPatch.context() as patch:
         own: dict[str, Any] = {"monkeypatch": patch} if "monkeypatch" in fixtures else {}
         if "tmp_path" in fixtures:

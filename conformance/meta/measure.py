@@ -42,18 +42,15 @@ POOLS = {
     "mutants": "meta.mutation.mutate",
     "equivalents": "meta.mutation.equivalents",
 }
-"""The module of each pool. Each module defines `trials(options)` and `MEASURES`.
-
-A module may also have `add_options(parser)`, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`.
-`line_of(trial, answer)` returns the line to print, or an empty string.
-"""
+"""The module of each pool. Each module defines `trials(options)` and `MEASURES`. A module may also define
+`add_options(parser)`, `choose(trials, options)`, and `shares(answered)` in place of `MEASURES`. `line_of(trial,
+answer)` returns the line to print, or an empty string."""
 
 TRIALS: list[Trial] = []
 """The trials to run; worker processes inherit this list and receive an index."""
 
 
 def answers(jobs: int) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each trial in `TRIALS`, in order."""
     if jobs == 1:
         yield from map(_run, range(len(TRIALS)))
         return
@@ -68,13 +65,11 @@ def _run(number: int) -> dict[str, Any]:
 
 
 def line_of(trial: Trial, answer: dict[str, Any]) -> str:
-    """Return a line with the trial and its answer."""
     told = ", ".join(f"{name} {value}" for name, value in answer.items() if name != "seconds" and value not in ("", []))
     return f"{trial} ({answer['seconds']:.1f} s): {told}"
 
 
 def table(title: str, shares: Sequence[Share]) -> Table:
-    """Return a table with one row for each measure."""
     shown = Table("measure", "right", "of", "share", "wanted", title=title)
     for each in shares:
         share = f"[{'green' if each.is_reached else 'red'}]{each.right / max(each.of, 1):.1%}"
@@ -83,7 +78,7 @@ def table(title: str, shares: Sequence[Share]) -> Table:
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[Any, argparse.Namespace]:
-    """Return the module of the pool, and the options; a pool may add its own."""
+    """Return the pool's module and the options, to which the pool may add its own."""
     parser = argparse.ArgumentParser()
     first = argparse.ArgumentParser(add_help=False)
     for each in (first, parser):

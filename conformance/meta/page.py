@@ -10,14 +10,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Return a Markdown table; `right` lists the columns that are aligned to the right."""
+    """Return a Markdown table; the columns with numbers in `right` are aligned to the right."""
     rule = "|".join("--:" if column in right else "---" for column in range(len(heads)))
     body = (f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
     return "\n".join([f"| {' | '.join(heads)} |", f"|{rule}|", *body])
 
 
 def with_part(page: str, name: str, text: str) -> str:
-    """Return the page with another text between the comments `NAME: written by …` and `end of NAME`."""
+    """Replace the text between the comments `NAME: written by …` and `end of NAME`."""
     pattern = rf"(?s)(<!-- {name}: written by [^\n]+ -->\n).*?(<!-- end of {name} -->)"
     if (places := len(re.findall(pattern, page))) != 1:
         raise ValueError(f"The page has {places} comments that begin the part {name!r}; expected one.")
@@ -25,6 +25,5 @@ def with_part(page: str, name: str, text: str) -> str:
 
 
 def write_part(file: str, name: str, text: str) -> None:
-    """Replace one part of a page in docs/."""
     path = DOCS / file
     path.write_text(with_part(path.read_text(encoding="utf-8"), name, text), encoding="utf-8")

@@ -50,9 +50,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Measure:
-    """A share of the answers to trials of one kind and view; an empty kind or view stands for all of them.
+    """A share of the answers to trials of one kind and view; an empty kind or view means all.
 
-    `judge` returns whether an answer is right, or None if it does not count, or the pair (right, of).
+    `judge` returns whether an answer is right, or the pair (right, of), or None if the answer does not count.
     """
 
     title: str
@@ -68,7 +68,6 @@ class Measure:
 
 
 def share(title: str, marks: Iterable[object], target: float = 0.0) -> Share:
-    """Return the fraction of the marks that are true, with a title and a target."""
     counted = [bool(mark) for mark in marks]
     return Share(title, sum(counted), len(counted), target)
 

@@ -1,4 +1,4 @@
-"""`python -m docs.site` builds the site into build/site/html; with `serve`, it shows it in a browser."""
+"""`python -m docs.site` builds the site into build/site/html; with `serve`, it also opens the site in a browser."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ FRAME = """[Open only the animation](assets/forward.html) to share it.
 
 
 def write_pages(into: Path) -> None:
-    """Empty the folder `into`, then write every page and the files that pages show into it."""
+    """Empty the folder `into`, and write every page and the files that pages show."""
     shutil.rmtree(into, ignore_errors=True)
     pages = written_pages()
     texts = {page: site_text(path, pages) for path, page in pages.items()}
@@ -63,7 +63,7 @@ def write_pages(into: Path) -> None:
 
 
 def generated_pages() -> dict[str, str]:
-    """Return the generated pages by name; they are generated in parallel."""
+    """Return the generated pages by name, generated in parallel."""
     parts: list[Callable[[], dict[str, str]]] = [
         _home,
         _forward,
@@ -82,7 +82,6 @@ def generated_pages() -> dict[str, str]:
 
 
 def reference_pages() -> dict[str, str]:
-    """Return the generated pages of the section "Reference", by name."""
     return {
         "reference/command-line.md": command_line.page(),
         "reference/report.md": schema.page(),
@@ -99,7 +98,7 @@ def _home() -> dict[str, str]:
 
 
 def _forward() -> dict[str, str]:
-    """Return the page with the animated forward pass, and the animation itself."""
+    """Return the page with the animated forward pass, and the animation."""
     data = (ROOT / "docs/forward.json").read_text(encoding="utf-8")
     drawn = (HERE / "forward.html").read_text(encoding="utf-8").replace("/*DATA*/null", data)
     return {"forward-pass.md": _filled("forward-pass.md", PLACE, FRAME), "assets/forward.html": drawn}
@@ -120,7 +119,7 @@ def _gallery() -> dict[str, str]:
 
 
 def _tables() -> dict[str, str]:
-    """Return the pages with tables of rounding errors and of the fields of a configuration."""
+    """Return the pages with tables of rounding errors and of configuration fields."""
     errors = kept("normal", _own("noise"), noise.tables)
     return {
         "normal.md": _filled("normal.md", noise.PLACE, errors),
@@ -135,7 +134,7 @@ def _document(name: str) -> dict[str, str]:
 
 
 def _filled(page: str, place: str, text: str) -> str:
-    """Return a hand-written page with a generated text in place of a comment."""
+    """Return a hand-written page with generated text in place of a comment."""
     return site_text(f"docs/{page}", written_pages()).replace(place, text)
 
 
@@ -155,7 +154,7 @@ def _causes() -> dict[str, str]:
 
 
 def _own(*modules: str) -> list[bytes]:
-    """Return the code of the site on which a kept text depends."""
+    """Return the site's modules on which a kept text depends."""
     return [(HERE / f"{module}.py").read_bytes() for module in modules]
 
 
@@ -179,7 +178,6 @@ def build(into: Path = BUILT) -> Path:
 
 
 def configure(into: Path) -> None:
-    """Copy the configuration and the theme's templates into the folder."""
     shutil.copyfile(CONFIGURATION, into / "zensical.toml")
     (into / "theme").mkdir(exist_ok=True)
     shutil.copyfile(HERE / "main.html", into / "theme/main.html")

@@ -1,4 +1,4 @@
-"""Pictures of causes: the error of the reference with a fault in it, on a small model."""
+"""Pictures of causes: the error of the reference with a fault, on a small model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBES = ("mixed", "longest", "tiny", "hot", "one")
 """The probes on which a fault is tried, in this order."""
 
 TRIED = 8
-"""The largest number of variants of a fault that are tried until its error is visible."""
+"""The largest number of variants of a fault that are tried before its error is visible."""
 
 LENGTHS = (1, 2, 4, 8, 16)
 """The lengths to which the longest rows are cut."""
@@ -32,7 +32,7 @@ rounding in {precision} explains."""
 
 
 def shown_probes() -> dict[str, dict[str, Probe]]:
-    """Return the probes on which faults are tried, by case and name, in order."""
+    """Return the probes by case and name, in the order in which faults are tried."""
     return {case: {name: probes_of(config, case)[name] for name in PROBES} for case, config in CASES.items()}
 
 
@@ -64,7 +64,7 @@ def _ways(probes: Mapping[str, Mapping[str, Probe]]) -> Iterator[tuple[str, Hypo
 
 
 def _spread(ways: list[tuple[str, Hypothesis]]) -> list[tuple[str, Hypothesis]]:
-    """Return some ways to make a fault: each variant once, at as few activations as possible."""
+    """Return one hypothesis per variant of a fault, the one with the fewest activations."""
     first: dict[str, tuple[str, Hypothesis]] = {}
     for way in sorted(ways, key=lambda way: len(way[1].sites)):
         first.setdefault(way[1].fault.variant, way)
@@ -82,8 +82,7 @@ def _run(probe: Probe, hypothesis: Hypothesis) -> Iterator[Run]:
 
 
 def at_each_length(shown: list[Run]) -> list[Run]:
-    """Return runs of a fault on prefixes of increasing length of the longest input; empty if the model reads no
-    tokens."""
+    """Return runs of a fault on growing prefixes of the longest input; empty if the model reads no tokens."""
     longest = max((run.probe for run in shown), key=lambda probe: max(_lengths(probe), default=0))
     case, fault = longest.case, shown[0].hypothesis
     lengths = [length for length in LENGTHS if length < max(_lengths(longest), default=0)]
@@ -104,8 +103,7 @@ def _cut(case: str, name: str, length: int) -> Probe:
 
 
 def section(shown: list[Run]) -> str:
-    """Return a section about the error of a fault, as Markdown with HTML: by activation, in the result, and on other
-    inputs."""
+    """Return a section about a fault's error as Markdown: by activation, in the result, and on other inputs."""
     run = shown[0]
     where = ", ".join(f"`{site}`" for site in run.hypothesis.sites[:3]) or "the whole model"
     where += " …" if len(run.hypothesis.sites) > 3 else ""

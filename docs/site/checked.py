@@ -34,7 +34,6 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the links, the loaded files and the anchors of an element."""
         given = {name: value or "" for name, value in attrs}
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         if tag == "a" and "href" in given:

@@ -33,7 +33,7 @@ class Printed:
 
 
 def _function(name: str, *arguments: Any) -> Callable[[str], Any]:
-    """Return a function that calls the function `name` of a column in float32."""
+    """Return a function that calls a column's function `name` in float32."""
 
     def compute(column: str) -> Any:
         parts = harness(column)
@@ -77,7 +77,6 @@ NUMBERS: dict[str, tuple[Printed, ...]] = {
 
 
 def section(document: str) -> str:
-    """Return the generated part of a document's page, as Markdown."""
     systems = {name: system for name, system in PRESETS.items() if system.document.startswith(document)}
     parts = [_preset(name, system.config, system.decided) for name, system in systems.items()]
     shown = [_numbers(each) for each in NUMBERS.get(document, ())]

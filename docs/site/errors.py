@@ -1,4 +1,4 @@
-"""Charts of the error that a fault in the reference causes: by activation, position, head and length."""
+"""Charts of the error of the reference with a fault: by activation, position, head and length."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Run:
     wrong: Mapping[str, np.ndarray]
 
     def error(self, tap: str) -> float:
-        """Return the largest difference in an activation; infinite if the fault makes NaN."""
+        """Return the largest error in an activation; infinite if the fault makes NaN or changes the shape."""
         right, wrong = self.probe.oracle.expected[tap], self.wrong[tap]
         if right.shape != wrong.shape:
             return math.inf
         return float(np.abs(np.where(np.isfinite(wrong), wrong, np.inf) - right).max(initial=0.0))
 
     def scale(self, tap: str) -> float:
-        """Return the largest element of the correct activation."""
+        """Return the largest element of the correct activation; 1 if all are zero."""
         return float(np.abs(self.probe.oracle.expected[tap]).max(initial=0.0)) or 1.0
 
     def share(self, tap: str) -> float:
@@ -52,7 +52,7 @@ def by_tap(run: Run) -> str:
 
 
 def by_length(runs: Sequence[Run]) -> str:
-    """Return a bar chart of the error of the result by length, as SVG, on the same scale."""
+    """Return a bar chart of the result's error by length, as SVG, on the scale of `by_tap`."""
     lengths = [max(value.shape[1] for value in run.probe.inputs.values()) for run in runs]
     wrong = [str(length) for length, run in zip(lengths, runs, strict=True) if run.share("logits") > 1]
     label = f"Error by length, of {lengths[0]} to {lengths[-1]} tokens: over budget at {', '.join(wrong) or 'none'}"
@@ -85,7 +85,7 @@ def _bars(named: Sequence[tuple[str, Run, str]], label: str) -> str:
 
 
 def _height(value: float, height: int) -> float:
-    """Return the distance between the top of a chart and a number on its scale."""
+    """Return a number's distance from the top of a chart."""
     power = MOST if math.isinf(value) else math.log10(value) if value > 0 else LEAST
     return height * (MOST - min(max(power, LEAST), MOST)) / (MOST - LEAST)
 

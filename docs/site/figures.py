@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 MOST_ROWS, MOST_COLUMNS, MOST_HEADS = 6, 6, 2
-"""The number of entries of an array that a page shows."""
+"""The largest number of rows, columns and heads that a page shows of an array."""
 
 LEVELS = 9
 """The largest shade of a heat map; the smallest value has the shade 0."""
@@ -32,7 +32,7 @@ def figure(value: Any) -> str:
 
 
 def shows(value: Any) -> bool:
-    """Return whether a page should show a value; sizes are not shown."""
+    """Return whether pages show a value: arrays and floats, but no sizes."""
     if isinstance(value, tuple | list):
         return any(isinstance(part, np.ndarray) for part in value)
     return isinstance(value, np.ndarray | float | np.floating)
@@ -56,7 +56,7 @@ def heat_map(matrix: np.ndarray, alternative: str) -> str:
 
 
 def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Yield the first matrices of an array, each as numbers and, if useful, as a heat map."""
+    """Yield the first matrices of an array as numbers and, if useful, as a heat map."""
     heads = value.reshape(-1, *value.shape[-2:]) if value.ndim > 1 else value[None, None]
     has_map = value.dtype == bool or value.ndim == 4
     for index, matrix in enumerate(heads[:MOST_HEADS]):
@@ -65,7 +65,7 @@ def _slices(value: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def rows(matrix: np.ndarray) -> str:
-    """Return the first rows and columns of a matrix as lines of numbers; … stands for the others."""
+    """Return the first rows and columns of a matrix as lines of numbers; `…` replaces the others."""
     shown = matrix[:MOST_ROWS, :MOST_COLUMNS]
     cells = [[_number(value) for value in row] for row in shown]
     width = max(len(cell) for row in cells for cell in row)

@@ -1,4 +1,4 @@
-"""The gallery: ten real bugs in small ports, with the checker's diagnosis and report of each."""
+"""The gallery: ten real bugs in small ports, each with the checker's diagnosis and report."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ from transparity_conformance.running.loading import load_port
 
 FOLDER = ROOT / "examples/gallery"
 PLACE = "<!-- checked: by docs/site/gallery.py, in the site -->"
-"""The line of docs/gallery.md that is replaced by the diagnoses."""
+"""The line of docs/gallery.md that the diagnoses replace."""
 
 AROUND = 2
-"""The number of lines of a port that are shown before and after the wrong line."""
+"""The number of lines shown before and after the wrong line."""
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """A bug: the port that has it, its story, the thread that reported it, and the cause that the checker should
-    find."""
+    """A bug: its port, its story, the thread that reported it, and the cause that the checker should find."""
 
     port: str
     family: str
@@ -52,7 +51,6 @@ class Diagnosis:
 
     @property
     def link(self) -> str:
-        """The address of the thread."""
         repository, _, number = self.thread.partition("#")
         return f"https://github.com/{repository}/issues/{number}"
 
@@ -68,7 +66,7 @@ def checked(diagnosis: Diagnosis) -> Report:
         family=diagnosis.family,
         config=config,
         name=diagnosis.file.name,
-        audit=False,  # the page does not show it
+        audit=False,  # the page does not show the audit
     )
     found = [cause.mistake for fault in report.faults[:1] for cause in fault.causes]
     if diagnosis.cause not in found:
@@ -77,8 +75,7 @@ def checked(diagnosis: Diagnosis) -> Report:
 
 
 def shown(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the verdict, the first wrong line, and the report as HTML; they are kept until the port or the checker
-    changes."""
+    """Return the verdict, the first wrong line, and the report as HTML, cached until port or checker change."""
 
     def make() -> str:
         report = checked(diagnosis)
@@ -111,7 +108,6 @@ def gallery() -> tuple[str, dict[str, str]]:
 
 
 def report_place(diagnosis: Diagnosis) -> str:
-    """Return the path of a report in the site."""
     return f"gallery/{diagnosis.port.replace('_', '-')}.html"
 
 

@@ -1,4 +1,4 @@
-"""Texts that take long to compute; they are kept in build/kept until something that they depend on changes."""
+"""Texts that take long to compute, cached in build/kept until anything that they depend on changes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def kept(name: str, inputs: Iterable[bytes], make: Callable[[], str], folder: Pa
 
 @cache
 def code_digest() -> str:
-    """Return a digest of the project's code and of the versions of Python and of the libraries."""
+    """Return a digest of the project's code and of the versions of Python and the libraries."""
     return digest_of(ROOT / folder for folder in CODE)
 
 
 def digest_of(folders: Iterable[Path]) -> str:
-    """Return a digest of the files in `folders` and of the versions of Python and of the libraries."""
+    """Return a digest of the files in `folders` and of the versions of Python and the libraries."""
     paths = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in SOURCES)
     files = {path.as_posix(): path.read_bytes() for path in paths}
     return digest(platform.python_version(), *map(version, LIBRARIES), files)

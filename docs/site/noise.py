@@ -18,7 +18,7 @@ DEPTHS, LENGTHS = (1, 2, 4, 8, 16), (2, 8, 32, 128)
 CASE, DEPTH, LENGTH = "llama", 2, 8
 
 PLACE = "<!-- measured: by docs/site/noise.py, in the site -->"
-"""The line of the page that is replaced by the tables."""
+"""The line of the page that the tables replace."""
 
 HEAD = """## What rounding does, measured
 
@@ -29,7 +29,6 @@ concentrated on one key.
 
 
 def tables() -> str:
-    """Return the tables as Markdown."""
     model = dataclasses.replace(CASES[CASE], max_length=max(LENGTHS))
     size = f"{model.embed_dim} features and {model.num_heads} heads"
     deep = [(depth, measured(dataclasses.replace(model, num_decoder_layers=depth), LENGTH)) for depth in DEPTHS]

@@ -1,4 +1,4 @@
-"""Examples as notebooks: scripts are split into cells and executed; each is a file and a page of the site."""
+"""Examples as notebooks: scripts are split into cells and run; each becomes a file and a page of the site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from docs.site.pages import ROOT, SOURCES
 
 FOLDER = ROOT / "examples/checks"
 SCRIPTS = ("torch_module", "flax_module", "hub_loader", "mlx_model")
-"""The examples that the site shows as notebooks. The other two examples are a test file and a program in C."""
+"""The examples that the site shows as notebooks; the other two are a test file and a program in C."""
 
 
 IMPORTS = (ast.Import, ast.ImportFrom)
@@ -36,10 +36,8 @@ class Cell:
 
 
 def cells(script: str) -> Iterator[Cell]:
-    """Yield the cells of a script: its docstring, its imports, each definition, and its main program.
-
-    Comments above a definition are a cell of text. The last line of the main program, which exits, is left out.
-    """
+    """Yield the cells of a script: its docstring, its imports, each definition, and its main program. Comments above
+    a definition become text. The last line of the main program, which exits, is left out."""
     tree = ast.parse(script)
     yield Cell("markdown", ast.get_docstring(tree) or "")
     for nodes in _grouped(tree.body[1:]):
@@ -51,7 +49,7 @@ def cells(script: str) -> Iterator[Cell]:
 
 
 def _grouped(nodes: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-    """Yield groups of statements that are one cell: imports, a definition, or an assignment with its docstring."""
+    """Yield groups of statements that become one cell: imports, a definition, or an assignment with its docstring."""
     group: list[ast.stmt] = []
     for node in nodes:
         goes_on = isinstance(node, ast.Expr) or (
@@ -77,13 +75,12 @@ def _begin(node: ast.stmt) -> int:
 
 
 def _text(script: str, node: ast.stmt) -> str:
-    """Return the source of a statement with its decorators."""
     lines = script.splitlines()[_begin(node) - 1 : node.end_lineno]
     return "\n".join(line[node.col_offset :] for line in lines)
 
 
 def executed(listed: Iterator[Cell]) -> list[Cell]:
-    """Run the cells one after another, and return them with their output."""
+    """Run the cells one after another; return them with their output."""
     module = ModuleType("notebook")
     sys.modules[module.__name__] = module
     done = []
@@ -122,7 +119,7 @@ def page_of(name: str) -> str:
 
 
 def notebooks() -> dict[str, str]:
-    """Return the notebook and the page of every script, by their paths in the site."""
+    """Return the notebook and the page of every script, by path in the site."""
     found = {}
     for name in SCRIPTS:
         path, place = FOLDER / f"{name}.py", page_of(name).removesuffix(".md")
@@ -139,7 +136,7 @@ def _run(path: Path) -> str:
 
 
 def _page(path: Path, notebook: dict[str, Any]) -> str:
-    """Return a notebook as Markdown: the first sentence of its text is the title, and output follows code."""
+    """Return a notebook as Markdown: the first sentence is the title, and output follows code."""
     first, *rest = notebook["cells"]
     title, _, told = "".join(first["source"]).partition("\n\n")
     links = f"[As a notebook]({path.stem.replace('_', '-')}.ipynb) · [as a script]({SOURCES}/{path.relative_to(ROOT)})"

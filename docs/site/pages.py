@@ -15,7 +15,7 @@ SOURCES = "https://github.com/transparity/transparity/blob/main"
 """The address of the repository, for links to files that are not in the site."""
 
 TITLES = {"numpy": "NumPy", "pytorch": "PyTorch", "flax": "JAX"}
-"""The names of the columns' frameworks, by backend."""
+"""The name of each column's framework, by backend."""
 
 CONFIGURATION = Path(__file__).with_name("zensical.toml")
 PROJECT: dict[str, Any] = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]
@@ -28,7 +28,7 @@ ELSEWHERE = {
 """Pages whose path in the site differs from their path in docs/."""
 
 INDEX = "docs/README.md"
-"""The list of pages for readers of the repository; the site has its navigation."""
+"""The list of pages for readers of the repository, which the site replaces by its navigation."""
 
 FENCED = re.compile(r"(?ms)^( *)(```|~~~).*?^\1\2$|`[^`\n]+`")
 OF_FRAMEWORK = re.compile(r"(?ms)^\*\*(PyTorch|JAX|NumPy)\*\*\n\n(```.*?^```)$")
@@ -39,12 +39,12 @@ COLUMN = re.compile(r"reference/transparity_numpy/(.+)\.py")
 
 
 def column_page(subject: str) -> str:
-    """Return the path of the page for a file that all three columns have."""
+    """Return the path of a file's page; all three columns have the file."""
     return f"columns/{subject.replace('/', '-').replace('_', '-')}.md"
 
 
 def subjects() -> dict[str, str]:
-    """Return the files that all three columns have, with the titles of their pages, in the order of the navigation."""
+    """Return the files of all three columns, with their pages' titles, in the order of the navigation."""
     column = ROOT / "reference/transparity_numpy"
     files = [path.relative_to(column).with_suffix("").as_posix() for path in column.rglob("*.py")]
     by_page = {column_page(file): file for file in files}
@@ -57,13 +57,13 @@ SUBJECTS = subjects()
 
 
 def written_pages() -> dict[str, str]:
-    """Return the path in the site for every Markdown file that the site shows, by its path in the repository."""
+    """Return the path in the site of every Markdown file that the site shows, by path in the repository."""
     found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
     return ELSEWHERE | {path: path.removeprefix("docs/") for path in found if path not in (*ELSEWHERE, INDEX)}
 
 
 def linked_files(path: str) -> set[str]:
-    """Return the files in docs/ and benchmarks/ that the page at `path` shows or links to, such as pictures."""
+    """Return the files in docs/ and benchmarks/ that a page shows or links to, such as pictures."""
     targets = (_resolved(path, target) for target in link_targets((ROOT / path).read_text(encoding="utf-8")))
     return {target for target in targets if target and _is_asset(target)}
 
@@ -93,7 +93,7 @@ def site_text(path: str, pages: dict[str, str]) -> str:
 
 
 def tabbed(text: str) -> str:
-    """Return Markdown in which each block of code below the name of a framework is a tab with this name."""
+    """Return Markdown in which a block of code below a framework's name is a tab with this name."""
     return OF_FRAMEWORK.sub(lambda block: f'=== "{block[1]}"\n\n{textwrap.indent(block[2], " " * 4)}', text)
 
 
@@ -103,7 +103,7 @@ def markdown_place(page: str) -> str:
 
 
 def markdown_beside(text: str, page: str) -> str:
-    """Return the text of a page with links that work from the place of its Markdown in the built site."""
+    """Return a page's text with links that work from the address of its Markdown in the built site."""
     here = str(PurePosixPath(markdown_place(page)).parent)
 
     def change(written: str) -> str:
@@ -129,7 +129,7 @@ def relinked(text: str, change: Callable[[str], str]) -> str:
 
 
 def site_path(target: str, pages: dict[str, str]) -> str | None:
-    """Return the path in the site for a file of the repository; None if the site does not have the file."""
+    """Return the path in the site for a file of the repository, or None if the site lacks the file."""
     column = COLUMN.fullmatch(target)
     if column and column[1] in SUBJECTS:
         return column_page(column[1])
@@ -142,7 +142,7 @@ def link_targets(text: str) -> list[str]:
 
 
 def _resolved(path: str, target: str) -> str | None:
-    """Return the path to which a link of the page at `path` leads; None if it leads to another host."""
+    """Return the path to which a page's link leads, or None for another host."""
     if re.match(r"[a-z]+:", target):
         return None
     return os.path.normpath(PurePosixPath(path).parent / target)
@@ -154,7 +154,7 @@ def _is_asset(target: str) -> bool:
 
 
 def cell(text: str) -> str:
-    """Return a text on one line, with characters escaped that would end the cell of a table."""
+    """Return a text on one line, with characters escaped that would end a table's cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -165,7 +165,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0)
 
 
 def lines_around(name: str, text: str, line: int, around: int) -> str:
-    """Return a block of code with a highlighted line of the file `name`, and the lines around it."""
+    """Return a block of code: a highlighted line of the file `name`, and the lines around it."""
     begin = max(0, line - 1 - around)
     code = "\n".join(text.splitlines()[begin : line + around]).rstrip("\n")
     return f'```python title="{name}" linenums="{begin + 1}" hl_lines="{line - begin}"\n{code}\n```'

@@ -1,4 +1,4 @@
-"""`transparity adapt` matches tensors by the values that are computed from them, and rejects wrong adapters."""
+"""Test `transparity adapt`, which matches tensors by the values computed from them and rejects wrong adapters."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ OUTPUT = f"{LAYER}.self_attention.output.weight"
 
 
 def loading(port: str, lines: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a `build` that loads a port's parameters by its adapter, with some lines replaced."""
+    """Return a `build` that loads a port's parameters by its adapter with `lines` replaced."""
     make, right = PORTS[port][0], adapted(port).adapter
     adapter = Adapter({**right.lines, **lines}, right.zero, right.unused)
 

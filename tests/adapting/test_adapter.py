@@ -1,4 +1,4 @@
-"""Test an adapter's file and the notation of its lines; invalid files and lines are rejected with one sentence."""
+"""Test adapter files and the notation of their lines; the error for an invalid file is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If a port differs from a reference, the report shows both lines and an edit that explains the difference."""
+"""Test reports of a port that differs from a reference: both lines, and an edit that explains the difference."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ ONE_LAYER = {
     "the parameters of layers.0 for layers.1": ("layer(x)", "self.layers[0](x)"),
     "in layers.1.norm2 only": ("layer(x)", "layer(x, layer is self.layers[1])"),
 }
-"""Mistakes in one layer, by the expected cause."""
+"""Mistakes in one layer: the replaced text and its replacement, by the expected cause."""
 
 
 @pytest.mark.parametrize("says", ONE_LAYER)

@@ -1,4 +1,4 @@
-"""Test that `check(port, against=reference)` in Python reports the same as the command, also with two references."""
+"""Test that `check(port, against=reference)` reports the same as the command, also with two references."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Tanh(Relu):
 
 
 class WithTargets(Silu):
-    """A module that returns the logits of all positions only with targets, and keeps the loss."""
+    """A module that without targets returns only the last position's logits; with targets, it stores the loss."""
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         logits = super().forward(tokens)
@@ -59,7 +59,7 @@ class WithTargets(Silu):
 
 
 class TwoMasks(Silu):
-    """A module that passes a causal mask and another mask to fused attention."""
+    """A module that passes `is_causal=True` and another mask to fused attention."""
 
     def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         x = self.embedding(tokens)[:, None]
@@ -82,7 +82,7 @@ class TwoMasksByName(TwoMasks):
 
 
 class NormedPatches(nn.Module):
-    """A module whose patches pass through a norm, which no configuration expresses."""
+    """An image module with a norm of the patches, which no configuration expresses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,8 +95,6 @@ class NormedPatches(nn.Module):
 
 
 class InFloat32(Silu):
-    """A module that refuses other precisions."""
-
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.head.weight.dtype != torch.float32:
             raise ValueError("expected float32")
@@ -104,8 +102,6 @@ class InFloat32(Silu):
 
 
 class WithoutTwelve(Silu):
-    """A module that refuses texts of 12 tokens."""
-
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if tokens.shape[1] == 12:
             raise ValueError("expected another length")
@@ -170,8 +166,6 @@ def test_a_folder_of_a_model_that_transformers_does_not_have_is_loaded(tmp_path:
 
 
 class Window(Silu):
-    """Attention to the last three keys."""
-
     window = 3
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -227,7 +221,7 @@ def test_a_reference_that_refuses_float64_is_told_so() -> None:
 
 
 def port_and_reference() -> tuple[Relu, Silu]:
-    """Return two modules with the same weights, which differ in their activation."""
+    """Return two modules with equal weights and different activations."""
     port, theirs = Relu(), Silu()
     port.load_state_dict(theirs.state_dict())
     return port, theirs
@@ -242,7 +236,7 @@ def test_modules_classes_functions_and_files_give_one_report() -> None:
         "files": (f"{__file__}:Relu", f"{__file__}:Silu"),
     }
     for name, (given, against) in ways.items():
-        for inputs in (INPUTS, None):  # without inputs, calls of the reference show which tokens it takes
+        for inputs in (INPUTS, None):  # without inputs, calls show which tokens the reference accepts
             report = check(given, against=against, inputs=inputs)
             assert report.verdict == "diverges", name
             says = [cause.says for fault in report.faults for cause in fault.causes]

@@ -1,4 +1,4 @@
-"""A reference may use any framework: a correct port agrees with it, and for a wrong port both lines are reported."""
+"""Test references in several frameworks: correct ports agree, and a wrong port's report shows both lines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     "left out": {"functions": ('h = rms(x, layer["norm2"])', "h = x"), "": ("h = self.rms(x, self.norm2)", "h = x")},
     "sign": {"": ("a * cos - b * sin", "a * cos + b * sin")},
 }
-"""Faults as replacements in a decoder's text, by framework; the empty name stands for all other frameworks."""
+"""Replacements in a decoder's text by fault and framework; the empty name means all other frameworks."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_of(framework: str) -> str:
-    """Return the source of a decoder."""
     text = (DECODERS / f"decoder_{'numpy' if framework == 'nnx' else framework}.py").read_text(encoding="utf-8")
     for old, new in NNX.items() if framework == "nnx" else ():
         assert old in text
@@ -97,7 +96,7 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
-    """Return the replaced text, its replacement, and its line."""
+    """Return the replaced text, its replacement, and the number of its line."""
     old, new = FAULTS[fault].get(framework, FAULTS[fault][""])
     lines = text_of(framework).splitlines()
     return old, new, next(number for number, line in enumerate(lines, 1) if old in line)

@@ -1,4 +1,4 @@
-"""Invalid references are rejected with one sentence; the report lists the outputs that were not compared."""
+"""Test invalid references: the error is one sentence, and the report lists outputs that were not compared."""
 
 from __future__ import annotations
 

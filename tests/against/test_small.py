@@ -1,4 +1,4 @@
-"""Models of transformers are made small with the proportions of their configuration, and get random weights."""
+"""Test small models of transformers: they keep the proportions of the configuration, with random weights."""
 
 from __future__ import annotations
 

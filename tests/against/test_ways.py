@@ -1,4 +1,4 @@
-"""The checker compares steps with a cache, generation, losses and gradients with a reference, and reports the lines."""
+"""Test comparisons with a reference in decoding with a cache, generation, losses and gradients."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ FAULTS = {
         "repeats",
     ),
 }
-"""Faults: the text, its replacement, and the claim that must diverge, which is empty for the forward pass."""
+"""The replaced text, its replacement, and the claim that must diverge (empty: the forward pass), by fault."""
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 
@@ -150,7 +150,7 @@ CONFIGURATION = "        self.config = PretrainedConfig(vocab_size=61, max_posit
 
 
 def checked(folder: Path, old: str = "", new: str = "", theirs: str = THEIRS) -> Report:
-    """Check a copy of a model, with a text replaced, against the original."""
+    """Check a copy of `theirs` with `old` replaced by `new` against the original."""
     import torch
 
     made = []

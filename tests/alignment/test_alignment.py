@@ -1,4 +1,4 @@
-"""The checker finds taps by their values among all operations of a port, with and without faults, and reports lines."""
+"""Test that the checker finds taps by value among a port's operations, with and without faults, and reports lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPT2 = TransformerConfig(
 
 
 class Gpt2:
-    """A hand-written GPT-2; it has separate query, key and value layers because it uses the reference's parameters."""
+    """A hand-written GPT-2 with separate query, key and value layers, because the reference has separate parameters."""
 
     def __init__(self, config: Any, parameters: dict[str, np.ndarray]) -> None:
         self.c = config
@@ -102,7 +102,7 @@ def test_every_tap_of_a_right_port_is_found_with_its_own_numbers(name: str) -> N
 
 
 def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_padding() -> None:
-    """Check the tap of a masked value in Mamba-2; without padding, the value is equal before and after the mask."""
+    """Use Mamba-2, whose mask changes nothing in rows without padding, so such a row cannot distinguish the values."""
     probes, silent = probes_called("mamba2"), port_with(taps=False)
     padded = next(each for each in probes.values() if not each.inputs["attention_mask"].all())
     plan, _ = heard(built(silent, row := aligned_probe(padded)), row)
@@ -116,7 +116,7 @@ def test_a_tap_is_read_behind_a_mask_that_changed_nothing_in_the_row_without_pad
 
 
 def test_a_product_that_is_another_one_on_one_row_is_read_on_several() -> None:
-    """Check a product without its bias, which equals a tap; for a single row, the port transposes the weight."""
+    """Drop a bias, so that the product equals its tap; for a single row, the port transposes the weight."""
     probes, build = probes_called("clip-vision"), port_with("bias-dropped-down", taps=False)
     plan, _ = heard(built(build, row := aligned_probe(probes["mixed"])), row)
     taps, operations = run_listening(built(build, probes["tiny"]), probes["tiny"])
@@ -143,7 +143,7 @@ class FiveBugs(Model):
 
 
 def test_taps_are_found_between_faults_that_follow_each_other() -> None:
-    """Check taps between faults: rotation and head grouping are wrong before the scores, and a norm before the gate."""
+    """Use five faults: rotation and head groups are wrong before the scores, and the norm is wrong before the gate."""
     probe = aligned_probe(probes_of(CASES["llama"], "llama")["tiny"])
     port = FiveBugs(probe.config, probe.parameters)
     plan, taps = heard(port, probe)

@@ -1,7 +1,4 @@
-"""Recorded operations tell causes apart, and show the line of a wrong step with a cache or of wrong rotary angles.
-
-A port may repeat heads before it rotates them. It may reorder rotated features if queries and keys have the same order.
-"""
+"""Test that operations distinguish causes, and that reports name the wrong line of a cache or of rotary angles."""
 
 from __future__ import annotations
 
@@ -50,14 +47,14 @@ def heard(build: Any, probe: Probe) -> Arrays:
 
 
 def wrong(probe: Probe, found: Arrays) -> set[str]:
-    """Return the taps whose values differ from what the reference computes from the previous taps."""
+    """Return the taps' last parts where a value differs from the reference, computed from the previous taps."""
     ours = walk(probe, found)
     return {tap.split(".", 3)[-1] for tap, value in found.items() if not is_same(value, ours[tap])}
 
 
 def test_more_experts_that_are_chosen_are_found_where_what_follows_is_made_from_them() -> None:
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
-        """Return the NumPy column in float32, which chooses one expert too many."""
+        """Return the NumPy column in float32 with one expert per token too many."""
         more = dataclasses.replace(config, experts_per_token=3)
         cast = {name: value.astype(np.float32) for name, value in parameters.items()}
         return lambda **inputs: {"logits": transformer(more, cast, **inputs)}
@@ -79,10 +76,8 @@ RIGHT: list[tuple[str, str, View, str]] = [
     ("notes-lm", "dropout-active-weights", "operations", "decoder.layers.0.self_attention.weights"),
     ("notes-lm", "dropout-active-sublayer", "operations", "decoder.layers.0.self_attention.output"),
 ]
-"""Bugs, what the checker sees of the port, and the tap where dropout is reported.
-
-A factor before a norm changes the result only through eps.
-"""
+"""The model, the bug, what the checker sees of the port, and the tap at which dropout is reported. A factor before a
+norm changes the result only through eps."""
 
 
 @pytest.mark.parametrize(("case", "id", "view", "place"), RIGHT, ids=str)
@@ -100,7 +95,7 @@ LINES = {
     "queries-from-0": "where = where - where[:, :1] if role",
     "keys-unrotated": "return torch.cat([old_key, key], 2), value",
 }
-"""The expected line of the port, by the id of the fault."""
+"""The expected line of the port, by the fault's id."""
 
 
 @pytest.mark.parametrize("id", LINES)
@@ -139,7 +134,6 @@ Order = tuple[int, ...]
 
 
 def in_order(x: torch.Tensor, order: Order) -> torch.Tensor:
-    """Return `x` with the last features of each head reordered."""
     kept = x.shape[-1] - len(order)
     return torch.cat([x[..., :kept], x[..., kept:][..., list(order)]], -1) if order else x
 

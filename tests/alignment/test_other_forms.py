@@ -1,4 +1,4 @@
-"""The checker finds taps that a port computes in a loop, masks or reorders, and records all operations between taps."""
+"""Test taps that a port computes in a loop, masks or reorders, and the operations recorded between taps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ HEADS, LENGTH = 3, 9
 
 @pytest.fixture(scope="module")
 def probe() -> Probe:
-    """Return a probe with one row of nine tokens and three heads."""
     config = example_config("gpt2")
     assert config.num_heads == HEADS
     return aligned_probe(probes_of(config, "gpt2")["mixed"])
@@ -66,9 +65,7 @@ def test_turns_that_read_later_ones_and_turns_of_other_shapes_are_no_loop(probe:
 
 
 def steps(more: Sequence[int]) -> list[Operation]:
-    """Return the operations of a port that is called once per token; calls after the first also read a cache, in the
-    lines `more`.
-    """
+    """Return the operations of a port that runs one token per call; later calls read a cache, in the lines `more`."""
     operations: list[Operation] = []
     for token in range(LENGTH):
         operations.append(operation(1, np.full(2, float(token))))
@@ -149,7 +146,7 @@ words = st.text(alphabet="abc", max_size=12)
 
 
 def length_by_a_table(one: str, other: str) -> int:
-    """Compute the length of the longest common subsequence by the textbook's recurrence."""
+    """Return the length of the longest common subsequence, computed by the textbook's recurrence."""
     table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
     for i, left in enumerate(one):
         for j, right in enumerate(other):

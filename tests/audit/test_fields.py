@@ -1,4 +1,4 @@
-"""The audit of config.json: a loader's output must change for the same fields as the reference's."""
+"""Test the audit of config.json: the same fields must change the output of a loader and of the reference."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ OTHER_FORMS = {
     *("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "no_rope_layer_interval"),
     "decoder_sparse_step",
 }
-"""Fields that are alternatives to a field that the folder contains."""
+"""Fields of config.json that are alternatives to another field of the same folder."""
 
 OTHERS: dict[str, set[str]] = {
     **{name: {"tie_word_embeddings"} for name in ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")},
@@ -98,7 +98,7 @@ OTHERS: dict[str, set[str]] = {
     "olmoe": {"num_local_experts", "head_dim"},
     "qwen3_next": {"num_local_experts", "hidden_act"},
 }
-"""Further alternatives by family, and fields for which the family has only one value."""
+"""By family: further alternatives, and fields that have only one value in the family."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -141,7 +141,7 @@ def test_a_missing_field_is_read_as_the_family_does() -> None:
 
 @pytest.mark.parametrize("family", ["vit", "clip_vision_model"])
 def test_without_its_size_an_image_has_the_patches_of_transformers(family: str) -> None:
-    """Check that the default image size is used with large patches; small patches would make the audit too slow."""
+    """Use large patches, because small patches would make the audit too slow."""
     (absent,) = (each for each in variants(family) if (each.name, each.value) == ("image_size", "absent"))
     assert absent.config.image_size == 224 and absent.config.patch_size in (16, 32)
 

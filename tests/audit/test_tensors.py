@@ -1,4 +1,4 @@
-"""The audit of model.safetensors: every tensor must be read, and loading must fail if a tensor is missing."""
+"""Test the audit of model.safetensors: a loader reads every tensor, and fails if a tensor is missing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_loader_may_go_on_if_it_names_what_is_missing(says: str, is_named: boo
 
 
 def test_a_bias_of_zeros_that_no_file_has_is_no_fault(tmp_path: Path) -> None:
-    """Check that a port may add a bias of zeros to Qwen 2, which has none (levanter#1132, sglang-jax#578)."""
+    """Add a bias of zeros to Qwen 2, which has none (levanter#1132, sglang-jax#578)."""
     zeros = "{n: torch.zeros_like(p) for n, p in model.named_parameters() if n.endswith('wo.bias')}"
     changed('False if c["model_type"] == "qwen2" else bias', "True", tmp_path)
     file = tmp_path / "llama_module.py"

@@ -1,4 +1,4 @@
-"""Benchmarks run only on request, and time only backends that conform; taps without a listener cost almost nothing."""
+"""Test that benchmarks run only on request and time only correct backends, and that unused taps cost almost nothing."""
 
 from __future__ import annotations
 
@@ -75,12 +75,11 @@ right = transparity_numpy.harness
 
 @dataclass(frozen=True)
 class Session:
-    """The exit code, output and saved results of `pytest --benchmark`, and the number of calls of each backend."""
+    """The exit code, output and saved results of `pytest --benchmark`, and each backend's number of calls."""
 
     returncode: int
     output: str
     saved: list[dict[str, Any]]
-    """The results that pytest-benchmark saved."""
     rows: dict[str, Row]
     calls: dict[str, int]
 
@@ -106,7 +105,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 def pytest_in(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a new session, even if this test runs in a worker of xdist."""
+    """Run pytest in a new session, even in a worker of xdist."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = inherited | {"PYTHONPATH": str(path), "COLUMNS": "200"}
     command = [sys.executable, "-m", "pytest", *options]
@@ -130,7 +129,7 @@ def test_pytest_benchmark_receives_the_rounds_of_what_was_timed(session: Session
 
 
 def test_a_wrong_backend_is_never_run_again(session: Session) -> None:
-    """Check the number of calls: a wrong backend is called for two comparisons, the right one also for the timing."""
+    """Expect two calls of a wrong backend, both for the comparison, and three more of the right one, for the timing."""
     assert session.calls["wrong"] == session.calls["drifting"] == 2
     assert session.calls["right"] == 2 + 3
 
@@ -158,7 +157,7 @@ def test_every_preset_is_a_workload_and_its_lengths_end_where_the_presets_do() -
 
 @pytest.mark.parametrize("workload", [each for each in WORKLOADS.values() if not each.peers], ids=str)
 def test_inputs_have_the_named_shape_and_no_padding(workload: Workload) -> None:
-    """Check that the inputs of a workload have no padding, because padding would be counted as tokens."""
+    """Check that inputs have no padding, because padding would count as tokens."""
     inputs, pad = inputs_of(workload), workload.config.pad_id
     assert set(inputs) == set(workload.config.input_names)
     for name, tokens in inputs.items():
@@ -189,7 +188,7 @@ FOLDERS = ("benchmarks", "conformance", "tests", CHECKPOINTS)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Write a project with this project's conftest and settings, one benchmark, and one test of each kind."""
+    """Write a project with this project's conftest and settings, a benchmark, and a test of each kind."""
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "benchmarks").mkdir()
@@ -236,7 +235,7 @@ ROUNDS, CALLS = 5, 100_000
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
-    """Count the calls of `identity` (one per tap) and of `scoped` (one per layer and part of a layer) in `run`."""
+    """Count the calls of `identity` (one per tap) and `scoped` (one per layer and part of a layer) in `run`."""
     profile = cProfile.Profile()
     profile.runcall(run)
     calls = {entry.code: entry.callcount for entry in profile.getstats()}
@@ -244,7 +243,7 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def fast_path(name: str, workload: Workload) -> Callable[[], Any]:
-    """Return a forward pass of a column in its usual mode, after a first call."""
+    """Return a column's forward pass in its usual mode, already run once."""
     forward, inputs = backend(name)(workload.config, parameters_of(workload), dtype="float32"), inputs_of(workload)
 
     def run() -> None:
@@ -264,7 +263,7 @@ def test_taps_without_a_listener_take_less_than_a_thousandth(name: str) -> None:
 
 
 def test_every_tap_is_counted() -> None:
-    """Check the count; taps inside attention are not called, because attention without a listener is fused."""
+    """Exclude the taps inside attention, which is fused if no listener records taps."""
     shapes = tap_shapes(TINY.config, TINY.batch, **TINY.lengths)
     inside = [tap for tap in shapes if tap.endswith((".scores", ".weights", ".context"))]
     assert counted(fast_path("numpy", TINY))["identity"] == len(shapes) - len(inside)

@@ -1,4 +1,4 @@
-"""The FLOPs that benchmarks report equal PyTorch's own count for the traced path."""
+"""Test that the FLOPs in benchmarks equal PyTorch's own count for the traced path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lengths_of(config: TransformerConfig, sizes: dict[str, int]) -> dict[str, in
 
 
 def counted_by_torch(config: TransformerConfig, batch: int, **lengths: int) -> int:
-    """Return PyTorch's count for the traced path, where attention is computed by matrix products."""
+    """Return PyTorch's count for the traced path, which computes attention by matrix products."""
     pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -68,10 +68,8 @@ def test_flops_are_those_that_torch_counts(config: TransformerConfig, batch: int
 
 
 def test_flops_of_one_product_by_hand() -> None:
-    """Check the FLOPs of one layer with 2 features and 3 tokens, counted by hand.
-
-    Projections: 4 · 2·3·2·2. Scores and context: 2 · 2·3·3·2. Feed-forward: 2 · 2·3·2·8. Head: 2·3·2·7.
-    """
+    """Use one layer with 2 features and 3 tokens. Projections: 4 · 2·3·2·2. Scores and context: 2 · 2·3·3·2.
+    Feed-forward: 2 · 2·3·2·8. Head: 2·3·2·7."""
     config = tiny(target_vocab_size=7, embed_dim=2, feed_forward_dim=8)
     assert forward_flops(config, 1, tokens=3) == 96 + 72 + 192 + 84
 

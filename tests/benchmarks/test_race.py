@@ -1,4 +1,4 @@
-"""The race compares its candidates with the oracle before it times them, and runs all under the same conditions."""
+"""Test the race, which compares all candidates with the oracle, then times them under the same conditions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ALWAYS = ("pytorch eager", "flax jit", "numpy eager", "NumPy, einsum", "numpy pr
 
 
 def test_a_gpu_is_timed_once_it_is_warm_over_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # its events need a GPU
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch, the timer would use events, which need a GPU
     begin, calls = time.perf_counter(), list[float]()
 
     def run() -> None:
@@ -225,7 +225,7 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peers() -> Iterator[Candidate]:
-    """Yield the installed peers that do not compile; the race itself compares all peers."""
+    """Yield the installed peers that do not compile."""
     for candidate in CANDIDATES:
         compiles = {COMPILED, JAX} & set(candidate.kinds)
         if not (candidate.is_limit or compiles or candidate.ours or candidate.why_missing()):
@@ -314,7 +314,7 @@ def test_a_column_without_its_twin_has_no_ratio_to_anothers() -> None:
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds() -> None:
-    """Check that the ratio is taken in each round that both ran; the ratio of the medians would be different."""
+    """Expect the median of the rounds' ratios; the ratio of the medians would differ."""
     ours, best = result("ours", TORCH, 1.0, ours=True), result("best", TORCH, 1.0)
     ours.seconds, best.seconds = {0: 1.0, 1: 4.0, 2: 2.0, 3: 1.0}, {0: 3.0, 1: 2.0, 2: 2.0}
     (row,) = (row for row in rows_of([ours, best]) if row.ours)
@@ -357,7 +357,7 @@ def test_a_table_has_every_name_and_figure_whole(width: int, quartiles: bool) ->
 
 
 def test_every_workload_has_our_columns_and_a_peer_of_each_kind() -> None:
-    """Check the candidates of each workload; no other library can load the weights of a preset."""
+    """Leave out workloads without peers, whose weights no other library can load; only our columns decode in NumPy."""
     for workload in (
         each for each in WORKLOADS.values() if each.peers and each.device == "" and not each.name.startswith("tiny")
     ):
@@ -400,7 +400,7 @@ def test_every_picture_of_kept_results_can_be_drawn() -> None:
 
 
 def test_the_error_of_so_few_losses_is_measured_at_neighbouring_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the error of a few losses is measured at several points; one point underestimates it by up to 20 ×."""
+    """Measure the error of a few losses at several points, because one point underestimates it by up to 20 ×."""
     asked = []
 
     def neighbour(arrays: dict[str, np.ndarray], index: int) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The constants of budgets cover measured errors; a port diverges if small errors look like the effect of a fault."""
+"""Test that the constants of budgets cover measured errors, and that small errors shaped like a fault diverge."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_fault_within_the_budget_diverges(preset: str, wrong: Change, monkeypa
     assert report.verdict == "diverges"
     assert any("their error contains" in note for note in report.notes)
     assert all(item.share <= 1 for item in report.measured)
-    monkeypatch.setattr(coherent, "COHERENT", math.inf)  # its largest error alone would agree
+    monkeypatch.setattr(coherent, "COHERENT", math.inf)  # without the limit for coherent errors, the port agrees
     assert check(port(wrong), preset=preset, dtype="bfloat16", logits_only=True).verdict == "agrees"
 
 

@@ -1,4 +1,4 @@
-"""Tolerances that need fewer measurements, and comparisons and answers in parts, lose nothing."""
+"""Test that budgets from fewer measurements, and comparisons and answers in parts, give the same results."""
 
 import math
 import socket

@@ -1,4 +1,4 @@
-"""Budgets cover other orders of summation and other formulas of position tables; wrong numbers are over the budget."""
+"""Test budgets: they cover other orders of summation and formulas of position tables, but no wrong numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answer(build: Callable[..., Any], probe: Probe) -> Arrays:
 
 @pytest.fixture(scope="module")
 def long_call() -> ReachProbe:
-    """Return a call with 513 tokens for the walkthrough, in which a masked key has the weight of a score of 0."""
+    """Return a call of the walkthrough with 513 tokens, in which masked keys have the weight of the score 0."""
     long = next(model for model in reach_of_preset("walkthrough") if model.name == "long")
     return long.probe(1, (513, 513))
 
@@ -74,7 +74,7 @@ def test_an_online_softmax_agrees_on_the_longest_probe() -> None:
 
 @pytest.mark.long
 def test_a_product_of_pytorch_with_equal_weights_agrees_on_the_longest_probe() -> None:
-    """Check a row that sees no key: PyTorch's batched product adds its 256 padding keys one after another."""
+    """Use a row that sees no key, where PyTorch's batched product adds its 256 padding keys one after another."""
     config = dataclasses.replace(CASES["t5"], max_length=256)
     probe = Probe("t5", "longest", "long", config, probe_parameters(config), mixed_inputs(config, 2, 256, 256))
     recorded = answer(port_with(), probe)
@@ -90,7 +90,7 @@ def one_by_one(numbers: np.ndarray) -> np.float32:
 
 def test_sums_in_sequence_are_those_of_a_loop() -> None:
     scores = np.log(np.full(3000, 0.1, np.float32))
-    scores[-1] = 0  # the largest of them
+    scores[-1] = 0  # the largest score
     exponentials = np.exp(scores)
     total = one_by_one(exponentials)
     assert total != exponentials.sum()
@@ -116,7 +116,7 @@ def logits(probe: Probe, rule: Any) -> np.ndarray:
 
 
 def largest_share(probe: Probe, rule: Any) -> float:
-    """Return the largest error as a share of two budgets: one measured at many points, and one for a single call."""
+    """Return the largest ratio of error to budget, for a budget measured at many points and one for a single call."""
     oracles = probe.oracle, LogitsOracle(probe.config, probe.parameters, probe.inputs)
     found = logits(probe, rule)
     return max(gap(found, each.expected["logits"]) / each.budget("logits", "float32") for each in oracles)
@@ -141,10 +141,8 @@ BATCH = {"tokens": np.array([[1, 2, 3]]), "targets": np.array([[2, 3, 4]])}
 
 
 def test_a_correction_of_the_bias_in_float32_is_rounding() -> None:
-    """Check the rounding of Optax, which computes 1 − 0.999 in float32.
-
-    The relative error of 1 − 0.999 is 1.3e-5. Adam divides every update of the first step by √(1 − 0.999).
-    """
+    """Use Optax, which computes 1 − 0.999 in float32, with a relative error of 1.3e-5. Adam divides every update of the
+    first step by √(1 − 0.999)."""
     parameters = probe_parameters(TINY, 6)
     oracle = training_oracle(TINY, parameters, [BATCH], ADAM)
     off = ADAM.learning_rate * abs(weight_so_far(0.999, 1) / 0.001 - 1) / 2
@@ -169,7 +167,7 @@ FORMULAS: dict[str, Callable[[float, int], Tensor]] = {
 
 
 class Float32Tables(Model):
-    """A correct port with float32 angles; other values of `base` and `first` make it wrong."""
+    """A correct port with float32 angles; other values of `base` or `first` make the port wrong."""
 
     formula = staticmethod(exponential)
     base: float = 1.0

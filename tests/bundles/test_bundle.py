@@ -1,4 +1,4 @@
-"""A bundle is read as it was written, also by a port in JavaScript; anything else is rejected with one sentence."""
+"""Test that bundles round-trip, that a JavaScript port reads them, and that an invalid file's error is one sentence."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def wrong_port(folder: Path, right: str, wrong: str) -> Path:
 
 @needs_node
 def test_a_mistake_in_it_is_found_and_named(tmp_path: Path) -> None:
-    """Check a port that scales scores by the wrong width, the most common mistake."""
+    """Scale scores by the wrong width, the most common mistake."""
     port = wrong_port(tmp_path, 'config.attention_scale === "head_dim"', 'config.attention_scale !== "head_dim"')
     report = check_command(f"node '{port}'", "notes-attention", CONFIGS["notes-attention"])
     assert (report.verdict, report.first_divergence) == ("diverges", "decoder.layers.0.self_attention.scores")

@@ -1,4 +1,4 @@
-"""Capabilities in a bundle: answers from any language are judged like answers of a Python port."""
+"""Test that a bundle's answers from any language are judged like answers of a Python port, for each capability."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TARGETS = "targets.safetensors"
 
 
 def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], Tensors]]:
-    """Return the requests of a section, each with its fields and tensors, from the bundle's files."""
+    """Return the fields and tensors of each request of a section, from the bundle's files."""
     manifest = json.loads((folder / "manifest.json").read_text())["capabilities"]
     tensors = load_file(folder / f"{section}.safetensors") if manifest[section]["inputs"] else {}
     return {
@@ -53,7 +53,7 @@ def requests_of(folder: Path, section: str) -> dict[str, tuple[dict[str, Any], T
 
 
 def answer(folder: Path) -> Tensors:
-    """Return the tensors that a correct port writes, using only the bundle's files."""
+    """Return a correct port's tensors, computed only from the bundle's files."""
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest |= manifest.get("capabilities", {})
     config = TransformerConfig.from_json((folder / "config.json").read_text())
@@ -137,7 +137,7 @@ def _exported(folder: Path, name: str) -> tuple[Bundle, Tensors]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Bundle, Tensors]]:
-    """Return a function that exports a preset with all sections, and returns the bundle and a correct answer."""
+    """Return a function that exports a preset with all sections and returns the bundle and a correct answer."""
     return functools.partial(_exported, tmp_path_factory.mktemp("exported"))
 
 
@@ -218,12 +218,12 @@ def test_a_right_port_agrees(name: str, exported: Callable[..., Any], judged: Ca
 
 
 def gradients_of(tensors: Tensors, change: Callable[[np.ndarray], np.ndarray], part: str = "gradient.") -> Tensors:
-    """Return the tensors with `change` applied to the gradients whose name contains `part`."""
+    """Apply `change` to the gradients whose name contains `part`."""
     return {name: change(value) if "/gradient." in name and part in name else value for name, value in tensors.items()}
 
 
 def without(tensors: Tensors, part: str) -> Tensors:
-    """Return the tensors whose names do not contain `part`; `$` stands for the end of a name."""
+    """Return the tensors whose names do not contain `part`; `$` matches the end of a name."""
     return {name: value for name, value in tensors.items() if part not in f"{name}$"}
 
 
@@ -236,7 +236,7 @@ def with_a_wrong_loss(bundle: Bundle, tensors: Tensors) -> Tensors:
 
 
 def with_a_wrong_cache(bundle: Bundle, tensors: Tensors) -> Tensors:
-    """Return the steps of a port whose positions restart at 0 in every step."""
+    """Return a port's steps in which positions restart at 0."""
     probe, said = bundle.probes["mixed"], dict(tensors)
     sizes: dict[str, list[int]] = {}
     for name, shape in bundle.asked.items():
@@ -416,7 +416,7 @@ tensors = answer(bundle)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    """Return a function that writes `PROGRAM` and more code to a file, and returns the command to run it."""
+    """Return a function that writes `PROGRAM` and more code to a file and returns the command to run it."""
 
     def command(rest: str) -> str:
         (tmp_path / "port.py").write_text(PROGRAM + rest)

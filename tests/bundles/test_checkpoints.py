@@ -1,4 +1,4 @@
-"""A bundle can name a checkpoint; a port on another machine is judged only by the file that it wrote."""
+"""Test bundles that name a checkpoint; a port on another machine is judged only by the file that it wrote."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answered(
     config: Callable[[TransformerConfig], TransformerConfig] = lambda config: config,
     parameters: Callable[[Parameters], Parameters] = lambda parameters: parameters,
 ) -> Answers:
-    """Return the taps of the NumPy column, as if it ran elsewhere; other arguments can make the column wrong."""
+    """Return the NumPy column's taps, as a port on another machine writes them; other arguments make the port wrong."""
     imported = import_checkpoint(checkpoint)
     given = parameters({name: np.array(value) for name, value in imported.parameters.items()})
     forward, inputs, found = build(config(imported.config), given), load_file(bundle / "inputs.safetensors"), Answers()
@@ -104,7 +104,7 @@ def test_a_right_port_agrees_and_all_that_it_did_not_bring_back_is_listed(writte
 
 
 def taps_in(lines: set[str], probe: str) -> list[str]:
-    """Return the taps of a probe that the report's lines list."""
+    """Return the taps of a probe that the lines of a report name."""
     found: list[str] = []
     for line in lines:
         of, _, rest = line.removeprefix("missing for ").partition(": ")

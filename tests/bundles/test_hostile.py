@@ -1,4 +1,4 @@
-"""Malicious bundles and answers do no harm: each results in one sentence or in a correct verdict."""
+"""Test malicious bundles and answers: each results in an error of one sentence or in a correct verdict."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ def sentence(call: Callable[[], object]) -> str:
 
 
 def not_refused(rows: dict[str, Row], original: Path, tmp_path: Path, read: Callable[[Path], object]) -> list[str]:
-    """Return the rows whose change does not cause the expected error."""
     wrong = []
     for number, (name, (change, says)) in enumerate(rows.items()):
         folder = Path(shutil.copytree(original, tmp_path / str(number)))
@@ -87,7 +86,7 @@ def not_refused(rows: dict[str, Row], original: Path, tmp_path: Path, read: Call
 
 
 def sign(folder: Path, manifest: dict[str, Any]) -> None:
-    """Update the digests in a manifest, as a forger would, and write it."""
+    """Update the digests in a manifest as a forger would, and write the manifest."""
     if isinstance(manifest.get("sha256"), dict):
         manifest["sha256"] |= {name: digest(folder / name) for name in manifest["sha256"] if name in files_of(SECTIONS)}
         manifest["sha256"][MANIFEST] = own_digest(manifest)
@@ -142,7 +141,6 @@ def both(*changes: Change) -> Change:
 
 
 def file(name: str, content: bytes | None) -> Change:
-    """Write a file; without `content`, remove it."""
     return lambda folder: (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
 
 
@@ -313,7 +311,7 @@ def test_answers_that_are_none_are_refused_in_one_sentence(sectioned: Path, tmp_
 
 @pytest.fixture
 def tried(pytestconfig: pytest.Config) -> Callable[[int, Any, Callable[[Any], None]], None]:
-    """Return a function that tests values of a strategy, always the same ones."""
+    """Return a function that tests the same examples of a strategy in every run."""
     factor = 10 if pytestconfig.getoption("--every-case") else 1
 
     def run(count: int, values: Any, check: Callable[[Any], None]) -> None:

@@ -1,4 +1,4 @@
-"""The command line and the pages have every row of the table of capabilities."""
+"""Test that the command line and the pages list every row of the table of capabilities."""
 
 from __future__ import annotations
 

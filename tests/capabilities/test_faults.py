@@ -1,4 +1,4 @@
-"""Every fault of every capability is found and named, correct ports agree, and malformed answers do not."""
+"""Test that every fault of every capability is found and named; correct ports agree, and malformed answers do not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Simulate = Callable[..., Any]
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 TRAINED = dataclasses.replace(preset("notes-lm"), qkv_bias=True)
-"""A configuration with key biases, whose gradients are 0; a parameter without a gradient must not hide a fault."""
+"""A configuration with key biases, whose gradients are 0; parameters with zero gradients must not hide a fault."""
 
 CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
     "trained": TRAINED,
@@ -84,7 +84,7 @@ def with_loss(loss: Simulate) -> Build:
 
 
 def generating(simulate: Simulate, *, greedy_too: bool = False) -> Build:
-    """Return a port that samples with `simulate`; with `greedy_too`, the port also decodes greedily with `simulate`."""
+    """Return a port that samples with `simulate`, and with `greedy_too` also decodes greedily with it."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def given(
@@ -122,7 +122,7 @@ def searching(simulate: Simulate) -> Build:
 
 
 def stepping(simulate: Simulate) -> Build:
-    """Return a port with simulated steps; its cache is the list of tokens so far."""
+    """Return a port with simulated steps, whose cache is the list of tokens so far."""
 
     def make(config: TransformerConfig, parameters: Arrays, forward: Any) -> dict[str, Any]:
         def step(tokens: np.ndarray, cache: Any, source: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
@@ -165,7 +165,6 @@ CACHED = ["translation", "pre-norm", "notes-lm", "notes-attention", "shared-head
 
 
 def shows(how: SimulatedFault, name: str) -> bool:
-    """Return whether a fault has an effect in a configuration."""
     config = CONFIGS[name]
     needs = {
         "padding in the cache is visible": config.has_decoder and config.decoder_mask == "causal-and-padding",
@@ -175,7 +174,7 @@ def shows(how: SimulatedFault, name: str) -> bool:
     }
     if name in ("llama", "qwen3_next", "mamba2") and how.says not in (*OF_ROTATIONS, *OF_STATES):
         return False
-    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # no row ends
+    if not config.has_decoder or (how.id == "generation-stop" and config.eos_id is None):  # rows never end
         return False
     return needs.get(how.says, True)
 

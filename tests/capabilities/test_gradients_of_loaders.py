@@ -1,4 +1,4 @@
-"""Test gradients of a model from `load(folder)`; its parameters are matched by names or by values."""
+"""Test gradients of a model from `load(folder)`, whose parameters are matched by name or by value."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def lines(report: Report) -> list[str]:
 
 
 def detached(model: Any) -> Any:
-    """Return a model that does not propagate gradients through one value projection."""
+    """Stop the gradient at one value projection."""
     model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda module, given, value: value.detach())
     return model
 
 
 def doubled(model: Any) -> Any:
-    """Return a model that counts the gradient through one feed-forward twice."""
+    """Double the gradient through one feed-forward."""
 
     def twice(module: Any, given: Any, value: Any) -> None:
         if value.requires_grad:
@@ -95,7 +95,7 @@ def test_a_model_for_inference_has_no_gradients_to_compare(way: str, tmp_path: P
 
 
 class Packed(torch.nn.Module):
-    """A model whose queries, keys and values are one transposed matrix with its own name."""
+    """A model with one transposed matrix for queries, keys and values, under a name of its own."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -140,8 +140,6 @@ def test_the_gradient_of_a_tied_table_is_the_sum_over_its_copies(tmp_path: Path)
 
 
 class Head(torch.nn.Module):
-    """A head whose parameter is half of its weight."""
-
     def __init__(self, weight: Any) -> None:
         super().__init__()
         self.kept = torch.nn.Parameter(weight.detach() / 2)
@@ -192,7 +190,7 @@ def test_numbers_are_found_as_rows_and_columns() -> None:
 
 
 class Port(nnx.Module):
-    """A model with one argument, whose query kernels have the axes (embed, heads, head_dim)."""
+    """A model with one argument and query kernels with the axes (embed, heads, head_dim)."""
 
     def __init__(self, inner: Transformer, change: Callable[[Any], Any]) -> None:
         self.inner, self.change = inner, change

@@ -1,4 +1,4 @@
-"""Losses and gradients are judged for correct and wrong logits; the report names the parameter of a wrong gradient."""
+"""Test losses and gradients for correct and wrong logits; the report names the parameter of a wrong gradient."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_wrong_loss_is_named_with_given_parameters_too() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (1e200, 1e200), (-1e4, 1e4)], ids=str)
 def test_a_loss_beside_logits_of_any_size_is_judged(low: float, high: float) -> None:
-    """Check logits that are all equal, too large for float32, or so certain that the loss is 0."""
+    """Use logits that are all equal, too large for float32, or so certain that the loss is 0."""
 
     def logits(tokens: np.ndarray) -> np.ndarray:
         aimed_at = np.roll(tokens, -1, axis=1)[..., None] == np.arange(preset("notes-lm").resized().vocab_size)

@@ -1,4 +1,4 @@
-"""With given parameters, such as a checkpoint's, generation, beams, gradients and steps use these parameters."""
+"""Test that generation, beams, gradients and steps use the given parameters, such as a checkpoint's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def changing(change: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def of_gradient(name: str, factor: float) -> Callable[..., Any]:
-    """Return a wrapper of `loss_and_gradients` that multiplies one gradient."""
     return changing(lambda found: (found[0], {**found[1], name: found[1][name] * factor}))
 
 

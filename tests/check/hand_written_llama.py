@@ -60,7 +60,7 @@ def load_with_a_drawn_head(folder):
 
 
 class Steps:
-    """A model whose cache is the list of tokens so far; each step runs on all of them."""
+    """A model whose cache is the list of tokens so far; each step runs the model on all of these tokens."""
 
     def __init__(self, model):
         self.model = model
@@ -74,7 +74,7 @@ class Steps:
 
 
 class Generating(Steps):
-    """A model with greedy generation until the end token of each row."""
+    """A model with greedy generation, in which each row ends at its end token."""
 
     def __init__(self, model, end, forgets):
         super().__init__(model)

@@ -1,4 +1,4 @@
-"""`assert_conforms` checks a port in one line of a test; if it fails, the message is the checker's answer."""
+"""Test `assert_conforms`, which checks a port in one line and fails with the checker's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports name undeclared rounding, wrong sizes and wrong lines; a quick check compares only the forward pass."""
+"""Test that reports name undeclared rounding, wrong sizes and wrong lines; a quick check runs only the forward pass."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_declared_rounding_agrees() -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_tap_behind_right_logits_is_held_to_the_budget_of_the_precision(dtype: str) -> None:
-    """Check a tap with one number off by 1e-9, which only float64 can detect."""
+    """Change one number of a tap by 1e-9, which only float64 can detect."""
 
     def behind(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = build(config, parameters, dtype="float64")
@@ -140,14 +140,14 @@ def test_a_model_that_is_too_large_is_told_why_it_is_not_listened_to(monkeypatch
 
 
 def test_a_model_with_two_end_tokens_is_built_for_each() -> None:
-    """Check T5, whose requests for generation share parameters but have different end tokens."""
+    """Use T5, whose requests for generation share parameters but have different end tokens."""
     key, probe = next(iter(probes.probes_of(CASES["t5"], "t5").items()))
     port = BuiltPort(pytorch_build, pytorch_build(probe.config, dict(probe.parameters)))
     assert not compare_capability(GENERATION, port, ForwardPass({key: probe}, {}, "float32")).faults
 
 
 def test_a_quick_check_compares_only_the_forward_pass() -> None:
-    """Check the verdicts: a correct port and a port with a wrong loss are undecided; a wrong forward pass diverges."""
+    """Expect `inconclusive` for a correct port or a wrong loss, and `diverges` for a wrong forward pass."""
 
     def wrong_loss(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = build(config, parameters)
@@ -166,7 +166,7 @@ def test_a_quick_check_compares_only_the_forward_pass() -> None:
 
 
 def test_a_wrong_answer_is_told_before_the_next_call() -> None:
-    """Check the order of events: each port is judged after its first answer, and only a wrong one is reported."""
+    """Expect that each port is judged after its first answer, and that only a wrong answer is reported."""
     events: list[str] = []
 
     def built(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""From the command line a port runs in its own process; the exit code is 0 to 3, and Ctrl-C keeps what was found."""
+"""Test ports in their own process: the exit code is 0 to 3, and Ctrl-C keeps the findings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from transparity_numpy.port import build as numpy_build
 
 
 def checking(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a check from the command line, which Ctrl-C interrupts even if it is a background job of a shell."""
+    """Start a check from the command line; Ctrl-C interrupts it even as a shell's background job."""
     restore = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-c", restore, sys.executable, "-m", "transparity_conformance", "check", *arguments]
     pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
@@ -192,7 +192,7 @@ class Chatty(Gpt2):
 
 
 def started(folder: Path, name: str, *options: str, terminal: bool = False) -> subprocess.Popen[str]:
-    """Start a check of a port from the command line; in a `terminal`, it shows its progress."""
+    """Start a check of a port from the command line; with `terminal`, the check shows its progress."""
     (folder / "port.py").write_text(PORT if name in PORT else CHATTY)
     (folder / "config.json").write_text(GPT2.to_json())
     shown = {"TTY_COMPATIBLE": "1", "COLUMNS": "200"} if terminal else {}

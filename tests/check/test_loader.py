@@ -1,4 +1,4 @@
-"""A port with its own loader: it loads a written folder, is called with its own argument names, and is judged."""
+"""Test a port with its own loader, which loads a written folder and is called with its own argument names."""
 
 from __future__ import annotations
 

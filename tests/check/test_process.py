@@ -1,4 +1,4 @@
-"""Programs that crash, hang or write garbage are refused with one sentence, or judged by their output."""
+"""Test programs that crash, hang or write garbage: the error is one sentence, or the output is judged."""
 
 from __future__ import annotations
 

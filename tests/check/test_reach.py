@@ -1,4 +1,4 @@
-"""The check calls a port at sizes that follow from its configuration, and reports the sizes up to which it agrees."""
+"""Test that sizes of calls follow from the configuration, and that reports name the sizes up to which a port agrees."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_no_query_of_a_call_sees_nothing() -> None:
 
 
 def of_vocabulary(size: int, wrong: int | None) -> Report:
-    """Check a port with given parameters, with one token's row set to wrong values if `wrong` is its id."""
+    """Check a port with the given vocabulary size; `wrong` is the id of a token whose row has wrong values."""
     small = {"embed_dim": 16, "num_heads": 2, "feed_forward_dim": 8, "num_decoder_layers": 1}
     config = preset("notes-lm").resized(**small, target_vocab_size=size)
     given = probe_parameters(config)

@@ -48,7 +48,7 @@ FIELDS = {
 
 
 def read_llama(path: Path) -> tuple[TransformerConfig, dict[str, np.ndarray]]:
-    """Return the configuration and the parameters of a file, dequantized to float32."""
+    """Return a file's configuration and its parameters, dequantized to float32."""
     reader = gguf.GGUFReader(path)
     tensors = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     config = TransformerConfig(

@@ -1,4 +1,4 @@
-"""Published weights: every backend turns known text into the known answer."""
+"""Test published weights: every backend gives the known answer for known text."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ PROMPT, ANSWER, LENGTH = "The capital of France is", " Paris", 16
 
 
 class Real(NamedTuple):
-    """A published model: its configuration, weights and oracle, and an input text."""
+    """A published model's configuration, weights and oracle, and an input text."""
 
     config: TransformerConfig
     parameters: Arrays
     inputs: Arrays
     oracle: Oracle
     theirs: np.ndarray
-    """The output of transformers, which reads the same file itself."""
+    """The output of transformers for the same file."""
     continued: list[list[int]] | None = None
     """The continuation of the text by transformers."""
     tokenizer: Any = None
 
 
 def packaged(package: str, suffix: str) -> Path:
-    """Return the only file of an installed package with a suffix; the package itself is not imported."""
+    """Return the only file of an installed package with a suffix, without importing the package."""
     (file,) = (file for file in files(package) or () if file.suffix == suffix)
     return Path(str(file.locate()))
 

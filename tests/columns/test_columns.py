@@ -1,4 +1,4 @@
-"""Files of the three columns have the same names, order and arguments; installed backends are found."""
+"""Test that the three columns have the same files, functions and arguments, and that installed backends are found."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ TABLES = {"shapes", "layers"}
 """Files that contain only assignments."""
 
 SHARDED = ["parallel.plan", "parallel.sharding", "parallel.training", "parallel.port"]
-"""Files for several ranks. NumPy has no such files, and both frameworks define the same functions only in
-`parallel.plan`."""
+"""Files for several ranks, which NumPy lacks; the frameworks define the same functions only in `parallel.plan`."""
 
 OWN_CONTENTS = {"fast.fast_linear", "port", "harness"}
-"""Files that every column has, with contents that depend on the framework."""
+"""Files that every column has, with different contents."""
 
 WITHOUT_TWIN = {
     # functions that the frameworks provide; threads for the rows of a batch
@@ -39,7 +38,7 @@ WITHOUT_TWIN = {
         "fast.fused_qkv",
         *SHARDED,
     },
-    # the same; a key for compiled programs; several devices for the rows of a batch
+    # parameter names of the framework; a key for compiled programs; several devices for the rows of a batch
     "flax": {"state.parameters", "fast.structure", "fast.sharding", *SHARDED},
 }
 
@@ -50,7 +49,6 @@ def files_of(column: str) -> set[str]:
 
 
 MIRRORED = files_of("numpy") - OWN_CONTENTS - WITHOUT_TWIN["numpy"]
-"""Files that all columns have, with the same names in the same order."""
 
 MODULES = {
     "mixers.attention": {"attention_projections"},
@@ -59,15 +57,13 @@ MODULES = {
     "state.context": {"mask"},
     "arithmetic.changes": {"dropped"},
 }
-"""Names that only the frameworks have, by file.
-
-These functions share parameters, return a mask with its kind, or drop by given masks. PyTorch also has functions
-`…_parts`, which return the modules of an input or a head; NumPy receives the parameters of these modules.
-"""
+"""Names that only the frameworks have, by file. These functions share parameters, return a mask with its kind, or apply
+given dropout masks. PyTorch also has functions `…_parts`, which return the modules of an input or a head; NumPy
+receives the parameters of these modules."""
 
 
 MODULE_ARGUMENTS = {"module", "layer", "heads", "model", "linear", "norm", "projection", "table", "split"}
-"""Arguments that replace NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
+"""Arguments in place of NumPy's configuration and parameters: modules, and in JAX a model that is `split`."""
 
 DIFFERENT = {
     "flax rotary.rotary_tables": ("+keys", "angles of all positions are computed in float64 while tracing"),
@@ -95,14 +91,11 @@ DIFFERENT = {
     "pytorch decoding.generation.generate": ("+step", "a step may be recorded for a GPU"),
     "pytorch decoding.beams.beam_search": ("+step", "a step may be recorded for a GPU"),
 }
-"""Arguments that a framework's function has in addition to NumPy's (+), or lacks (-), and why."""
+"""Additional (+) and missing (-) arguments of a framework's functions compared with NumPy's, and the reason."""
 
 
 def defined(column: str, file: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    """Return the public functions and classes of a file by name, in order.
-
-    A part with weights is a class in the frameworks and a function in NumPy: `SelfAttention` is `self_attention` there.
-    """
+    """Return a file's public functions and classes by NumPy's name: `self_attention` for the class `SelfAttention`."""
     tree = ast.parse(COLUMNS[column].joinpath(*file.split(".")).with_suffix(".py").read_text())
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     shown = {re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower(): node for node in found}
@@ -114,10 +107,8 @@ def names(column: str, file: str) -> list[str]:
 
 
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
-    """Return the argument names of a function or of a module's call, or None for a class without a call.
-
-    NumPy's functions have an argument `training`; a module stores this value.
-    """
+    """Return the argument names of a function or of a module's call, or None for a class without a call. The argument
+    `training` is left out, because modules store this value."""
     if isinstance(node, ast.ClassDef):
         calls = [it for it in node.body if isinstance(it, ast.FunctionDef) and it.name in ("__call__", "forward")]
         return arguments(calls[0]) if calls else None
@@ -127,8 +118,7 @@ def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str] | None:
 
 
 def replaced(specified: list[str], found: list[str]) -> list[str]:
-    """Return a framework's arguments, without `device`, and without a module that NumPy's function replaces by `config`
-    or `parameters`."""
+    """Return a framework's arguments without `device`, and without the module replacing `config` or `parameters`."""
     found = [name for name in found if name not in ("self", "config", "device")]
     begin = next((place for place, name in enumerate(specified) if name in ("config", "parameters")), None)
     rest = [name for name in specified if name not in ("config", "parameters")]

@@ -1,4 +1,4 @@
-"""Derivatives by the complex step, f(x + ih) = f(x) + ih f′(x), in one direction and in many with one forward pass."""
+"""Test derivatives by the complex step, f(x + ih) = f(x) + ih f′(x), in one direction, or in many in one pass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def drawn(config: TransformerConfig) -> tuple[dict[str, np.ndarray], dict[str, n
 
 
 def loss(config: TransformerConfig, parameters: Parameters) -> np.ndarray:
-    """Return the loss of a batch with padding, which tests the derivative of masks too."""
+    """Return the loss of a batch with padding, so that masks are differentiated, too."""
     tokens = np.array([[3, 4, 5, 6, 7], [8, 9, 3, 0, 0]])
     inputs: dict[str, Any] = {name: tokens[:, : 5 - i] for i, name in enumerate(config.input_names)}
     logits = transformer(config, parameters, **inputs)

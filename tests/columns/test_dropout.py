@@ -1,4 +1,4 @@
-"""Tests of dropout: where each document applies dropout, and what dropout masks change."""
+"""Test where each document applies dropout, and what dropout masks change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every backend handles the limits of arithmetic: draws near 1, half precision, and very small or large numbers."""
+"""Test the limits of arithmetic in every backend: draws near 1, half precision, and very small or large numbers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_memory_of_another_shape_or_dtype_is_refused(backend: Backend) -> None:
 
 @pytest.mark.parametrize("case", [case for case, config in CASES.items() if config.is_recurrent])
 def test_the_state_of_a_recurrence_is_kept_in_float32(backend: Backend, case: str) -> None:
-    """Check that the state is not rounded to half precision, in which a large state would lose small changes."""
+    """Keep the state unrounded, because a large state in half precision would lose small changes."""
     config = CASES[case]
     for half in set(backend.dtypes) & set(HALF):
         _, cache = backend(config, probe_parameters(config), dtype=half).step(np.array([[5, 6, 7]]), None)

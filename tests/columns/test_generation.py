@@ -1,4 +1,4 @@
-"""The reference's generation, compared with simple code; beam search is compared with an exhaustive search."""
+"""Test the reference's generation against simple code, and its beam search against an exhaustive search."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_probabilities(config: TransformerConfig, parameters: Arrays, tokens: lis
 def score_of(
     config: TransformerConfig, parameters: Arrays, prompt: list[int], added: Sequence[int], power: float = 0.0
 ) -> float:
-    """Return the log-probability of the added tokens, divided by ((5 + their number) / 6)^power."""
+    """Return the log-probability of the added tokens, divided by ((5 + number of added tokens) / 6)^power."""
     before = ([*prompt, *added[:i]] for i in range(len(added)))
     score = sum(
         log_probabilities(config, parameters, tokens)[token] for tokens, token in zip(before, added, strict=True)

@@ -1,4 +1,4 @@
-"""Gradients and training in special cases: stacks without layers, training mode, recurrences in several chunks."""
+"""Test gradients and training in special cases: stacks without layers, training mode, recurrences in several chunks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ EACH = pytest.mark.parametrize(
 
 @EACH
 def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiating: Backend) -> None:
-    """Check more than 64 positions, so that a second chunk continues from the state of the first."""
+    """Use more than 64 positions, so that a second chunk continues from the state of the first."""
     config = dataclasses.replace(RECURRENT[mixer], max_length=70)
     parameters = probe_parameters(config, 6)
     inputs = {name: value[1:3] for name, value in mixed_inputs(config, 0, 70).items()}
@@ -92,7 +92,7 @@ def test_gradients_of_a_recurrence_are_its_derivatives(mixer: str, differentiati
     [("state-space", "aot_eager")] + [pytest.param(mixer, "inductor", marks=pytest.mark.long) for mixer in RECURRENT],
 )
 def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, compiler: str) -> None:
-    """Check compiled recurrences in PyTorch, as one chunk and as several."""
+    """Compile recurrences of PyTorch, in one chunk and in several."""
     import torch
 
     from transparity_pytorch.port import build, tensor
@@ -120,7 +120,7 @@ def test_gradients_of_a_compiled_recurrence_are_its_derivatives(mixer: str, comp
 
 @EACH
 def test_a_recurrence_learns_what_the_reference_learns(mixer: str, differentiating: Backend) -> None:
-    """Check training with a large eps for Adam; a gradient near eps has its rounding multiplied by up to rate / eps."""
+    """Use a large eps for Adam: the rounding of a gradient near eps is multiplied by up to rate / eps."""
     config, training = RECURRENT[mixer], Training("adamw", learning_rate=0.05, eps=1e-3, weight_decay=0.1)
     parameters, drawn = probe_parameters(config, 6), np.random.default_rng(3).integers(0, 6, (2, 3, 5))
     seen = np.ones((3, 4), np.int64)

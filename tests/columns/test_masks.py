@@ -1,4 +1,4 @@
-"""Masks of attention: padding on the left is hidden, and attention in blocks of queries equals the whole."""
+"""Test that padding on the left is hidden, and that attention in blocks of queries equals attention at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ COUNTED_FROM_THE_LEFT = dataclasses.replace(CASES["opt"], position_count="all")
 
 
 def padded(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens (2, length) with padding on the left, and their mask."""
     tokens = np.random.default_rng(seed).integers(1, 31, (2, PADDING + LENGTH))
     mask = np.ones(tokens.shape, int)
     mask[:, :PADDING] = 0
@@ -43,7 +42,7 @@ def padded(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def apart(backend: Backend, case: str, dtype: str, config: Any = None) -> tuple[float, float]:
-    """Return the difference between padded rows and the same rows without padding, and its budget."""
+    """Return the largest difference between padded rows and the same rows without padding, and its budget."""
     config = config or SHIFTED[case]
     parameters, (tokens, mask) = probe_parameters(config), padded()
     forward = backend(config, parameters, dtype=dtype)
@@ -128,7 +127,7 @@ STEP = 1e-20
 
 @st.composite
 def masks(draw: st.DrawFn) -> np.ndarray:
-    """Draw masks (batch or 1, 1, queries or 1, keys); some are causal, and some have rows without visible keys."""
+    """Draw masks (batch or 1, 1, queries or 1, keys); some masks are causal, and some rows hide every key."""
     batch, queries, keys = (draw(st.integers(1, 5)) for _ in range(3))
     shape = (draw(st.sampled_from([1, batch])), 1, draw(st.sampled_from([1, queries])), keys)
     mask = draw(arrays(bool, shape))
@@ -156,7 +155,7 @@ def test_a_block_at_a_time_it_is_the_same(mask: np.ndarray, block: int, hidden: 
 
 
 def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
-    """Return the oracle of attention with all taps: its `context`, and the `derivative` in the direction `toward`."""
+    """Return the oracle of attention, with taps for the context and its derivative in the direction `toward`."""
 
     def run(given: Arrays, tap: Tap) -> None:
         query = given["query"] + STEP * 1j * given["toward"]
@@ -168,7 +167,7 @@ def explicit_oracle(arrays: Arrays, mask: np.ndarray, hidden: float) -> Oracle:
 
 
 def test_what_is_hidden_by_little_is_not_left_out() -> None:
-    """Check a mask value of −1e-20, which one document prints by mistake; masked keys keep their full weight."""
+    """Use the masked score −1e−20, which one document prints by mistake; masked keys keep their full weight."""
     random = np.random.default_rng(1)
     query, key, value = (random.normal(size=(1, HEADS, 4, HEAD_DIM)) for _ in range(3))
     shown = np.tri(4, dtype=bool)[None, None]

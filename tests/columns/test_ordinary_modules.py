@@ -1,4 +1,4 @@
-"""The PyTorch and the JAX column are ordinary modules, which work without other parts of the project."""
+"""Test that the PyTorch and the JAX column are ordinary modules, which work without other parts of the project."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_dropout_drops_its_share_at_the_taps_of_the_configuration() -> None:
 
 
 def test_masks_take_the_place_of_dropout() -> None:
-    """Check that calls of the checker use only given dropout masks, or no dropout."""
+    """Expect calls of the checker to use only given dropout masks, or no dropout."""
     config = dataclasses.replace(TIED, dropout=0.5)
     forward = build(config, initialize_parameters(config))
     source, target = SOURCE.numpy(), TARGET.numpy()
@@ -119,7 +119,7 @@ def test_it_learns_from_its_own_initialization() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", MODELS)
 def test_it_is_compiled_as_one_graph(case: str) -> None:
-    """Check evaluation and training; the backend `eager` saves the time to compile code and uses the same graph."""
+    """Use the backend `eager`, which has the same graph and compiles no code."""
     model, probe, inputs = loaded(case)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert_agrees(compiled(**inputs), probe)

@@ -1,4 +1,4 @@
-"""The error for an invalid configuration is one sentence with the field, its value, and what is expected."""
+"""Test that the error for an invalid configuration is one sentence: the field, its value, and what is expected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from transparity.errors import ConfigError
 from transparity_conformance.checkpoints.examples import example_config
 
 CONFIG = preset("pre-norm").resized()
-# The fields by type.
 WHOLE_NUMBERS = [name for name, kind in FIELD_TYPES.items() if kind is int or kind == int | None]
 CHOICES = [name for name, kind in FIELD_TYPES.items() if get_origin(kind) is Literal]
 SWITCHES = [name for name, kind in FIELD_TYPES.items() if kind is bool]
@@ -33,7 +32,6 @@ def test_every_field_is_of_a_kind_that_is_tested() -> None:
 
 
 def refusal(**fields: Any) -> str:
-    """Return the error message for these fields, which must be one sentence."""
     with pytest.raises(ConfigError) as caught:
         dataclasses.replace(CONFIG, **fields)
     message = str(caught.value)
@@ -53,7 +51,7 @@ NONE_OF: tuple[tuple[list[str], list[Any], str], ...] = (
     (NUMBERS, [None, "0.1", math.nan, math.inf, True, [0.1]], ""),
     (["layer_types"], ["full", [1], [""], [None], {"a": 1}, 3], ""),
 )
-"""Fields of one type, values that are invalid for all of them, and a part of the message."""
+"""Fields of one type, values that are invalid for each of these fields, and a part of the message."""
 
 
 @for_each(

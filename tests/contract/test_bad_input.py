@@ -1,4 +1,4 @@
-"""In every backend, the error for invalid input is one sentence: the tensor, what was found and what was expected."""
+"""Test that every backend's error for invalid input is one sentence: the tensor, its value, and what is expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration is plain data: it round-trips through JSON, is immutable, and can be resized for a probe."""
+"""Test that configurations round-trip through JSON, are immutable, and can be resized for a probe."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_is_otherwise_than_in_the_paper_is_said_once(field: str, value: Any
 def test_the_scale_of_scores_and_the_masked_score_are_those_of_the_fields(
     fields: dict[str, Any], scale: float, masked: float
 ) -> None:
-    """Check both numbers against constants; all columns share these numbers, so claims would not notice an error."""
+    """Compare with constants, because all columns share these numbers and no claim would notice an error."""
     config = TransformerConfig(
         architecture="decoder", target_vocab_size=7, embed_dim=64, num_heads=4, mask_value=-100.0, **fields
     )

@@ -1,7 +1,5 @@
-"""Every field of the configuration is complete: documented, drawn, read by every column, and with a fault.
-
-Each failure names the file to change. CONTRIBUTING explains the steps.
-"""
+"""Test that every field is documented, randomly drawn, read by every column, and has a fault. Each failure names the
+file to change. CONTRIBUTING explains the steps."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ NO_FAULT = {
     "dropout_at": "`dropout-active` is found by repetition (diagnosis/judge.py), not in the catalogue",
     "bos_id": "every prompt for generation begins with this token",
 }
-"""Fields that the catalogue has no fault for, with the reason."""
+"""Fields without a fault in the catalogue, with the reason."""
 
 CASES_FILE = "conformance/transparity_conformance/oracle/cases.json"
 CONFIGURATIONS = [*(preset.config for preset in PRESETS.values()), *CASES.values()]
@@ -93,7 +91,7 @@ def class_body() -> list[ast.stmt]:
 
 @cache
 def words_for(field: str) -> frozenset[str]:
-    """Return the field's name, and the names of properties and methods of the configuration that read it."""
+    """Return the field's name, and the names of the configuration's properties and methods that read the field."""
     reads = {
         node.name: {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
         for node in class_body()
@@ -107,7 +105,7 @@ def words_for(field: str) -> frozenset[str]:
 
 @cache
 def text_of(folder: str, *names: str) -> str:
-    """Return the text of a folder's Python files and tables, or only of the files called `names`."""
+    """Return the text of a folder's Python and TOML files, or only of the files `names`."""
     every = [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".toml")]
     files = [ROOT / folder / name for name in names] or every
     assert files, f"{folder} has no Python files"

@@ -1,4 +1,4 @@
-"""A file or path that cannot be read or written is refused at once, with one sentence; nothing is ever unpickled."""
+"""Test unreadable files and paths: the error is immediate and one sentence, and nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from transparity_conformance.running.loading import load_port
 TERABYTES = 8 << 40
 
 LARGE: dict[str, Any] = {"seconds": 5.0, "megabytes": 300, "clock": time.process_time}
-"""Limits of time and memory for tests whose files have many bytes."""
+"""Limits of time and memory for large files."""
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 11, "n_positions": 8, "n_embd": 8, "n_head": 2, "n_layer": 1}
 
@@ -55,7 +55,7 @@ def refusal_at_once(
     megabytes: float = 50,
     clock: Callable[[], float] = time.perf_counter,
 ) -> str:
-    """Return the error of a call, which must be one sentence; the call must be fast and take little memory."""
+    """Return the error of a call: one sentence, raised within limits of time and memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = clock()
     with pytest.raises(error) as caught:
@@ -73,7 +73,7 @@ def sparse(path: Path) -> None:
 
 
 def listening(path: Path) -> None:
-    """Create a socket in the current folder, because the path of a socket must be short."""
+    """Create a socket in the current folder, because a socket's path must be short."""
     before = Path.cwd()
     os.chdir(path.parent)
     with socket.socket(socket.AF_UNIX) as made:
@@ -152,7 +152,7 @@ CHECKPOINTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("model.safetensors.index.json", {"config.json": json.dumps(GPT2)}),
     ("part.safetensors", {"config.json": json.dumps(GPT2), "model.safetensors.index.json": INDEX}),
 )
-"""A file of a checkpoint, and the other files that it needs."""
+"""A file of a checkpoint, and the other files that the checkpoint needs."""
 
 
 @for_each(("name", "others", "make"), [(*each, make) for each, make in product(CHECKPOINTS, MAKERS)])
@@ -268,7 +268,7 @@ def test_a_file_that_is_not_safetensors(tmp_path: Path, written: tuple[Path, Bun
 
 
 def stored(content: bytes | Mapping[str, Any], share: float = 1.0) -> Callable[[Path], object]:
-    """Return a function that writes a file, or a share of its bytes."""
+    """Return a function that writes `content`, or only the first `share` of its bytes."""
 
     def write(path: Path) -> None:
         save_parameters(path, content) if isinstance(content, Mapping) else path.write_bytes(content)

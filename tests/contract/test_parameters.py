@@ -1,4 +1,4 @@
-"""The table of parameter shapes agrees with initialization, saved and loaded files, and the frameworks' modules."""
+"""Test that parameter shapes agree with initialization, saved and loaded files, and the frameworks' modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ each_config = for_each("config", CONFIGS.values())
 
 
 def numbered(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return parameters whose values are all different, so that no two can be confused."""
     random = np.random.default_rng(7)
     return {name: random.random(shape, np.float32) for name, shape in parameter_shapes(config).items()}
 
@@ -100,7 +99,7 @@ def test_a_backend_gives_back_what_it_was_given(harness: Harness, config: Transf
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """Return a copy of `array` at an aligned address, where XLA reads it without copying."""
+    """Return a copy of `array` at an aligned address, which XLA reads without copying."""
     memory = np.empty(array.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -1,4 +1,4 @@
-"""The shapes in signatures use the same dimension names, and full forward passes run with all of them checked."""
+"""Test that signatures name dimensions consistently, and that forward passes run with every shape checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ["reference/transparity_numpy", "backends/transparity_pytorch", "backe
 
 
 def words(source: str) -> set[str]:
-    """Return every dimension name in `Float[Array, "batch length"]` and similar types."""
+    """Return every dimension name in types such as `Float[Array, "batch length"]`."""
     dimensions: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -115,6 +115,6 @@ for config in (presets[0], presets[1], presets[4]):
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_wrong_shapes_are_caught_and_every_shape_holds_in_every_preset(backend: str, every: int) -> None:
-    """Check in one process that wrong shapes fail and right ones pass; otherwise a disabled check would pass."""
+    """Test wrong and right shapes in one process, because right shapes also pass if the check is disabled."""
     process = run_python("-c", CHECKED + WRONG_SHAPES + EVERY_FORWARD, PACKAGES[backend], every)
     assert process.returncode == 0, process.stderr

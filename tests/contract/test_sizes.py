@@ -1,4 +1,4 @@
-"""Huge sizes in configurations and files raise an error of one sentence, with the size and the limit."""
+"""Test that huge sizes in configurations and files raise an error of one sentence, with the size and the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Third-party text in errors and reports cannot control the terminal, break a line, raise, or fill the screen."""
+"""Test that foreign text in errors and reports cannot control the terminal, break a line, raise, or fill the screen."""
 
 from __future__ import annotations
 
@@ -82,8 +82,6 @@ class Stranger:
 
 
 class Boastful(str):
-    """A string whose `__str__` exits the process."""
-
     def __str__(self) -> str:
         raise SystemExit(0)
 

@@ -1,4 +1,4 @@
-"""Ports for the tests: the reference in float32, with changes."""
+"""The reference in float32, with changes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def port(
 ) -> Callable[..., Any]:
     """Return the `build` of a port with changes.
 
-    `carry` changes parameters, `change` the values that the port computes with, and `shown` only the values that it
-    returns.
+    `carry` changes parameters, `change` the values that the port computes with, and `shown` only the returned
+    values.
     """
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:

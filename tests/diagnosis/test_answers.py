@@ -1,4 +1,4 @@
-"""Causes are reported if they reproduce the logits: the smallest set, all equivalent ones, and no others."""
+"""Test causes that reproduce the logits: the report names the smallest set, all equivalent causes, and no others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def probes() -> dict[str, Probe]:
 
 
 def everywhere(probe: Probe, identity: str, variant: str = "") -> list[Hypothesis]:
-    """Return every fault whose id is `identity`, at each group of taps, the largest group first."""
+    """Return the faults with the id `identity` at each group of taps, the largest group first."""
     found = [each for each in hypotheses(probe.config, [*probe.oracle.expected]) if each.fault.id == identity]
     return [each for each in found if variant in ("", each.fault.variant)]
 
@@ -67,7 +67,7 @@ def results_of(probes: dict[str, Probe], actual: dict[str, Arrays]) -> Results:
 
 def test_the_fewest_faults_that_give_the_answer_are_found_among_false_ones(probes: dict[str, Probe]) -> None:
     first = next(iter(probes.values()))
-    true = [everywhere(first, *fault)[-1] for fault in WRONG]  # in one layer
+    true = [everywhere(first, *fault)[-1] for fault in WRONG]  # a fault in a single layer
     false = everywhere(first, "head-order")[-1:]
     fewest = answer_of(probes, computed(probes, *WRONG)).fewest_of((*false, *true), tuple(true))
     assert false and {each.fault.id for each in fewest} == {"attention-scale", "rotary-missing"}
@@ -210,7 +210,7 @@ def test_a_port_of_another_configuration_is_told_which_fields_differ() -> None:
 
 
 def showing(**fields: Any) -> Callable[..., Any]:
-    """Return a port with other fields that returns only the taps of the original configuration."""
+    """Return a port with changed fields that shows only taps of the original configuration."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Any]:
         other = dataclasses.replace(config, **fields)

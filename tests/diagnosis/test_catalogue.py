@@ -1,4 +1,4 @@
-"""The catalogue includes every file of faults, and no two faults have the same name."""
+"""Test that the catalogue includes every file of faults, and that no two faults have the same name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_fault_has_a_name_of_its_own_and_changes_something(case: str) -> None:
 
 
 def test_every_sentence_is_said_of_some_fault() -> None:
-    """Build all faults; a fault without a sentence cannot be built."""
+    """Build all faults, because a fault without a sentence raises."""
     said = set()
     packed, batch = MODELS["gpt-oss"].with_sizes(embed_dim=32), preset("notes-lm").resized(norm="batch")
     of_words = dataclasses.replace(MODELS["masked-bert"], activation="relu")
@@ -74,7 +74,7 @@ def test_a_layer_that_shares_its_weights_has_every_one_of_them(case: str) -> Non
 
 @pytest.mark.parametrize("case", ["notes-lm", "pre-norm"])
 def test_an_exchange_is_made_at_both_sides(case: str) -> None:
-    """Check that a swap of two taps changes both taps; a change of only one tap is a different fault."""
+    """Expect both taps to change, because a change of only one tap is a different fault."""
     config = preset(case).resized()
     taps = list(tap_shapes(config, 1, **dict.fromkeys(config.input_names, 3)))
     mutual = [each for each in catalogue.hypotheses(config, taps) if each.fault.is_mutual]

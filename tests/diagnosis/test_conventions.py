@@ -1,8 +1,6 @@
-"""Equivalent forms of activations, and any output of queries without a visible key, are no faults.
-
-One linear map must relate an activation inside a sublayer, or a norm, to the reference's. A wrong value is never
-accepted as such a form, and no right value is reported next to another fault.
-"""
+"""Test that equivalent forms of activations, and any output of a query without visible keys, are no faults. An
+equivalent form is one linear map of the reference's value, inside a sublayer or at a norm. A wrong value is never
+accepted as such a form, and no right value is reported next to another fault."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def test_hidden_units_that_are_all_zero_are_not_equivalent() -> None:
 
 
 def unscaled(config: TransformerConfig, name: str, value: np.ndarray) -> np.ndarray:
-    """Return unscaled scores, like a port that scales scores just before the softmax."""
+    """Return unscaled scores, for a port that scales scores just before the softmax."""
     return value * config.head_dim**0.5 if name.endswith(".scores") else value
 
 
@@ -104,7 +102,7 @@ CONFIG = dataclasses.replace(CASES["llama"], tied_head=False)
 
 
 def folded(skipped: str = "") -> Carry:
-    """Return a change that multiplies norm gains into the next weights, except for the gain `skipped`."""
+    """Return a change that multiplies norm gains into the next weights, except the gain `skipped`."""
 
     def carry(config: TransformerConfig, parameters: Arrays) -> Arrays:
         changed = Arrays()
@@ -136,7 +134,7 @@ Weigh = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def weighing(weigh: Weigh, only: str = "attention.weights") -> Callable[..., Any]:
-    """Return the reference in float32 with `weigh` applied at all taps that end in `only`."""
+    """Return the reference in float32, with `weigh` applied to every tap whose name ends in `only`."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Callable[..., Mapping[str, np.ndarray]]:
         def forward(**tokens: Any) -> Mapping[str, np.ndarray]:

@@ -1,7 +1,5 @@
-"""In models with parts that no preset has, correct ports agree, and the tap and cause of mistakes are reported.
-
-These tests check a sample; `nox -s power` checks all mistakes.
-"""
+"""Test parts that no preset has: correct ports agree, and mistakes get the right tap and cause. These tests check a
+sample; `nox -s power` checks all mistakes."""
 
 from __future__ import annotations
 
@@ -81,7 +79,6 @@ def test_faults_are_told_apart_and_an_unknown_one_has_no_name(trial: Trial) -> N
 
 
 def _column(config: TransformerConfig, parameters: Arrays) -> Callable[..., Arrays]:
-    """Return the NumPy column in float32, with its taps."""
     cast = {name: value.astype(np.float32) for name, value in parameters.items()}
 
     def forward(**inputs: Any) -> Arrays:
@@ -108,7 +105,7 @@ def test_a_right_port_agrees(case: str) -> None:
 
 
 def _permuted(config: TransformerConfig, parameters: Arrays) -> Arrays:
-    """Reorder the features of queries and keys so that rotated pairs are neighbors."""
+    """Reorder the features of queries and keys so that the two features of a rotated pair are neighbors."""
     order = np.arange(config.head_dim).reshape(2, -1).T.ravel()
     turned = {name: value for name, value in parameters.items() if ".query" in name or ".key" in name}
     by_head = {name: value.reshape(-1, config.head_dim, *value.shape[1:])[:, order] for name, value in turned.items()}
@@ -133,7 +130,7 @@ def _of_key_positions(config: TransformerConfig) -> Callable[..., Any]:
 def test_another_form_of_the_same_is_right(
     case: str, fields: dict[str, Any], change: Callable[..., Arrays] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check interleaved rotation, and ALiBi as in BLOOM: slopes times the position of the key."""
+    """Use interleaved rotation, and ALiBi as in BLOOM (slopes times the position of the key)."""
     probes = probes_called(case)
     config = dataclasses.replace(MODELS[case], **fields)
     with monkeypatch.context() as patched:
@@ -165,7 +162,7 @@ def test_every_mistake_can_be_put_into_the_reference(case: str) -> None:
 class BeginsAgain(numpy_column.NumpyForward):
     def step(self, *given: Any, **named: Any) -> tuple[Any, Any]:
         def begins_again(right: Any, place: int) -> Any:
-            """Return `right` with the positions in argument number `place` restarting at 0."""
+            """Wrap `right` so that the positions in argument number `place` restart at 0."""
 
             def wrong(*given: Any, **named: Any) -> Any:
                 at = given[place]

@@ -1,4 +1,4 @@
-"""Reports match docs/report.schema.json, and count the tokens whose logits and predictions change."""
+"""Test that reports match docs/report.schema.json, and count the tokens whose logits and predictions change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REMARKS = {"$schema", "$defs", "title", "description"}
 
 
 def wrong(schema: dict[str, Any], value: Any, where: str = "report") -> Iterator[str]:
-    """Yield each path at which `value` violates `schema`; only the keywords that our schema uses are supported."""
+    """Yield each path at which `value` violates `schema`; only the keywords in our schema are supported."""
     assert set(schema) <= KEYWORDS | REMARKS, set(schema) - KEYWORDS - REMARKS
     if "$ref" in schema:
         yield from wrong(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], value, where)

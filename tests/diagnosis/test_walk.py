@@ -1,5 +1,4 @@
-"""Walks through a model start from recorded activations; faults that exclude each other, and near ties of experts, are
-not reported."""
+"""Test walks from recorded activations; faults that exclude each other, and near ties of experts, are not reported."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from transparity_numpy.transformer import transformer
 
 
 def are_possible(probe: Probe, pair: tuple[Hypothesis, Hypothesis]) -> bool:
-    """Return whether two faults can be applied together; they cannot if both set the same part of a formula."""
+    """Return whether two faults can act together; two faults that set the same part of a formula cannot."""
     try:
         walk(probe, {}, pair)
     except Impossible:
@@ -71,7 +70,7 @@ def test_what_is_skipped_makes_no_difference(case: str, monkeypatch: pytest.Monk
 
 
 def excluding(case: str) -> tuple[Probe, Hypothesis, Hypothesis]:
-    """Return a probe, and two faults that both set the eps of the first norm of the probe's model."""
+    """Return a probe, and two faults that both set the eps of its model's first norm."""
     probe = probes(case)["mixed"]
     tap = next(tap for tap in probe.oracle.expected if tap.endswith("_norm"))
     eps = [one for one in hypotheses(probe.config, [tap]) if one.fault.id == "norm-eps" and one.sites == (tap,)]
@@ -89,7 +88,7 @@ def test_two_mistakes_that_cannot_both_be_made_explain_nothing() -> None:
 
 
 def test_a_mistake_that_leaves_out_the_tap_explains_nothing_at_it() -> None:
-    """Check a fault that removes a tap: a pre-norm model has no norm after a sublayer."""
+    """Use a pre-norm model, which has no norm after a sublayer."""
     config = dataclasses.replace(preset("pre-norm").resized(), norm_position="sandwich")
     probe = next(iter(probes_of(config, "both").values()))
     pre = Hypothesis(Fault("norm-placement", "pre", "in front", fields={"norm_position": "pre"}))
@@ -117,7 +116,6 @@ def test_a_probe_on_which_one_of_two_causes_cannot_be_made_tells_them_apart() ->
 
 
 def segment_of(probe: Probe, *taps: str) -> Segment:
-    """Return the segment that ends at the last of the given taps."""
     recorded = {tap: probe.oracle.expected[tap] for tap in taps}
     return Segment(taps[-1], [probe], {probe.name: recorded}, {probe.name: 1e-6}, "float32")
 
@@ -127,7 +125,7 @@ ROUTER = "decoder.layers.1.feed_forward.router.weight"
 
 @functools.cache
 def probe(*, tied: bool = True, case: str = "mixtral") -> Probe:
-    """Return a probe whose last layer has two experts with almost the same scores for every token."""
+    """Return a probe whose last layer has two experts with almost equal scores for every token."""
     config = CASES[case]
     parameters = probe_parameters(config)
     if tied:
@@ -138,7 +136,7 @@ def probe(*, tied: bool = True, case: str = "mixtral") -> Probe:
 
 
 def last_of_equals(x: np.ndarray, count: int) -> np.ndarray:
-    """Replace `highest` by a function that prefers the last of almost equal numbers."""
+    """Choose the `count` highest numbers like `highest`, but prefer the last of almost equal numbers."""
     favoured = x + np.arange(x.shape[-1]) * np.float32(1e-6)
     return highest(favoured.astype(x.dtype), count)
 
@@ -163,7 +161,7 @@ def test_few_positions_of_an_ordinary_model_are_near_ties() -> None:
 
 
 def test_another_choice_in_a_near_tie_changes_the_logits() -> None:
-    """Check the premise of the other tests: the choice has a large effect on the logits."""
+    """Check the premise of the other tests: both choices are valid, but the logits differ."""
     one, other = answers(probe()), answers(probe(), last_of_equals)
     assert np.abs(one["logits"] - other["logits"]).max() > 100 * probe().oracle.budget("logits", "float32")
 
@@ -204,6 +202,6 @@ def test_a_wrong_choice_is_a_fault(tied: bool) -> None:
 
 @pytest.mark.parametrize("case", ["mixtral", "deepseek"])
 def test_rounding_is_measured_with_the_exact_choice(case: str) -> None:
-    """Check the budget of bfloat16; if rounding changed the chosen experts, the budget would be much larger."""
+    """Expect a small budget of bfloat16; if rounding changed the chosen experts, the budget would be much larger."""
     of = probe(tied=False, case=case)
     assert of.oracle.budget("logits", "bfloat16") < np.abs(of.oracle.expected["logits"]).max() / 2

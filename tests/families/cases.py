@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 
 class Case(NamedTuple):
-    """A transformers model from cases.toml."""
-
     model: str
     fields: dict[str, Any]
     expected: dict[str, Any]
@@ -38,10 +36,10 @@ def _case(like: tuple[str, ...] = (), fields: dict[str, Any] | None = None, **re
 
 
 CASES = {name: _case(**row) for name, row in _TABLES["cases"].items()}
-"""The transformers models that each family is compared with, by the family and the special feature."""
+"""The transformers model that a family is compared with, by family and special feature."""
 
 CHANGES: dict[str, dict[str, Any]] = _TABLES["changes"]
-"""Models of a family in addition to its small one, as changes of our fields."""
+"""Further models of a family, as changes of our fields."""
 
 REFUSED = {what: (row["case"], row["fields"], row["says"]) for what, row in _TABLES["refused"].items()}
-"""Fields that a case must refuse, and a part of the message, by a description."""
+"""A case, its invalid fields, and a part of the error message, by description."""

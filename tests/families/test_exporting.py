@@ -1,4 +1,4 @@
-"""A folder that is written for a family contains exactly the same model, and transformers can read it."""
+"""Test that a folder written for a family contains exactly the same model, and that transformers can read it."""
 
 from __future__ import annotations
 

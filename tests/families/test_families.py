@@ -1,4 +1,4 @@
-"""For every family, our import of a checkpoint from transformers computes the same as transformers."""
+"""Test for every family that an imported checkpoint computes the same as transformers."""
 
 from __future__ import annotations
 
@@ -44,11 +44,7 @@ def new(case: Case) -> Any:
 
 
 def learned(model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of a model.
-
-    These include Whisper's table of positions, and two kinds of buffers: the bias of logits and the correction of
-    routers.
-    """
+    """Return a model's weights, with Whisper's table of positions, the bias of logits, and routers' corrections."""
     frozen = "model.encoder.embed_positions.weight" if model.config.model_type == "whisper" else ""
     weights = {name: value for name, value in model.named_parameters() if value.requires_grad or name == frozen}
     kept = ("final_logits_bias", "e_score_correction_bias")
@@ -76,7 +72,7 @@ def made(case: Case) -> Any:
 
 
 def tokens_of(config: TransformerConfig, length: int) -> dict[str, np.ndarray]:
-    """Return three different rows, one padded on the left and one on the right; source and target differ in length."""
+    """Return three rows, one padded on the left and one on the right; source and target differ in length."""
     if config.reads_pixels:
         return {"pixels": pixel_inputs(config, 3, 7)}
     random = np.random.default_rng(7)
@@ -122,10 +118,11 @@ def theirs(model: Any, checkpoint: Checkpoint, inputs: Mapping[str, np.ndarray])
 
 @contextmanager
 def in_double_precision(case: Case, model: Any) -> Iterator[Any]:
-    """Yield the whole model in float64.
+    """Yield the model, computing entirely in float64.
 
-    transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model. The
-    `double()` of a model therefore still has the error of float32."""
+    transformers computes norms, angles, attention weights and buckets in float32 for every dtype of the model.
+    `double()` therefore leaves float32 errors.
+    """
     upcast = {"float32": torch.float64, "float": torch.float64, "FloatTensor": torch.DoubleTensor}
     before = torch.get_default_dtype()
     with pytest.MonkeyPatch.context() as patch:
@@ -165,7 +162,7 @@ def test_a_checkpoint_computes_what_transformers_computes(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.decoded])
 def test_transformers_computes_the_same_with_its_cache(name: str, saved: Callable[[str], Path]) -> None:
-    """Check a first chunk of tokens, then one token at a time."""
+    """Run a first chunk of tokens, then one token at a time."""
     checkpoint, model = import_checkpoint(saved(name)), made(CASES[name])
     tokens = tokens_of(checkpoint.config, CASES[name].length)["tokens"][:1, 3:]
     oracle = forward_oracle(checkpoint.config, checkpoint.parameters, {"tokens": tokens})
@@ -203,7 +200,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def edited(
     folder: Path, into: Path, fields: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None
 ) -> Path:
-    """Copy a folder with other `fields` and `tensors`, without those whose value is `GONE`."""
+    """Copy a folder with changed `fields` and `tensors`; an entry whose value is `GONE` is removed."""
     into.mkdir(parents=True, exist_ok=True)
     config = json.loads((folder / "config.json").read_text()) | dict(fields or {})
     (into / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value is not GONE}))

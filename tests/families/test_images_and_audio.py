@@ -1,4 +1,4 @@
-"""Encoders of images and audio: all styles of ports agree, as does transformers, and invalid inputs are refused."""
+"""Test encoders of images and audio: ports in all styles and transformers agree, and invalid inputs are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "another width": {"embed_dim": 10, "num_heads": 5, "feed_forward_dim": 7, "mel_bins": 1, "num_frames": 2},
     "untied": {"tied_head": False, "activation": "relu", "num_decoder_layers": 1, "num_frames": 38},
 }
-"""Models of the family whose encoder is as long as the decoder, shorter and longer."""
+"""Models whose encoder is as long as the decoder, shorter, and longer."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A checkpoint checked layer by layer: each piece has the checkpoint's own weights, in a folder of its family."""
+"""Test checkpoints layer by layer: each piece is a folder of the family with the checkpoint's own weights."""
 
 from __future__ import annotations
 
@@ -101,10 +101,8 @@ def test_what_has_no_such_layer_is_said(family: str, layers: list[int] | None, m
 
 @pytest.mark.long
 def test_a_wrong_layer_is_found_by_its_own_weights_alone(tmp_path: Path) -> None:
-    """Check a norm without its gain.
-
-    In layer 0, where the gains are ones, only the gradient is wrong; in layer 1 the forward pass is wrong.
-    """
+    """Omit a norm's gain: in layer 0 all gains are one and only the gradient is wrong; in layer 1 the forward pass
+    is."""
     config = example_config("llama")
     parameters = probe_parameters(config)
     for name in ("self_attention_norm", "feed_forward_norm"):

@@ -1,4 +1,4 @@
-"""Matrices in float8 and experts in MXFP4 are read as transformers dequantizes them."""
+"""Test that matrices in float8 and experts in MXFP4 are dequantized as in transformers."""
 
 from __future__ import annotations
 

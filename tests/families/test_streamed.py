@@ -1,4 +1,4 @@
-"""A large checkpoint is checked without loading it into memory: matrices are read while they are multiplied."""
+"""Test that a large checkpoint is never loaded into memory; matrices are read while they are multiplied."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mapped, np.
 
 
 def whole_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that receives the names of matrices that are read as a whole."""
+    """Return a list that receives the names of matrices that are read completely."""
     read: list[str] = []
     plain = Mapped.__array__
 
@@ -245,7 +245,7 @@ def test_a_loader_is_given_a_copy_or_the_folder_itself_where_no_copy_fits(
     loader = HubBuild(lambda path: path, "llama", str(tmp_path))
     assert isinstance(parameters, InFolder) and isinstance(given_to(loader, parameters), dict)
     monkeypatch.setattr(importing, "available_memory", lambda: 0)
-    parameters = import_checkpoint(folder).parameters  # importing decides it once
+    parameters = import_checkpoint(folder).parameters  # importing chooses: memory or folder
     assert given_to(loader, parameters) == str(folder)
     assert isinstance(given_to(loader, parameters | {}), dict)  # changed parameters differ from the folder
     assert isinstance(given_to(port.build, parameters), dict)

@@ -1,5 +1,4 @@
-"""The towers of a CLIP folder, and Llama 4's attention, return the same values as inside the whole models of
-transformers."""
+"""Test that a CLIP folder's towers, and Llama 4's attention, compute the same as inside transformers' whole models."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def test_a_tower_is_the_same_after_it_is_exported(section: str, pair: Path, tmp_
 
 
 def test_a_section_without_sizes_has_those_of_transformers(pair: Path, tmp_path: Path) -> None:
-    """Check a config.json that omits default values."""
+    """Use a config.json that omits default values."""
     CLIPConfig().save_pretrained(tmp_path / "whole")
     edited(pair, tmp_path / "bare", {name: {} for name in SECTIONS} | {"projection_dim": GONE})
     shutil.copy(pair / "model.safetensors", tmp_path / "whole")
@@ -131,7 +130,7 @@ CONFIG = dataclasses.replace(CASES["llama4"], num_decoder_layers=LAYERS, max_len
 
 
 def peer(config: TransformerConfig) -> Any:
-    """Return Llama 4 with the configuration's layers: rotary positions in chunks, or a query temperature."""
+    """Return Llama 4 of transformers with the given layers: chunked rotary attention or a query temperature."""
     rotated = [config.for_layer("decoder", i).positions == "rotary" for i in range(LAYERS)]
     theirs = transformers.Llama4TextConfig(
         vocab_size=config.target_vocab_size,

@@ -1,4 +1,4 @@
-"""Fast linear layers multiply by packed weights, which changes only the order of summation."""
+"""Test fast linear layers, whose packed weights change only the order of summation."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_looked_into_is_not_packed() -> None:
 def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probes("notes-lm")["mixed"]
     forward = build(probe.config, probe.parameters, mode="compile")
-    # an import changes both; monkeypatch restores them
+    # the import replaces the attribute and the module; monkeypatch restores both
     monkeypatch.setattr(transparity_pytorch.fast, "fast_linear", fast_linear)
     monkeypatch.delitem(sys.modules, fast_linear.__name__)
     assert importlib.import_module(fast_linear.__name__) is not fast_linear
@@ -96,7 +96,7 @@ def test_what_is_compiled_outlives_a_module_that_is_imported_anew(monkeypatch: p
 @pytest.mark.parametrize("product", ONE_ROW)
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_row_is_multiplied_as_several_are(bias: bool, product: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check five results, a number that is no multiple of the threads or of the vector width."""
+    """Use five results, which is no multiple of the threads or of the vector width."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     torch.manual_seed(0)
     linear, row = nn.Linear(7, 5, bias=bias), torch.randn(1, 1, 7)
@@ -141,7 +141,7 @@ def test_whichever_library_multiplies_one_row_its_result_is_the_same(
 
 
 def test_one_row_is_decoded_by_what_was_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that only single tokens of single rows run the compiled step; the code is traced but not compiled."""
+    """Expect only single tokens of single rows to run the compiled step; the code is traced but not compiled."""
     monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
     probe = probes("notes-lm")["mixed"]
     forward, eager = (build(probe.config, probe.parameters, mode=mode) for mode in ("compile", "eager"))
@@ -173,7 +173,7 @@ def test_flax_decodes_with_its_kernels_the_other_way_around() -> None:
 
 
 def test_flax_learns_by_products_of_matrices() -> None:
-    """Check that training uses matrix products; claims compare the gradients with the oracle."""
+    """Expect matrix products in training; claims compare the gradients with the oracle."""
     probe = probes("translation")["mixed"]
     model = build_flax(probe.config, probe.parameters).model
     learner = flax_fast_linear.for_training(model)

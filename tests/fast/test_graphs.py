@@ -1,4 +1,4 @@
-"""Recorded runs: a replay computes the same as the original code, and only repeated shapes are recorded."""
+"""Test recorded runs: a replay computes the same as the original code, and only repeated shapes are recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def doubled(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Return the list of recordings of a recorder for the CPU, whose replay runs the function again."""
+    """Replace the recorder by one for the CPU, whose replay runs the function again; return its recordings."""
     made: list[Callable[[], None]] = []
 
     def recorded(change: Callable[[], None]) -> Callable[[], None]:
@@ -61,7 +61,7 @@ def test_a_replayed_result_is_not_overwritten_by_the_next(recordings: list[Calla
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Return the list of attempts to record, which all fail."""
+    """Make every recording run out of memory; return the attempted recordings."""
     tried: list[Callable[[], None]] = []
 
     def full(change: Callable[[], None]) -> Callable[[], None]:
@@ -80,7 +80,7 @@ def test_without_memory_for_a_recording_runs_are_launched(without_memory: list[C
 
 
 def without_values(inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Return meta tensors with the shapes and dtypes of the inputs; their values cannot be read, as in a CUDA graph."""
+    """Return meta tensors with the inputs' shapes and dtypes; as in a CUDA graph, values cannot be read."""
     return {name: torch.as_tensor(value).to("meta") for name, value in inputs.items()}
 
 
@@ -107,7 +107,6 @@ def test_what_is_recorded_reads_no_value(case: str) -> None:
 
 
 def requests(device: str = "cpu") -> list[dict[str, Any]]:
-    """Return requests with prompts, sources, lengths and uniform numbers; the last prompt is shorter."""
     random = np.random.default_rng(0)
     return [
         {
@@ -133,7 +132,7 @@ def generating_model(max_length: int) -> PytorchForward:
 def test_a_generation_is_replayed_with_its_own_inputs(
     recordings: list[Callable[[], None]], max_length: int, recorded: list[int]
 ) -> None:
-    """Check several lengths: the cache may be full before the generation ends, or shorter than every prompt."""
+    """Use several lengths: the cache is full before the generation ends, or shorter than every prompt."""
     model, replayed, counts = generating_model(max_length).model, ReplayedGeneration(), []
     for request in requests():
         expected = generate(model, max_new_tokens=NEW_TOKENS, **request)

@@ -1,4 +1,4 @@
-"""Cached results are reused if nothing changed, and computed again if anything did."""
+"""Test that cached results are reused if nothing changed, and computed again otherwise."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def noise(oracle: Oracle, dtype: str = "float32") -> dict[str, float]:
 
 @pytest.fixture
 def reused(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Return a function that tells whether an oracle's noise is read from the cache."""
+    """Return a function that checks whether an oracle's noise is read from the cache."""
 
     def measured(oracle: Oracle, dtype: str) -> dict[str, float]:
         raise NotImplementedError
@@ -92,7 +92,7 @@ def changed_token() -> Oracle:
 
 
 def renamed() -> Oracle:
-    """Return an oracle with two weights of one shape swapped, which leaves the concatenated bytes unchanged."""
+    """Return an oracle with two equally shaped weights swapped, which leaves the concatenated bytes unchanged."""
     given = probe()
     one, other = "decoder.layers.0.self_attention.query.weight", "decoder.layers.0.self_attention.key.weight"
     swapped = {one: given.parameters[other], other: given.parameters[one]}
@@ -142,7 +142,7 @@ def test_another_machine_computes_again(reused: Callable[..., bool], monkeypatch
 
 
 def test_the_sources_are_all_that_the_oracle_imports() -> None:
-    """Check that the oracle imports only code that is part of the cache key."""
+    """Expect the oracle to import only code that is part of the cache key."""
     script = (
         "import importlib, pkgutil, sys, transparity_conformance.oracle as oracle\n"
         "for each in pkgutil.walk_packages(oracle.__path__, 'transparity_conformance.oracle.'):\n"
@@ -199,7 +199,7 @@ def test_the_fields_that_calls_exercise_are_reused(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_keeps_results_and_a_second_check_has_the_same_report(tmp_path: Path) -> None:
-    """Check that only the times differ; no other test uses this configuration, so its oracle is not in memory."""
+    """Expect only the times to differ; no other test uses this configuration, so its oracle is not in memory."""
     (tmp_path / "port.py").write_text(PORT)
     (tmp_path / "config.json").write_text(dataclasses.replace(CONFIG, norm_eps=3e-5).to_json())
     reports = []

@@ -1,4 +1,4 @@
-"""Fast paths divide a batch: JAX over the CPU devices that the user requested, NumPy over threads."""
+"""Test that fast paths divide a batch: JAX over the CPU devices that the user requested, NumPy over threads."""
 
 from __future__ import annotations
 

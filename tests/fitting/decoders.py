@@ -1,4 +1,4 @@
-"""Small decoders that hide a property from `fit`: their eps, a buffer, a fixed length, or the batch axis."""
+"""Small decoders with a property that `fit` cannot see: their eps, a buffer, a fixed length, or the batch axis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RmsNorm(nn.Module):
 
 
 class Bounded(RmsNorm):
-    """An RMSNorm that bounds the mean square from below in place of adding eps."""
+    """An RMSNorm with a lower bound for the mean square instead of an added eps."""
 
     def __init__(self) -> None:
         super().__init__(1e-5)
@@ -133,7 +133,7 @@ def no_module() -> int:
 
 
 class Bag(nn.Module):
-    """A model that returns the mean of the embeddings so far, without attention."""
+    """A model that averages the embeddings up to each token, without attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Bag(nn.Module):
 
 
 class TwoMasks(Decoder):
-    """A decoder that hides later tokens by −∞, and then adds −1e9 to the scores of padding."""
+    """A decoder that hides later tokens by −∞, then adds −1e9 to the scores of padding."""
 
     def __init__(self) -> None:
         super().__init__(attend=self.masked)
@@ -196,7 +196,7 @@ class RowsSecond(nn.Module):
 
 
 class Narrow(Decoder):
-    """A decoder whose second linear layer has two outputs too many, which are discarded."""
+    """A decoder whose second linear layer has two unused outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class Wrapped(nn.Module):
 
 
 class Cached(Wrapped):
-    """A GPT whose second argument is the start position; `fit` must not take it for the targets."""
+    """A GPT whose second argument is the start position, which `fit` must not mistake for the targets."""
 
     def forward(self, tokens, start_pos: int):
         assert start_pos == 0
@@ -204,8 +204,6 @@ class Pair(nn.Module):
 
 
 class Pixels(nn.Module):
-    """A module that reads pixels without patches."""
-
     def __init__(self):
         super().__init__()
         self.map = nn.Linear(5, 5)

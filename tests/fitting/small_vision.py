@@ -141,7 +141,7 @@ class NormedViT(PlainViT):
 
 
 class TurnedViT(TimmViT):
-    """A ViT that reads columns in place of rows."""
+    """A ViT that reads columns instead of rows."""
 
     def forward(self, x):
         return super().forward(x.mT)

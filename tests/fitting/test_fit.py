@@ -1,4 +1,4 @@
-"""`transparity fit` returns the configuration of a module, and a check confirms it; `describe` prints the fields."""
+"""Test that `transparity fit` finds a module's configuration, a check confirms it, and `describe` prints it."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_what_stops_a_fit_is_told_with_what_is_known(name: str, row: tuple[Any, 
 
 
 def test_what_only_the_probes_of_a_check_show_is_not_confirmed() -> None:
-    """Check a lower bound in place of eps; it acts only on small activations, which only probes of a check have."""
+    """Use a lower bound instead of eps; only a check's probes have activations that are small enough to show it."""
     made = fit(lambda: ports.Decoder(ports.Bounded))
     assert not made.is_confirmed
     assert "weights of a check" in " ".join(made.remarks)

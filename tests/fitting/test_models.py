@@ -1,4 +1,4 @@
-"""`transparity fit` on many models: each row has a configuration to find, or the expected error."""
+"""Test `transparity fit` on many models; each row has the expected configuration or error."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ class Found:
     """The fields that may differ from the template; None permits any."""
     is_confirmed: bool = True
     is_whole: bool = False
-    """Whether every parameter must be used."""
+    """Whether `fit` must use every parameter."""
     untold: Mapping[str, str] = field(default_factory=dict)
-    """For fields that are undetermined, the beginning of the reason."""
+    """The beginning of the reason, by undetermined field."""
     told: tuple[str, ...] = ()
-    """Fields that must be determined."""
     remarks: tuple[str, ...] = ()
 
 

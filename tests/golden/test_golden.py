@@ -1,7 +1,5 @@
-"""Golden reports in golden.json: the verdict, the causes, the lines and the notes of a check, for each port.
-
-`python -m tests.golden.test_golden [WORD …]` rewrites the reports of ports whose name contains a word. Review the diff.
-"""
+"""Test golden reports (golden.json): each port's verdict, causes, lines and notes. `python -m tests.golden.test_golden
+[WORD …]` rewrites the reports of ports whose name contains a word. Review the diff."""
 
 from __future__ import annotations
 
@@ -145,10 +143,10 @@ CASES: dict[str, Case] = {
     "asked: an unknown family": (numpy_build, {"family": "llamas"}),
     "asked: a length beyond max_length": of_gpt2(pytorch_build, lengths=[1000], **GIVEN),
 }
-"""For each name, a port and the arguments of its check."""
+"""A port and the arguments of its check, by name."""
 
 NUMBERS = re.compile(r"[\d.]+(e[+-]?\d+)?(?= ?[%×])|\d\.\d+(e[+-]?\d+)?|\d+e[+-]?\d+|(?<=takes about )\d+")
-"""A pattern for shares, errors and seconds, which differ from computer to computer."""
+"""Matches shares, errors and seconds, which differ from computer to computer."""
 
 
 def summary(name: str) -> dict[str, Any]:

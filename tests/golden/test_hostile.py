@@ -1,4 +1,4 @@
-"""Failing ports, invalid files and wrong arguments end with one sentence and exit code 2, without a verdict."""
+"""Test failing ports, invalid files and wrong arguments: one sentence, exit code 2, and no verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ LLAMA = f"{Path(__file__).parents[1] / 'check/hand_written_llama.py'}:"
 
 
 def refused(result: Result) -> str:
-    """Return the single sentence with which the command refuses its arguments."""
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n")
     assert "differs from" not in result.stdout and "agrees with" not in result.stdout
@@ -39,13 +38,13 @@ def refused(result: Result) -> str:
 
 
 def checked(folder: Path, source: str, *options: str) -> Result:
-    """Check a port whose file starts with a correct port and continues with `source`."""
+    """Check a correct port whose file continues with `source`."""
     (folder / "port.py").write_text(RIGHT + source)
     return invoke("check", f"{folder / 'port.py'}:build", "--preset", "notes-lm", "--logits-only", *options)
 
 
 def calling(does: str) -> str:
-    """Return a port that runs a statement in its forward pass."""
+    """Return the source of a port that runs a statement in its forward pass."""
     return f"\ndef build(config, parameters):\n    def port(**tokens):\n        {does}\n    return port\n"
 
 
@@ -77,7 +76,7 @@ FAILING = (
     ("def build(:\n", "cannot be imported: SyntaxError: invalid syntax (line 13)."),
     ("\0", "cannot be imported: "),
 )
-"""The end of a port's file, and a part of the message."""
+"""Code appended to the correct port's file, and a part of the error message."""
 
 
 @pytest.mark.parametrize(("source", "says"), FAILING)

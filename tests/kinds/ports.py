@@ -31,7 +31,7 @@ class Decoder:
 
 
 class Masked(Decoder):
-    """A decoder that accepts an attention mask and offers nothing else."""
+    """A decoder with an attention mask, without steps or generation."""
 
     def __call__(self, tokens: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:  # type: ignore[override]
         hidden = np.asarray(attention_mask)

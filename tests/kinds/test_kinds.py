@@ -1,4 +1,4 @@
-"""Ports diverge whose faults need long calls, many rows, a mask or a certain folder; the unchanged ports agree."""
+"""Test faults that need long calls, many rows, a mask or a certain folder; the unchanged ports agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SYSTEMS = {
 }
 
 FEW = {(row["port"], row["system"]): row for row in reversed(ROWS) if row["system"] in ("bart", "folder")}
-"""One row of each port whose checks take few seconds; the other rows are `long`."""
+"""One quick row of each port; the other rows are `long`."""
 
 TWINS = sorted({(row["port"], row["system"]) for row in ROWS})
 

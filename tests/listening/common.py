@@ -1,4 +1,4 @@
-"""Helpers for tests of recordings: the code of lines, and data flow."""
+"""Helpers for tests of recordings: code of lines, and data flow."""
 
 from __future__ import annotations
 

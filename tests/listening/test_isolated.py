@@ -1,4 +1,4 @@
-"""A port in its own process is recorded like a port in this process, and recording takes little time."""
+"""Test that a port in its own process is recorded like a port in this process, and that recording takes little time."""
 
 from __future__ import annotations
 

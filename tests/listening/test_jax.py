@@ -1,4 +1,4 @@
-"""JAX ports: every primitive is recorded, also inside `jit`, with the line that ran or traced it."""
+"""Test recordings of JAX ports: every primitive, also inside `jit`, with the line that ran or traced it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy ports: every expression is recorded with its line, and the port's results do not change."""
+"""Test recordings of NumPy ports: every expression with its line, and unchanged results."""
 
 from __future__ import annotations
 

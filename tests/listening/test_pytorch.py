@@ -1,4 +1,4 @@
-"""PyTorch ports: every operation is recorded with the line that ran it."""
+"""Test recordings of PyTorch ports: every operation with the line that ran it."""
 
 from __future__ import annotations
 

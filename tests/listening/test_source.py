@@ -1,4 +1,4 @@
-"""The port's line is distinguished from lines of frameworks, installed packages and the checker."""
+"""Test that lines of the port are distinguished from lines of frameworks, installed packages and the checker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_column_of_ours_is_a_port_like_any_other() -> None:
 
 
 def installed(folder: Path, package: str, text: str) -> Any:
-    """Return the function `forward` from a file in an installed package."""
+    """Write a file into an installed package; return its function `forward`."""
     file = folder / "site-packages" / package / "model.py"
     file.parent.mkdir(parents=True)
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""Long prompts are compared at every position without a queries × keys array, and shortened if they diverge."""
+"""Test long prompts, compared at every position without a queries × keys array, and shortened if they diverge."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def one_more(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
 
 
 def one_more_far_away(self: Model, where: Tensor, keys: int, window: int) -> Tensor:
-    """Return a window that is off by one at large positions."""
+    """Return the window's mask, which at large positions is one key too wide."""
     is_far = (where >= 2 * window)[:, None, :, None]
     return Model.near(self, where, keys, window) | (is_far & Model.near(self, where, keys, window + 1))
 
 
 def checked(config: TransformerConfig, budget: float = 0.0, **wrong: Callable[..., Any]) -> Report:
-    """Check the independent port with some methods replaced."""
+    """Check the independent port with the methods `wrong` in place of its own."""
     parameters, port = probe_parameters(config), type("Wrong", (Model,), wrong)
     return check(port, config=config, parameters=parameters, lengths=[LENGTH], budget=budget)
 
@@ -150,7 +150,7 @@ FAR: dict[str, tuple[Callable[[Tensor], Tensor], int, str, str]] = {
     "a short table": (lambda where: where.clamp(max=511), 513, "rotary-position", "the last row of a table"),
     "positions begun again": (lambda where: where % 256, 257, "rotary-position", "begin at 0 again"),
 }
-"""The wrong positions, the first wrong length, the cause, and a part of its description."""
+"""The wrong positions, the first wrong length, the cause, and a part of the cause's description."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Run the commands that pages show; small files replace the named files, and small numbers replace large ones."""
+"""Run the commands of the pages, with small files and small numbers in place of the named ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PATHS = os.pathsep.join(sys.path)
 """The module search path, for other processes."""
 
 SMALLER = {"32768": "28", "4096": "20", "0,7,31": "0,1", "0,7": "0,1"}
-"""Lengths and layers in the commands of pages, and the values that replace them for a small model."""
+"""Lengths and layers in the pages' commands, and their replacements for a small model."""
 
 SYSTEM = ("--preset", "--config", "--family", "--checkpoint")
-"""A check without one of these options would check every preset."""
+"""Options that choose a system; without any of these, a check would run every preset."""
 
 ENDS = {"check": (0, 1), "compare": (0, 1), "fit": (0, 1)}
-"""The permitted exit codes of commands that judge; all other commands must end with 0."""
+"""The permitted exit codes of commands that judge; all other commands must exit with 0."""
 
 PORT = """
 from transparity_pytorch.port import build
@@ -81,13 +81,13 @@ save_file({{f"{{probe}}/logits": forward.logits(**given) for probe, given in pro
 
 
 def transparity(*arguments: str) -> None:
-    """Run a command of this project. A check may end with 0 or 1."""
+    """Run a command of this project, with the exit codes that `ENDS` permits."""
     ended = CliRunner(env={"COLUMNS": "80", "PYTHONPATH": PATHS}).invoke(app, arguments)
     assert ended.exit_code in ENDS.get(arguments[0], (0,)), f"{shlex.join(arguments)}: {ended.output}"
 
 
 def run_here(command: list[str]) -> None:
-    """Run a program that must end with 0."""
+    """Run a program, which must exit with 0."""
     ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{shlex.join(command)}: {ended.stderr}"
 

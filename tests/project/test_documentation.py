@@ -1,4 +1,4 @@
-"""README.md, docs/ and CONTRIBUTING.md: every code block runs, and every shown output is correct."""
+"""Test that every code block of README.md, docs/ and CONTRIBUTING.md runs, and that every shown output is correct."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SESSIONS = set(re.findall(r"(?m)^@nox\.session.*\ndef (\w+)", (ROOT / "noxfile.p
 
 
 READS_ALONE = ("docs/release_notes.py",)
-"""Scripts of the repository that are quick and write no files."""
+"""Quick scripts of the repository that write no files."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def hold(printed: str, expected: str) -> None:
-    """Assert that `printed` is `expected`; a last line that starts with `…` permits more output."""
+    """Assert that `printed` equals `expected`; a last line that starts with `…` permits more output."""
     begin, more, _ = without_figures(expected).partition("\n…")
     printed = without_figures(printed)
     assert (printed[: len(begin)] if more else printed) == begin
 
 
 def without_figures(text: str) -> str:
-    """Replace what depends on the processor: figures, and the name of the worst probe."""
+    """Replace numbers and the name of the worst probe, which depend on the processor."""
     lines = (line.rstrip() for line in re.sub(r"probe\s+\w+\)", "probe #)", text.strip()).splitlines())
     return re.sub(r"\d+(\.\d+)?(e-?\d+| %)", "#", "\n".join(lines))
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> str:
-    """Run a block and return its output; also write the block to the file that its first line names."""
+    """Run a block and return its output; if the block's first line names a file, also write the block to it."""
     if file := re.match(r"# (\w+\.py)\n", block.text):
         Path(file[1]).write_text(block.text, encoding="utf-8")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -76,7 +76,7 @@ def run_python(block: Block, namespace: dict[str, Any]) -> str:
 
 
 def run_console(text: str) -> None:
-    """Run each `$ transparity …` of a block and compare its output with the lines below it."""
+    """Run each `$ transparity …` of a block, and compare its output with the lines below it."""
     for session in re.split(r"(?m)^\$ ", text)[1:]:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)
@@ -106,7 +106,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
 
 
 def run_shell(text: str) -> None:
-    """Run the commands of a `sh` block; for commands that need a network or hours, check only their arguments."""
+    """Run a `sh` block; for commands that need a network or hours, check only the arguments."""
     for line in text.splitlines():
         if words := shlex.split(line.partition(" 2>")[0], comments=True):
             program, *arguments = words
@@ -168,7 +168,7 @@ HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.
 
 
 def run_yaml(text: str) -> None:
-    """Run the hooks of a pre-commit file or the steps of a workflow, and check the versions of other actions."""
+    """Run the hooks of a pre-commit file or the steps of a workflow; check the versions of foreign actions."""
     page = yaml.safe_load(text)
     for hook in (hook for repository in page.get("repos", ()) for hook in repository["hooks"]):
         run_shell(shlex.join([HOOKS[hook["id"]]["entry"], *hook["args"]]).replace("'", ""))
@@ -180,7 +180,7 @@ def run_yaml(text: str) -> None:
 
 
 def run_action(given: dict[str, str], code: int = 0) -> str:
-    """Run the steps of our action except the installation, and return the summary that it writes."""
+    """Run the steps of our action except the installation; return the summary that the action writes."""
     inputs = {name: given.get(name, each.get("default")) for name, each in ACTION["inputs"].items()}
     assert given.keys() <= inputs.keys()
     prepare([inputs["port"]])

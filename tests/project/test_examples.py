@@ -1,4 +1,4 @@
-"""Run the examples with small sizes: both frameworks have the same losses, and no held-out word is trained on."""
+"""Test the examples with small sizes: both frameworks have the same losses, and no held-out word is trained on."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ SMALL = {"max_length": 16, "embed_dim": 24, "num_heads": 3, "num_decoder_layers"
 STEPS = 12
 
 CONTROLS, FURTHER = 3, 16
-"""The number of control runs, and the limit for JAX as a multiple of their largest difference.
-
-The initial parameters of a control run in PyTorch differ from the first run's by one rounding. For the worst of 40
-seeds, JAX's losses differed 7 times as much as the losses of any control run, without XLA's slow passes.
-"""
+"""The number of control runs, and the limit for JAX as a multiple of the control runs' largest difference. A control
+run is a run in PyTorch whose initial parameters differ from the first run's by one rounding. For the worst of 40 seeds
+without XLA's slow passes, JAX's losses differed 7 times as much as any control run's."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The sizes of folders, files and functions, the modules that an import brings, and tests without typed tolerances."""
+"""Test sizes of folders, files and functions, the modules that an import loads, and the absence of typed tolerances."""
 
 from __future__ import annotations
 
@@ -68,11 +68,10 @@ LISTS = {
     "conformance/transparity_conformance/catalogue",
     "conformance/transparity_conformance/checkpoints/families",
 }
-"""Folders with one file per list entry, which may have more files."""
+"""Folders that contain one file per list entry, and may therefore have more files."""
 
 
 def python_files() -> list[Path]:
-    """Return every Python file in the project, as git lists them."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [Path(name) for name in listed if (ROOT / name).is_file()]
@@ -107,19 +106,19 @@ PACKAGES = [ROOT / "conformance/transparity_conformance" / name for name in ("ca
 FILES = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "conformance/meta").rglob("test_*.py")])
 
 COMPARING = {"approx", "allclose", "assert_allclose", "isclose", "assert_close", "assert_array_almost_equal"}
-"""Functions with an argument for the tolerance, which has a default."""
+"""Functions whose argument for the tolerance has a default."""
 
 ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 TOLERANCES = {"rtol", "atol", "rel", "abs", "rel_tol", "abs_tol", "decimal"}
 SMALL = 1e-3
-"""A comparison with a smaller number counts as a tolerance."""
+"""The limit below which a number in a comparison counts as a tolerance."""
 
 FIGURES = {"test_race.py", "test_benchmarks.py"}
-"""Tests of times and their ratios, for which no oracle exists."""
+"""Tests of times and ratios of times, for which no oracle exists."""
 
 
 def typed_tolerances(text: str) -> Iterator[int]:
-    """Yield the lines of calls whose tolerance is a constant or the default, and of comparisons with a small number."""
+    """Yield the lines of calls with a constant or default tolerance, and of comparisons with a small number."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in COMPARING:
             given = [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
@@ -149,7 +148,7 @@ def test_no_tolerance_is_typed_into_a_test(path: Path) -> None:
 
 @for_each("package", PACKAGES)
 def test_no_tolerance_is_typed_into_a_judgment(package: Path) -> None:
-    """Check a package of the checker; only `oracle.budgets` and `diagnosis.thresholds` may define thresholds."""
+    """Only `oracle.budgets` and `diagnosis.thresholds` may define thresholds."""
     files = {path: path.read_text() for path in package.rglob("*.py")}
     found = {path.name: [*typed_tolerances(text), *typed_fractions(text)] for path, text in files.items()}
     assert {name: lines for name, lines in found.items() if lines} == {}

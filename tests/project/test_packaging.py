@@ -1,4 +1,4 @@
-"""The wheel contains the five packages with their type markers and templates, and nothing else."""
+"""Test that the wheel contains the five packages with their type markers and templates, and nothing else."""
 
 from __future__ import annotations
 

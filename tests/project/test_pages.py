@@ -1,4 +1,4 @@
-"""README.md, docs/ and CONTRIBUTING.md: named files, modules and links exist, and generated parts are up to date."""
+"""Test README.md, docs/ and CONTRIBUTING.md: named files, modules and links exist; generated parts are up to date."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = [
 PAGES += sorted(f"docs/documents/{page.name}" for page in (ROOT / "docs/documents").glob("*.md"))
 FOLDERS = r"(?:reference|backends|conformance|benchmarks|docs|examples|tests|\.github|\.ci)"
 PLACEHOLDER = r"/[^/]*(?:NAME|TOPIC|SUBJECT|FAMILY)[^/]*/?$"
-"""Matches file names with a placeholder, whose folder must exist."""
+"""Matches file names that contain a placeholder; only their folder must exist."""
 
 
 def read(page: str) -> str:

@@ -1,8 +1,6 @@
-"""Every test runs in a session: `nox -s quick`, `tests` or `nightly` by its measured time, or its own session.
-
-`python -m tests.project.test_sessions` updates tests/durations.json and tests/deferred.json for moved or removed tests.
-`for_each` runs all cases of a test, and names each that fails.
-"""
+"""Test that every test runs in a session: `nox -s quick`, `tests` or `nightly` by its duration, or a session of its
+own. `python -m tests.project.test_sessions` updates tests/durations.json and tests/deferred.json for moved or removed
+tests."""
 
 from __future__ import annotations
 
@@ -23,14 +21,10 @@ DURATIONS: dict[str, dict[str, float]] = json.loads(conftest.DURATIONS.read_text
 DEFERRED: dict[str, dict[str, float]] = json.loads(conftest.DEFERRED.read_text())
 
 NIGHTLY = ("conformance", "tests")
-"""Folders whose tests all run in `nox -s nightly`."""
 
 OF_THEIR_OWN = {"benchmarks": "benchmarks", "tests/checkpoints": "checkpoints", "examples/checks": "examples"}
-"""Folders whose tests run in another session.
-
-Benchmarks need an idle machine, and checkpoints need real weights. The examples are run by
-`tests/project/test_textbook.py`.
-"""
+"""Folders whose tests run in another session. Benchmarks need an idle machine, and checkpoints need real weights. The
+examples are run by `tests/project/test_textbook.py`."""
 
 NEVER_QUICK = {"conformance/meta/fitting": "a random configuration takes most of a second"}
 """Folders without a quick test, with the reason."""
@@ -51,13 +45,13 @@ def test_every_file_of_tests_is_in_a_session() -> None:
 
 
 def names_of(path: Path) -> set[str]:
-    """Return the names of a file's tests, and of the claims for test_claims.py."""
+    """Return the names of a file's tests; for test_claims.py, also the names of the claims."""
     defined = {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
     return defined | set(all_claims()) if path.name == "test_claims.py" else defined
 
 
 def gone(recorded: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Return the recorded names that belong to no test, by file."""
+    """Return the recorded names without a test, by file."""
     known = {file: names_of(ROOT / file) if (ROOT / file).exists() else set() for file in recorded}
     lost = {
         file: [name for name in tests if not {name, name.partition("-")[0], name.partition("[")[0]} & known[file]]
@@ -78,7 +72,7 @@ def test_every_folder_has_a_quick_test() -> None:
 
 
 def mend() -> None:
-    """Write both files without removed tests, and with moved tests under their new file."""
+    """Remove deleted tests from both files, and list moved tests under their new file."""
     places: dict[str, list[str]] = {}
     for path in files_of_tests():
         for name in names_of(ROOT / path):

@@ -1,4 +1,4 @@
-"""The textbook files and the scripts in examples/checks agree with the reference; a wrong line in them is found."""
+"""Test that the textbook files and examples/checks agree with the reference, and that a wrong line in them is found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRONG = {
     "attention-scale": (r"query.shape\[-1\] \*\* 0.5", "(query.shape[1] * query.shape[-1]) ** 0.5"),
     "residual-source": (r'(feed_forward_norm(\(|"\], ))x \+ ', r"\1"),
 }
-"""For each cause, a pattern that matches a line in all three files, and a common mistake in its place."""
+"""A pattern that matches a line in all three files, and a common mistake as its replacement, by cause."""
 
 
 def test_the_configuration_is_the_paper() -> None:
@@ -65,7 +65,7 @@ def test_a_wrong_line_is_found(framework: str, cause: str, tmp_path: Path, monke
 
 
 def parts(framework: str) -> list[str]:
-    """Return the functions, classes and methods of a file in the order of their last lines, with NumPy's spelling."""
+    """Return the functions, classes and methods of a file in the order of their last lines, in NumPy's spelling."""
     tree = ast.parse((FOLDER / f"{FILES[framework]}.py").read_text(encoding="utf-8"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     names = [node.name for node in sorted(found, key=lambda node: node.end_lineno or 0)]
@@ -89,7 +89,7 @@ MISTAKES = {
     "flax_module.py": ("epsilon=config.norm_eps, ", "", "norm-eps"),
     "mlx_model.py": ("x.shape[-1] ** -0.5", "q.shape[-1] ** -0.5", "attention-scale"),
 }
-"""For each example, a line, a common mistake in its place, and the cause."""
+"""A line, a common mistake as its replacement, and the cause, by example."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Ports on ranks that fail in different ways, always on the last rank only."""
+"""Ports that fail in different ways, only on the last rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(config: Any, parameters: Any) -> Callable[..., Any]:
 
 
 def failing(fails: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return the `build` function of a port that applies `fails` to its logits on the last rank."""
+    """Return the `build` of a port that applies `fails` to its logits on the last rank."""
 
     def build_failing(config: Any, parameters: Any) -> Callable[..., Any]:
         forward = build(config, parameters)
@@ -49,7 +49,7 @@ narrow, off = failing(lambda logits: logits[..., :-1]), failing(lambda logits: l
 
 
 def waits_for_it(config: Any, parameters: Any) -> Callable[..., Any]:
-    """Return a port whose last rank raises while the others wait for it."""
+    """Return a port whose last rank raises while the other ranks wait for it."""
     right_forward = build(config, parameters)
 
     def forward(**tokens: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A rank that dies, hangs, raises or disagrees is named, in a port and in a program, and no process is left behind."""
+"""Test that a rank that dies, hangs, raises or disagrees is named in the error, and that all processes end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def started(name: str, timeout: float = 60.0, ranks: int = 3) -> Iterator[Isolat
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[IsolatedBuild]:
-    """Yield three ranks for ports that do not end their processes."""
+    """Yield three ranks, for ports that do not end their processes."""
     with started("build") as build:
         yield build
 

@@ -1,4 +1,4 @@
-"""Values of all ranks are joined by declared placements, and compared with one rank and with the reference."""
+"""Test that values of all ranks are joined by declared placements, and compared with one rank and the reference."""
 
 from __future__ import annotations
 

@@ -51,17 +51,15 @@ def try_line(asked: str, places: list[tuple[Path, int]], wheel: Path, clone: Pat
 
 
 def since(began: os.times_result) -> str:
-    """Return the elapsed time since `began`, and the processor time, which depends less on other processes."""
+    """Return the elapsed time, and the processor time, which depends less on other processes."""
     now = os.times()
     spent = now.children_user + now.children_system - began.children_user - began.children_system
     return f"{now.elapsed - began.elapsed:.0f} s ({spent:.0f} s of a processor)"
 
 
 def run_examples(page: Path, start: int, clone: Path) -> None:
-    """Run the blocks of a page that follow an install line, up to the next section with an install line.
-
-    Earlier Python blocks run only if they are in the same section. Every block that defines a file is written.
-    """
+    """Run a page's blocks after an install line, up to the next section with an install line. Earlier Python blocks run
+    only if they are in the same section. Every block that defines a file is written."""
     text, ran = page.read_text(encoding="utf-8"), 0
     namespace: dict[str, Any] = {"__name__": "page"}
     sys.path.insert(0, str(Path.cwd()))
@@ -98,10 +96,7 @@ def run_console(body: str) -> int:
 
 
 def run_command(line: str, clone: Path) -> int:
-    """Run a command of ours if its files exist.
-
-    A benchmark runs in the clone. A check of one system does not search for causes.
-    """
+    """Run a command of ours if its files exist. Benchmarks run in the clone; checks of one system skip the search."""
     command = line.partition(" #")[0].strip()
     if "&& pytest" in command:
         command = command.partition("&& ")[2]

@@ -48,7 +48,7 @@ def the_numpy_column_runs() -> None:
 
 
 def a_bundle_is_compared() -> None:
-    """Write a bundle, answer it with the NumPy column, and compare: a right answer agrees, a wrong one diverges."""
+    """Write a bundle and compare the NumPy column's answer, which agrees, and a wrong answer, which diverges."""
     from safetensors.numpy import load_file, save_file
 
     from transparity_numpy.port import build
@@ -77,14 +77,14 @@ def ports_are_checked(column: str) -> None:
 
 
 def a_loader_is_checked() -> None:
-    """Check a port from the gallery, which needs no framework; the report must name its mistake."""
+    """Check a port from the gallery, which needs no framework, and expect its mistake in the report."""
     port = Path(__file__).parents[2] / "examples/gallery/inverse_rotation.py"
     code, printed = command("check", f"{port}:load", "--family", "llama")
     expect(code == 1 and "rotary-direction" in printed, f"transparity check of a loader ended with {code}: {printed}")
 
 
 def a_missing_framework_is_one_sentence() -> None:
-    """Check a port whose framework is missing: the message has the line of the import and the command to install it."""
+    """Check a port whose framework is missing; the message has the import's line and the command to install it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mine").mkdir()
         Path(folder, "mine/port.py").write_text("import math\nfrom transparity_pytorch.port import build\n")
@@ -94,7 +94,6 @@ def a_missing_framework_is_one_sentence() -> None:
 
 
 def main(expected: str, extras: str) -> None:
-    """Check the wheel without extras, or with them."""
     found = (transparity.__version__, version("transparity"))
     expect(found == (expected, expected), f"the versions are {found}, not {expected}")
     expect("site-packages" in str(transparity.__file__), f"transparity is imported from {transparity.__file__}")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 
 class Model(torch.nn.Module):
-    """The common base class: the weights by the hub's names, embeddings, the mask, the cache, layers and the head."""
+    """The base class of both models: weights by the hub's names, embeddings, mask, cache, layers and head."""
 
     def __init__(self, folder, dtype=torch.float32, **options):
         super().__init__()
@@ -128,7 +128,7 @@ def export(
     fixed: bool = False,
     **options: Any,
 ) -> Path:
-    """Export a graph with the usual input names; its batch size and length are dynamic unless `fixed`."""
+    """Export a graph with the usual input names; unless `fixed`, batch size and length are dynamic."""
     model = FAMILIES[family](folder, **options)
     ids, free = torch.randint(0, 30, (2, 5)), {0: "batch", 1: "length"}
     given, names, axes = [ids], ["input_ids"], {"input_ids": free, "logits": free}

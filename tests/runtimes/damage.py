@@ -66,7 +66,6 @@ def right(kind: str, root: Path) -> tuple[Path, Path]:
 
 
 def damage(kind: str, random: Random, source: Path, target: Path) -> Path:
-    """Write a damaged copy of an artifact."""
     if kind == "folder":
         shutil.copytree(source, target)
         path = target / random.choice(("model.safetensors", "model.safetensors", "config.json"))
@@ -89,7 +88,6 @@ def _flipped(random: Random, data: bytes) -> bytes:
 
 
 def _renamed(kind: str, random: Random, data: bytes) -> bytes:
-    """Swap the names of two tensors, or rename one."""
     if kind == "gguf":
         one, other = random.sample((b"attn_q", b"attn_k", b"attn_v", b"ffn_gat", b"ffn_up."), 2)
         return data.replace(one, b"x" * len(one)) if random.random() < 0.3 else data.replace(one, other[: len(one)])
@@ -135,7 +133,7 @@ def difference(path: Path, original: Path, folder: Path) -> float:
 
 
 def _of_files(path: Path, original: Path, folder: Path) -> float:
-    """Return the largest difference of a number in steps of its block's grid, or inf if metadata differ."""
+    """Return the largest difference of a number, in steps of its block's grid, or inf if metadata differ."""
     one, other = read_gguf(path), read_gguf(original)
     config = import_checkpoint(folder).config
     for key in keys_of(config, other.architecture):

@@ -51,7 +51,7 @@ Change = Callable[[dict[str, np.ndarray]], None]
 
 
 def named(family: str, name: str) -> str:
-    """Return the name in a GGUF file of a tensor in a hub's folder."""
+    """Return the GGUF name of a tensor in a hub folder."""
     stem, _, leaf = name.rpartition(".")
     layer = re.fullmatch(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)", stem)
     return f"blk.{layer[1]}.{NAMES[family][layer[2]]}.{leaf}" if layer else f"{NAMES[family][stem]}.{leaf}"
@@ -78,7 +78,7 @@ def converted(family: str, folder: Path, *, permuted: bool = True, offset: bool 
 
 
 def metadata(family: str, folder: Path) -> dict[str, Any]:
-    """Return the metadata by key, without the prefix for the architecture."""
+    """Return the metadata by key; the keys lack the architecture's prefix."""
     config = json.loads((folder / "config.json").read_text())
     if family == "gpt2":
         return {

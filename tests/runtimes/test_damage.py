@@ -1,4 +1,4 @@
-"""A damaged artifact that computes something else never agrees; `python -m tests.runtimes.damage` runs many more."""
+"""Test that damaged artifacts never agree if they compute something else; tests/runtimes/damage.py tries more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files are compared with their checkpoint: a mistake of the conversion is named, quantization is not."""
+"""Test GGUF files against their checkpoint: a mistake of the conversion is named, quantization is no mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "gpt2": {"embed_dim": 96, "feed_forward_dim": 384},
     "gemma2": {"embed_dim": 64, "feed_forward_dim": 96, "attention_head_dim": 16, "attention_multiplier": 0.25},
 }
-"""Sizes with rows of whole blocks, which llama.cpp can express."""
+"""Sizes that can be quantized, because their rows are whole blocks."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,6 @@ def damaged(path: Path, name: str, change: Callable[[bytearray], None]) -> Path:
 
 
 def flip(block: bytearray) -> None:
-    """Change the first number by four steps."""
     block[2] ^= 4
 
 

@@ -1,4 +1,4 @@
-"""The checker runs a Hugging Face folder with transformers, and compares it with a checkpoint."""
+"""Test that the checker runs a Hugging Face folder with transformers, and compares it with a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of Equinox, Keras and MLX can be checked unchanged: correct ones agree, and planted mistakes are named."""
+"""Test unchanged modules of Equinox, Keras and MLX: correct modules agree, and planted mistakes are named."""
 
 from __future__ import annotations
 

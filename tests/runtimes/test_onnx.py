@@ -1,4 +1,4 @@
-"""ONNX files run unchanged: correct graphs agree, wrong ones have the right cause, and limitations are listed."""
+"""Test unchanged ONNX files: correct graphs agree, wrong graphs have the right cause, and limitations are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers as ONNX: T5 in two files, and Whisper in one and in two."""
+"""Test encoder-decoders of transformers as ONNX: T5 in two files, and Whisper in one and in two."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ class Encoder(torch.nn.Module):
 
 
 class Decoder(Encoder):
-    """The decoder of T5, which returns logits."""
-
     def forward(self, mask: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor) -> Any:  # type: ignore[override]
         given = {"encoder_outputs": (memory,), "attention_mask": mask}
         return self.model(decoder_input_ids=tokens, **given, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""One table of placements covers every configuration; parameters that it cannot shard are reported."""
+"""Test that one table of placements covers every configuration; parameters that it cannot shard are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plans(request: pytest.FixtureRequest) -> Any:
 
 
 def cut_along(placement: Any) -> int | None:
-    """Return the axis along which a placement of either framework shards a parameter, or None if it is replicated."""
+    """Return the axis along which a placement of either framework shards a parameter; None means replicated."""
     if hasattr(placement, "is_shard"):
         return placement.dim if placement.is_shard() else None
     return next((axis for axis, name in enumerate(placement) if name), None)

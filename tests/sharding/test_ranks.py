@@ -1,4 +1,4 @@
-"""Ranks run the same tasks and must agree; each reads only its part of a checkpoint."""
+"""Test that ranks run the same tasks and agree, and that each rank reads only its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ MESHES = ((1, 4), (2, 2), (4, 1))
 
 @pytest.fixture
 def two() -> Iterator[Ranks]:
-    """Yield two ranks that do not communicate."""
     ranks = Ranks(MODULE, 2, devices=1)
     yield ranks
     ranks.stop()
@@ -43,7 +42,6 @@ def refusing(state: State) -> None:
 
 
 def waiting(state: State) -> None:
-    """Fail on rank 0 while rank 1 waits."""
     if state.rank:
         time.sleep(60)
     raise InputError("One rank fails.")
@@ -142,10 +140,8 @@ def test_no_rank_reads_the_whole(name: str, mesh: tuple[int, int], tmp_path: Pat
 
 
 def poisoned(parameters: Arrays, mesh: tuple[int, int], rank: int) -> Arrays:
-    """Return the parameters with NaN in the parts of other ranks.
-
-    Tensor ranks divide heads, hidden features and the vocabulary equally; data ranks then divide the first axis.
-    """
+    """Return the parameters with NaN in the parts of other ranks. Tensor ranks divide heads, hidden features and the
+    vocabulary equally; data ranks then divide the first axis."""
     data, tensor = mesh
     by_columns = ("attention.output.weight", "feed_forward.down.weight")
     shared = ("norm.weight",) if CONFIG.key_value_heads % tensor == 0 else ("norm.weight", "key.weight", "value.weight")

@@ -1,4 +1,4 @@
-"""The pages of the columns match the source, and their values are those that the NumPy column computes."""
+"""Test that the columns' pages match the source, and that their values are computed by the NumPy column."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def bare(node: ast.FunctionDef) -> str:
 
 
 def rebuilt(definition: Definition) -> str:
-    """Join the statements of a definition, and return their code."""
     lines = ["    " * statement.depth + statement.text for statement in definition.statements]
     found = ast.parse("\n".join(lines)).body[0]
     assert isinstance(found, ast.FunctionDef)

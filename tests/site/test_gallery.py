@@ -1,4 +1,4 @@
-"""The gallery and the pages of causes show runs of the checker and of the reference, cached until something changes."""
+"""Test that the gallery and the pages of causes show current runs of the checker and of the reference."""
 
 from __future__ import annotations
 

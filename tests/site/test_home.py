@@ -1,4 +1,4 @@
-"""The home page, the notebooks, the reference and the pages of documents are complete and have right numbers."""
+"""Test that the home page, the notebooks, the reference and the pages of documents are complete and correct."""
 
 from __future__ import annotations
 

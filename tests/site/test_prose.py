@@ -22,7 +22,7 @@ APART = re.compile(
 )
 """Files that are not checked: generated pages, templates, and this file."""
 QUOTED = "Alice was beginning to get very tired"
-"""The start of a quoted text, which the rules do not apply to."""
+"""The start of a quoted text, to which the rules do not apply."""
 LONGEST = 25
 """The largest number of words in a sentence, as in CONTRIBUTING.md."""
 
@@ -54,14 +54,13 @@ def violations(sentence: str, is_manual: bool = False) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return text without emphasis and without the targets of links; a piece of code, or a list of such pieces, becomes
-    one word."""
+    """Remove emphasis and targets of links; replace a piece of code, or a list of such pieces, by one word."""
     text = re.sub(r"`+[^`]+`+", "CODE", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
     return re.sub(r"CODE(?:,? (?:and |or )?CODE)+", "CODE", " ".join(text.replace("*", "").split()))
 
 
 def paragraphs(page: str) -> Iterator[str]:
-    """Yield the paragraphs and list items of Markdown: no code, tables, headings or comments."""
+    """Yield the paragraphs and list items of Markdown, without code, tables, headings and comments."""
     page = re.sub(r"(?ms)^( *)```.*?^\1```$|<!--.*?-->", "", page)
     kept = [re.sub(r"^\s*(?:[-*+]|\d+\.)\s+", "\n", line) for line in page.splitlines() if not _is_apart(line)]
     yield from filter(None, (plain(each) for each in re.split(r"\n\s*\n|\n(?=\n)", "\n".join(kept))))
@@ -96,7 +95,7 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield the texts in a TOML file; short texts are names and are left out."""
+    """Yield the texts in a TOML file, except short texts, which are names."""
     if isinstance(value, str) and len(value.split()) > 5:
         yield plain(value)
     elif isinstance(value, (dict, list)):
@@ -112,14 +111,13 @@ READERS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 
 def found_in(path: Path) -> list[tuple[str, list[str]]]:
-    """Return every sentence of a file that breaks a rule, with the rules."""
+    """Return every sentence of a file that breaks a rule, with these rules."""
     is_manual = path.suffix == ".md" and (path.parent.name == "docs" or path.name == "README.md")
     judged = [(each, violations(each, is_manual)) for text in READERS[path.suffix](path) for each in sentences(text)]
     return [(sentence, broken) for sentence, broken in judged if broken and not sentence.startswith(QUOTED)]
 
 
 def subjects() -> list[Path]:
-    """Return every page that is written by hand, every Python file, and the texts of causes."""
     listed = subprocess.run(
         ["git", "ls-files", "*.md", "*.py", "*/causes.toml"], cwd=ROOT, capture_output=True, text=True, check=True
     )

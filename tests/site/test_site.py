@@ -1,4 +1,4 @@
-"""The site has every page, its links lead into the repository, and a defect of a built site is detected."""
+"""Test that the site has every page, that its links lead into the repository, and that defects are detected."""
 
 from __future__ import annotations
 

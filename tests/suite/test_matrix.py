@@ -1,4 +1,4 @@
-"""The agreement matrix shows what was compared, omitted and failed; a backend may lack a harness."""
+"""Test that the agreement matrix shows what was compared, omitted and failed; a backend may lack a harness."""
 
 from __future__ import annotations
 

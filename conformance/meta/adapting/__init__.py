@@ -1,1 +1,1 @@
-"""Measure `adapt` on small ports that resemble published ones; each has its own tensor names and layouts."""
+"""Measure `adapt` on small ports that resemble published ones, each with its own tensor names and layouts."""

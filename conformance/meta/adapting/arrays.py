@@ -170,7 +170,7 @@ def flax(c):
 
 
 class Numbered(nn.Module):
-    """A model whose parameters have no names; one list contains them in the order of the forward pass."""
+    """A model whose parameters have no names; they are in a list, in the order of the forward pass."""
 
     def __init__(self, c):
         super().__init__()

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Decoders like GPT-2 and Llama: one shared implementation, configured by the styles in `decoders.toml`."""
+"""Decoders like GPT-2 and Llama: one implementation, configured by the styles in `decoders.toml`."""
 
 import functools
 import math
@@ -79,7 +79,6 @@ def attend_alibi(layer, q, k, v):
 
 
 def attend_buffer(layer, q, k, v):
-    """Attend with a mask that is stored in a buffer."""
     w = q @ k.transpose(-1, -2) / math.sqrt(v.size(-1))
     mask = layer.attn.bias[:, :, : q.size(-2), : q.size(-2)]
     return (w * mask - 1e10 * (1 - mask)).softmax(-1) @ v
@@ -104,12 +103,12 @@ def in_rows(c, fused):
 
 
 def by_head(c, fused):
-    """Split a matrix that stores the query, key and value of one head next to each other."""
+    """Split a matrix in which query, key and value of one head are adjacent."""
     return heads(fused, c.num_heads).chunk(3, -1)
 
 
 def by_group(c, fused):
-    """Split a matrix that stores the queries of one group next to their shared key and value."""
+    """Split a matrix in which the queries of one group and their shared key and value are adjacent."""
     grouped = fused.view(*fused.shape[:2], c.key_value_heads, -1, c.head_dim)
     k, v = (grouped[..., part, :].transpose(1, 2) for part in (-2, -1))
     return grouped[..., :-2, :].reshape(*fused.shape[:2], c.num_heads, -1).transpose(1, 2), k, v
@@ -124,10 +123,8 @@ PACKED: dict[Callable, tuple[str, ...]] = {
     keys_first: ("k", "n", "k"),
     beside_queries: ("n", "kk"),
 }
-"""The outputs of each projection, in order: `n` is all query heads, `k` is all key or value heads.
-
-Every other split function reads one matrix, which contains queries, keys and values.
-"""
+"""The outputs of each projection, in order: `n` is all query heads, `k` is all key or value heads. Split functions
+that are not listed read one matrix with queries, keys and values."""
 
 
 def plain(act, up):
@@ -153,10 +150,8 @@ def in_turn(act, both):
 
 
 WIDTHS: dict[Callable, tuple[int, ...]] = {plain: (1,), gated: (1, 1)}
-"""The output widths of the first layers of a feed-forward, in multiples of its hidden size.
-
-Every other function reads the output of one layer, which has twice the hidden size.
-"""
+"""The output widths of a feed-forward's first layers, in multiples of its hidden size. Functions that are not listed
+read one layer's output, which has twice the hidden size."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +211,6 @@ class Layer(nn.Module):
             put(self, name, make(c))
 
     def project(self, y):
-        """Return the queries, keys and values."""
         c, style = self.c, self.style
         q, k, v = style.split(c, *(self.get_submodule(name)(y) for name in style.attention.split()[:-1]))
         if "self_attn.q_norm" in style.also:
@@ -277,7 +271,7 @@ class MinGPT(nn.Module):
 
 
 class LogitsBias(MinGPT):
-    """minGPT with a bias on its logits; as in BART, the bias is a buffer and not a parameter."""
+    """minGPT with a bias on its logits, which is a buffer and no parameter, as in BART."""
 
     def __init__(self, c):
         super().__init__(c)

@@ -1,8 +1,8 @@
 """The pools `adapting` and `adapters`: ports that `adapt` must match without asking the user, and ports with a bug.
 
-Each bug is an edit of a port's source. `adapt` must not match its tensors wrongly. The lines of the buggy port's
-adapter are compared with the lines of the correct port's adapter. If a line differs between the two adapters, `adapt`
-must mark the line as undetermined."""
+Each bug is an edit of a port's source. The adapter of the buggy port is compared with the adapter of the correct
+port. `adapt` must mark every differing line as undetermined.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +32,17 @@ from transparity_conformance.oracle.probes import probe_parameters
 from transparity_conformance.running.loading import load_file
 
 LOADERS = {"bert": bert_module, "t5": t5_functional}
-"""Loaders of hub folders, by family; the model that they load is the port."""
+"""Loaders of hub folders by family; the loaded model is the port."""
 
 FILES = {name: module for module in (decoders, encoders, arrays) for name in module.PORTS} | LOADERS
-"""Maps the name of a port to the module that defines it."""
+"""The module that defines each port, by the port's name."""
 
 _ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 
 
 def _config(name: str) -> TransformerConfig:
-    """Return the configuration of a port in `catalogue.toml`.
-
-    The row changes fields of a base: another row, a preset at probe size, or an example of a family.
-    """
+    """Return the configuration of a port in `catalogue.toml`. The row changes fields of a base: another row, a
+    preset at probe size, or an example of a family."""
     fields = dict(_ROWS[name])
     if fields.pop("own_keys", False):
         fields["num_key_value_heads"] = None
@@ -75,7 +73,7 @@ class Functional(nn.Module):
 
 
 def port_in(module: Any, name: str) -> Callable[[TransformerConfig], Any]:
-    """Return a port from the module that defines it; a loader receives a folder that we write."""
+    """Return a port from the module that defines it; a loader receives a folder written here."""
 
     def loaded(config: TransformerConfig) -> Any:
         with tempfile.TemporaryDirectory() as folder:
@@ -88,17 +86,14 @@ def port_in(module: Any, name: str) -> Callable[[TransformerConfig], Any]:
 
 
 PORTS = {name: (port_in(FILES[name], name), config) for name, config in CONFIGS.items()}
-"""A port and its configuration for each name."""
+"""A port and its configuration, by name."""
 
 BUGS = rows(Path(__file__).with_name("wrong.toml"), "fault")
-"""The bugs: each row names a port, the text to replace in its file, and the replacement."""
+"""The bugs; each row has a port, the replaced text in its file, and the replacement."""
 
 KINDS = ("no bug", "asked", "settled", "wrong")
-"""The possible outcomes for a bug.
-
-`no bug`: the edit only changes a layout, or has no effect. `asked`: the adapter marks lines as undetermined.
-`settled`: every line is right. `wrong`: a line is wrong and is not marked.
-"""
+"""The outcomes for a bug. `no bug`: the edit only changes a layout, or has no effect. `asked`: the adapter marks
+lines as undetermined. `settled`: every line is right. `wrong`: a line is wrong and is not marked."""
 
 
 @functools.cache
@@ -114,7 +109,7 @@ def matched(name: str) -> dict[str, Any]:
 
 
 def broken(folder: Path, port: str, old: str, new: str, nth: int | None = None) -> Callable[[TransformerConfig], Any]:
-    """Write the port's file with one edit into `folder`, and return the port from there."""
+    """Write the port's file with one edit into `folder`, and return the edited port."""
     origin = str(FILES[port].__file__)
     text = Path(origin).read_text(encoding="utf-8").replace("__file__", repr(origin))
     path = folder / f"wrong_{port.replace('-', '_')}_{abs(hash((old, new)))}.py"

@@ -36,20 +36,17 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_file
 
 SECONDS, BYTES = 120, 12 << 30
-"""The time and memory that one class may use."""
+"""Limits of time and memory for one class."""
 
 SEARCH = 5.0
-"""The number of seconds that the checker may spend on explaining a false alarm."""
+"""The seconds for explaining a false alarm."""
 
 TOLERANCE = 1e-4
 """The largest permitted error of float32, relative to the largest number in the float64 output."""
 
 STAGES = ("listed", "exists", "builds", "runs", "exact", "agrees")
-"""The stages that a class can reach.
-
-`exists`: the default configuration builds the class without weights. `exact`: float32 and float64 agree.
-`agrees`: the checker finds no difference between the class and a copy of its file.
-"""
+"""The stages that a class can reach. `exists`: the default configuration builds the class without weights. `exact`:
+float32 and float64 agree. `agrees`: the checker finds no difference between the class and a copy of its file."""
 
 SHAPED = {"nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 """Operations whose output shape depends on the input's values."""
@@ -85,7 +82,7 @@ def outputs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> list[tor
 
 
 def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the result so far, after each stage."""
+    """Yield the result so far after each stage."""
     answer: dict[str, Any] = {"stage": "exists", "reason": ""}
     yield answer
     model = build(configured(model_type, name), getattr(transformers, name))
@@ -120,7 +117,7 @@ def measured(model_type: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def copy_checked(model: Any) -> Report:
-    """Check a copy of a model's class against the model, with the same configuration and weights."""
+    """Check a copy of a model's class, with the same configuration and weights, against the model."""
     made: Any = type(model)
     with tempfile.TemporaryDirectory() as folder:
         port = getattr(load_file(copied(made, Path(folder))), made.__name__)(copy.deepcopy(model.config)).eval()
@@ -155,7 +152,7 @@ def _alone(model_type: str, name: str, pipe: Any) -> None:
 
 
 def answer_of(model_type: str, name: str) -> dict[str, Any]:
-    """Return how many stages a class passed, measured in a process with limited time and memory."""
+    """Return the number of stages that a class passed, measured in a process with limited time and memory."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(model_type, name, theirs))
     began, answer = time.monotonic(), {"stage": "listed", "reason": "killed"}
@@ -178,7 +175,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return the classes of the chosen kinds."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
@@ -190,7 +186,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def _reached(stage: str, first: str = STAGES[0]) -> Callable[[Trial, Answer], bool | None]:
-    """Return a function that says whether a class passes `stage`; classes that fail at `first` do not count."""
+    """Return a function that returns whether a class passes `stage`, or None if it fails at `first`."""
 
     def judge(_: Trial, answer: Answer) -> bool | None:
         passed = STAGES.index(answer["stage"])

@@ -15,14 +15,13 @@ from transparity_conformance.against.small.build import part_of
 
 TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("classes.toml").read_text(encoding="utf-8"))
 KINDS = TABLES["kinds"]
-"""The auto mappings of transformers for each kind of model; each is named `MODEL_FOR_…_MAPPING_NAMES`."""
+"""For each kind of model, the auto mappings of transformers (`MODEL_FOR_…_MAPPING_NAMES`)."""
 
 LACKING = TABLES["lacking"]
-"""Fields that all published configurations set and the default configuration does not, by model type or class."""
+"""Fields of published configurations that the default configuration lacks, by model type or class."""
 
 
 def classes(kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the model type and the name of each class."""
     for kind in kinds:
         seen = set()
         for mapping in KINDS[kind]:
@@ -39,7 +38,6 @@ def configured(model_type: str, name: str = "") -> Any:
 
 
 def exists(model_type: str, name: str) -> bool:
-    """Return whether a class can be built from its default configuration."""
     try:
         made = getattr(transformers, name)
         with torch.device("meta"):

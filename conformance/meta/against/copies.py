@@ -1,4 +1,4 @@
-"""Standalone copies of modeling files from transformers, and functions that run a copy and its original."""
+"""Standalone copies of transformers' modeling files, and functions that run a copy and its original."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transparity_conformance.against.small.inputs import tensors
 from transparity_conformance.running.inputs import answer_in
 
 FAMILIES: dict[str, str] = TABLES["families"]
-"""The copied class for each model type; our checkpoint reader does not know these types."""
+"""The copied class by model type; our checkpoint reader does not know these types."""
 
 CALLS = ("2 × 11", "1 × 33", "batch of 1", "batch of 2", "3 × 11, padded on the left")
 """The inputs on which a mistake must be visible: a batch, a long row, images, and padding if possible."""
@@ -48,25 +48,21 @@ _numbers = itertools.count()
 
 
 def model_class(family: str) -> Any:
-    """Return the transformers class that is copied for a family."""
     return getattr(transformers, FAMILIES[family])
 
 
 def small(family: str) -> Any:
-    """Return a small model of a family, with random weights."""
     return build(configured(family), model_class(family))
 
 
 def calls_of(model: Any) -> dict[str, dict[str, Tensor]]:
-    """Return the keyword arguments for each call of a model, by the name of the call."""
+    """Return a model's calls: keyword arguments by the name of the call."""
     return {name: tensors(inputs) for name, inputs in probes_of(source_of(model)).items() if name in CALLS}
 
 
 def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
-    """Write `port.py` into `folder`, and return its path.
-
-    The file contains the part of a modeling file that the class needs, with absolute imports, and `load(folder)`.
-    """
+    """Write `port.py` into `folder`, and return its path. The file has the part of a modeling file that the class
+    needs, with absolute imports, and `load(folder)`."""
     path = folder / "port.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(standalone(model) if changed_text is None else changed_text)
@@ -74,7 +70,7 @@ def copied(model: Any, folder: Path, changed_text: str | None = None) -> Path:
 
 
 def standalone(model: Any) -> str:
-    """Return the source of a port: the part of `model`'s modeling file that it needs, and `load`."""
+    """Return a port's source: the part of `model`'s modeling file that the model needs, and `load`."""
     source = Path(inspect.getsourcefile(model) or "").read_text()
     package = model.__module__.split(".")[:-1]
 
@@ -88,7 +84,7 @@ def standalone(model: Any) -> str:
 
 
 def _needed(source: str, name: str) -> str:
-    """Return the source without `__all__` and without the functions and classes that `name` does not need."""
+    """Return the source without `__all__` and without functions and classes that `name` does not need."""
     tree = ast.parse(source)
     parts = {part.name: part for part in tree.body if isinstance(part, ast.ClassDef | ast.FunctionDef)}
     others = [part for part in tree.body if part not in parts.values()]
@@ -118,7 +114,7 @@ def _names(part: ast.AST) -> set[str]:
 
 
 def loaded(text: str, folder: Path, **names: object) -> Any:
-    """Run a port's source, in which `names` are already defined, and return the model that it loads from a folder."""
+    """Run a port's source, in which `names` are already defined; return the model that it loads from a folder."""
     module = types.ModuleType(f"port_{next(_numbers)}")
     module.__dict__.update(names)
     sys.modules[module.__name__] = module

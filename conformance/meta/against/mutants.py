@@ -1,7 +1,7 @@
 """Create mutants and twins of modeling files from transformers.
 
-A mutant has one generic mistake in one line; a twin is rewritten but computes the same. The folder of a family contains
-the saved model in `model/`, one folder with a `port.py` for each mutant and twin, and `mutants.json`.
+A mutant has one generic mistake in one line. A twin is rewritten but computes the same. A family's folder has the
+saved model in `model/`, `mutants.json`, and a folder with `port.py` for each mutant and twin.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WRONG = 1e-4
 RIGHT = 1e-5
 """The largest difference that a twin may have, relative to the largest expected logit."""
 CRASHES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-"""Exceptions that a mutant may raise; it then counts as not running."""
+"""Exceptions that a mutant may raise; such a mutant counts as not running."""
 TOGETHER = 12
 """The largest number of lines that the last twin changes."""
 
@@ -58,7 +58,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Family:
-    """A model and its copy: the copy's source and expressions, the saved model, inputs, and expected outputs."""
+    """A model and its copy: source, expressions, the saved model, inputs, and expected outputs."""
 
     name: str
     text: str
@@ -89,7 +89,7 @@ def original(name: str, folder: Path) -> Family:
 
 
 def observed(text: str, folder: Path, calls: Mapping[str, Mapping[str, Tensor]]) -> dict[Key, Value | None]:
-    """Return a description of the value of each executed expression, by its position in the source."""
+    """Return a description of each executed expression's value, by position in the source."""
     seen: dict[Key, Value | None] = {}
     running = False
 
@@ -113,7 +113,7 @@ def mutants(family: Family, n: int, seed: int) -> list[Mutant]:
 
 
 def twins(family: Family, n: int, seed: int) -> list[Mutant]:
-    """Return up to `n` twins; each has one rewrite, except that the last has a rewrite in each of several lines."""
+    """Return up to `n` twins; each has one rewrite, except the last, which has several rewritten lines."""
     edits = _edits(family, equivalents)
     return [*itertools.islice(_chosen(family, edits, _agrees, seed, "t"), n - 1), _together(family, edits, n, seed)]
 
@@ -131,7 +131,7 @@ def _together(family: Family, edits: Mapping[str, list[Edit]], n: int, seed: int
 
 
 class Edit(NamedTuple):
-    """The source after an edit, and the first and last line that the edit changes."""
+    """The source after an edit, and the edit's first and last line."""
 
     line: int
     text: str
@@ -149,10 +149,8 @@ def _agrees(found: Mapping[str, float] | None) -> tuple[str, ...]:
 def _chosen(
     family: Family, edits: Mapping[str, list[Edit]], judge: Callable[[Any], tuple[str, ...]], seed: int, letter: str
 ) -> Iterator[Mutant]:
-    """Yield a mutant for each edit that `judge` accepts.
-
-    The kinds of edits take turns. Edits of lines that have the fewest mutants come first.
-    """
+    """Yield a mutant for each edit that `judge` accepts. The kinds of edits take turns. Edits of lines with the
+    fewest mutants come first."""
     draw, used, numbers = random.Random(f"{family.name} {seed}"), Counter[int](), itertools.count(1)
     left = {kind: draw.sample(edits[kind], len(edits[kind])) for kind in draw.sample(list(edits), len(edits))}
     while any(left.values()):
@@ -186,7 +184,7 @@ def _edits(family: Family, rewrites: Callable[..., Iterator[tuple[str, ast.AST, 
 
 
 def _applied(text: str, site: Site, target: ast.AST, new: ast.AST) -> str | None:
-    """Return the source with one single-line node replaced, or None; parentheses are added only where needed."""
+    """Return the source with a single-line node replaced, with only necessary parentheses; None if impossible."""
     row, start, last_row, end = key_of(target)
     if row != last_row:
         return None
@@ -218,7 +216,6 @@ def _exchanged(family: Family) -> Iterator[Edit]:
 
 
 def write_pool(name: str, out: Path, n: int, seed: int) -> None:
-    """Write the folder of a family."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     family = original(name, out / name / "model")

@@ -1,4 +1,4 @@
-"""Record what the expressions of a port evaluate to: tensors, numbers and modules, by their position in the source."""
+"""Record what the expressions of a port evaluate to (tensors, numbers and modules), by position in the source."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Value:
-    """A description of a value.
-
-    The kind is `float`, `complex` or `integers` with a tensor's shape, `number` with the number, or the class name of a
-    module with the shapes of its weights.
-    """
+    """A description of a value. `kind` is `float`, `complex` or `integers` with a tensor's shape, `number` with the
+    number, or a module's class name with the shapes of its weights."""
 
     kind: str
     shape: tuple[Any, ...]
 
 
 def described(value: object) -> Value | None:
-    """Return the description of a tensor, a number or a module."""
     if isinstance(value, Tensor):
         kind = "float" if value.is_floating_point() else "complex" if value.is_complex() else "integers"
         return Value(kind, tuple(value.shape))
@@ -35,7 +31,7 @@ def described(value: object) -> Value | None:
 
 
 def key_of(node: ast.AST) -> Key:
-    """Return the position of a node in the source: its first line and column, and its last."""
+    """Return a node's position in the source: first line and column, last line and column."""
     place: Any = node
     return place.lineno, place.col_offset, place.end_lineno, place.end_col_offset
 
@@ -68,7 +64,7 @@ class Observed(ast.NodeTransformer):
 
 
 class Site:
-    """The syntax tree of a port, with the recorded value of each expression."""
+    """A port's syntax tree, with the recorded value of each expression."""
 
     def __init__(self, text: str, seen: Mapping[Key, Value | None]) -> None:
         self.tree, self.seen = ast.parse(text), seen
@@ -86,19 +82,15 @@ class Site:
         return found
 
     def value(self, node: ast.AST | None) -> Value | None:
-        """Return the description of an expression's value, or None."""
         return self.seen.get(key_of(node)) if isinstance(node, ast.expr) else None
 
     def kind(self, node: ast.AST | None) -> str:
-        """Return the kind of an expression's value, or an empty string."""
         return value.kind if (value := self.value(node)) else ""
 
     def shape(self, node: ast.AST | None) -> tuple[Any, ...]:
-        """Return the shape of an expression's value, or an empty tuple."""
         return value.shape if (value := self.value(node)) else ()
 
     def tensor(self, node: ast.AST | None) -> bool:
-        """Return whether an expression's value is a tensor of floats."""
         return self.kind(node) == "float"
 
     def same(self, node: ast.AST, other: ast.AST) -> bool:

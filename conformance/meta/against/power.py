@@ -1,7 +1,7 @@
 """The pool `against`: mutants and twins, each checked against its original.
 
-The original is the class of transformers from which the port was copied. Families without mutants in `--pool-folder`
-get mutants first.
+The original is the class of transformers from which the port was copied. Mutants are created for families without
+mutants in `--pool-folder`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.loading import load_port
 
 BUDGET = 8.0
-"""The processor seconds that the checker may spend on searching for edits that explain a difference."""
+"""The processor seconds for searching edits that explain a difference."""
 
 
 def judged(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
@@ -54,12 +54,11 @@ def judged(folder: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def original(folder: Path) -> Any:
-    """Load the original model of a folder with transformers."""
     return from_transformers(folder)
 
 
 def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
-    """Return the lines that the first fault reports in the port and in the original, as lines of the port's file."""
+    """Return the lines of the first fault in the port and in the original, as line numbers of the port's file."""
     if not report.faults:
         return []
     fault, found = report.faults[0], []
@@ -81,12 +80,8 @@ def _in_port(theirs: Path, port: Path) -> dict[int, list[int]]:
 
 
 def lines_of_use(text: str, first: int, last: int) -> set[int]:
-    """Return the lines that use the result of a statement.
-
-    If the statement is an assignment, these lines read the names or the attribute that it assigns. If the statement is
-    a `return`, these lines call the function. If the line is a keyword argument, these lines read the parameter of this
-    name.
-    """
+    """Return the lines that use the result of a statement. For an assignment, these lines read the assigned names or
+    attribute. For a `return`, they call the function. For a keyword argument, they read the parameter of this name."""
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     around = [node for node in functions if node.lineno <= first <= (node.end_lineno or 0)]
@@ -146,7 +141,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return the mutants and twins of the chosen families; a trial's `wanted` is the range of its mutated lines."""
+    """Return the mutants and twins of the chosen families; `wanted` is the range of mutated lines."""
     found = []
     for name in sorted(options.families):
         folder = options.pool_folder / name
@@ -160,7 +155,6 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the line to print for a wrong result."""
     is_twin = trial.kind == "twin"
     is_right = answer["verdict"] == ("agrees" if is_twin else "diverges")
     if is_right and (is_twin or (_is_near(trial, answer) and not answer["unexplained"])):

@@ -1,8 +1,8 @@
 """Rewrites of one expression in a modeling file: mistakes of several kinds, and rewrites that do not change results.
 
 A row `pattern -> replacement | replacement` is Python with placeholders. A capital letter is a placeholder for one
-expression. `HOLES` defines which kind of expression each letter matches. A capital letter in place of a method's name
-matches any method name. `...` as a call's last argument matches the remaining arguments.
+expression, whose kind `HOLES` defines. As a method's name, a capital letter matches any name. `...` as a call's last
+argument matches the remaining arguments.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Found = dict[str, Any]
 BLOCK = re.compile(
     r"MLP|Attention|Layer$|Block|Encoder|Decoder|Expert|Mo[Ee]|FFN|Feed|Model|Embedding|Transform|Head|Output$"
 )
-"""Classes whose calls people rarely forget or repeat, by name."""
+"""Names of classes whose calls people rarely forget or repeat."""
 MOVES = re.compile(
     r"to|float|type(_as)?|contiguous|clone|view|reshape|(un)?squeeze|transpose|permute|"
     r"\w*drop(out\w*|_path)?|slice_\w+|sin|cos"
 )
-"""Functions that only move numbers, and other functions that people rarely forget, by name."""
+"""Names of functions that only move numbers, and of other functions that people rarely forget."""
 LAST = re.compile(r"\.(o_proj|out_proj|dense|output\w*|c_proj)$")
 """Names of the last projection in a block."""
 ACTIVATION = re.compile(r"(?i)\bact\b|_act|gelu|silu|relu|tanh|sigmoid|swish|activation")
@@ -58,16 +58,14 @@ HOLES: Mapping[str, Callable[[Site, ast.AST, ast.AST], bool]] = {
     "S": lambda site, node, whole: site.kind(node) in ("SiLU", "SiLUActivation"),
     "E": lambda site, node, whole: site.kind(node) == "GELUActivation",
 }
-"""The condition for each capital letter, given the expression that it matches and the whole expression.
-
-Every other letter matches any expression.
-"""
+"""The condition for each capital letter, given the matched expression and the whole expression. Every other letter
+matches any expression."""
 
 _TABLES = tomllib.loads(Path(__file__).with_name("rewrites.toml").read_text(encoding="utf-8"))
 MISTAKES: dict[str, str] = _TABLES["mistakes"]
-"""The rewrites that are mistakes, by kind; `OTHER_KINDS` has further kinds."""
+"""Rewrites that are mistakes, by kind; `OTHER_KINDS` has further kinds."""
 EQUIVALENTS: dict[str, str] = _TABLES["equivalents"]
-"""The rewrites that do not change results, by kind."""
+"""Rewrites that do not change results, by kind."""
 
 
 def by_pattern(site: Site, node: ast.AST, rows: str) -> Rewrites:
@@ -121,8 +119,6 @@ def _matches(site: Site, pattern: Any, node: Any, whole: ast.AST, found: Found) 
 
 
 def filled(template: str, found: Found) -> ast.expr:
-    """Return the expression of a template in which the placeholders are replaced."""
-
     class Fill(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
             node = self.generic_visit(node)
@@ -171,7 +167,6 @@ def operand(site: Site, node: ast.AST) -> Rewrites:
 
 
 def no_mask(site: Site, node: ast.AST) -> Rewrites:
-    """Replace a mask argument by None."""
     if isinstance(node, ast.keyword) and "mask" in (node.arg or "") and site.kind(node.value):
         yield node.value, ast.Constant(None)
 
@@ -181,7 +176,7 @@ OTHER_KINDS: Mapping[str, Callable[[Site, ast.AST], Rewrites]] = {"number": numb
 
 
 def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each rewrite of an expression that is a mistake, with its kind."""
+    """Yield each mistaken rewrite of an expression, with its kind."""
     for kind, rows in MISTAKES.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     for kind, rewrite in OTHER_KINDS.items():
@@ -189,7 +184,7 @@ def mistakes(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]
 
 
 def equivalents(site: Site, node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield each rewrite of an expression that does not change its value, with its kind."""
+    """Yield each rewrite that keeps an expression's value, with its kind."""
     for kind, rows in EQUIVALENTS.items():
         yield from ((kind, *pair) for pair in by_pattern(site, node, rows))
     if isinstance(node, ast.Call) and site.kind(node.func) == "Linear" and len(site.shape(node.func)) == 1:

@@ -1,4 +1,4 @@
-"""Test the rewrites, and that mutants change the output of a model while twins do not."""
+"""Test rewrites, and that mutants change the output of a model while twins do not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ FLOAT, NUMBER = Value("float", (2, 3)), Value("number", (0.5,))
 
 
 def rewritten(text: str, rows: str, **values: Value) -> list[str]:
-    """Return the rewrites of an expression.
-
-    `values` has the values of names in the expression; by default, a name is a tensor.
-    """
+    """Return the rewrites of an expression; names without an entry in `values` are tensors."""
     tree = ast.parse(text)
     seen = {key_of(node): values.get(ast.unparse(node), FLOAT) for node in ast.walk(tree) if isinstance(node, ast.expr)}
     site = Site(text, seen)
@@ -39,7 +36,7 @@ def test_rows_rewrite_what_they_describe() -> None:
 
 
 def test_mutants_differ_and_twins_agree(tmp_path: Path) -> None:
-    """Check that a mutant changes one line or two swapped ones, and its output on the inputs that it names."""
+    """Check that a mutant changes one line, or two swapped lines, and the output on the inputs that it names."""
     family = original("olmo3", tmp_path)
     for mutant in mutants(family, 6, seed=0):
         found = family.differences(mutant.text)

@@ -1,7 +1,5 @@
-"""Ports that harm the process that runs them; each is checked from the command line.
-
-Every port returns zeros or nothing, so an exit code of 0 is always wrong.
-"""
+"""Ports that harm their own process; each is checked from the command line. Every port returns zeros or nothing, so
+an exit code of 0 is always wrong."""
 
 from __future__ import annotations
 
@@ -44,8 +42,6 @@ class Quiet(Lazy):
 
 
 def raising(error: BaseException) -> Callable[[Any], NoReturn]:
-    """Return a function that raises an error for every argument."""
-
     def act(zeros: Any) -> NoReturn:
         raise error
 
@@ -152,10 +148,8 @@ PROGRAMS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
     "warnings-are-errors": ("turns every warning into an error", lambda zeros: warnings.simplefilter("error")),
     "no-stack": ("leaves almost no room on the stack", lambda zeros: sys.setrecursionlimit(120)),
 }
-"""For each id, a description, and the function that runs in the forward pass.
-
-The port returns the function's result, or zeros if it is None.
-"""
+"""A description and the function that runs in the forward pass, by id. The port returns the function's result, or
+zeros if the result is None."""
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -24,22 +24,21 @@ from transparity_conformance.oracle.cases import CASES
 
 KINDS = ("capabilities", "histories", "numbers", "budgets", "precision", "shapes")
 ATTACKS = [bug for kind in KINDS for bug in read(Path(__file__).parent / f"bugs/{kind}.toml")]
-"""The attacks of every kind: edits of the independent port, each in the configuration that its `subject` names."""
+"""The attacks of every kind: edits of the independent port, in the configuration that `subject` names."""
 
 LIMITS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
 LET_THROUGH = {id: reason for reason, ids in LIMITS.items() for id in ids}
-"""The attacks that the checker does not detect, each with the reason."""
+"""The attacks that the checker does not detect, with the reason."""
 
 EXIT_CODES = {"agrees": 0, "diverges": 1, "refused": 2, "inconclusive": 3}
 LIMIT = 120
 """The seconds after which a program counts as hanging."""
 
 SEARCH = 3.0
-"""The seconds for the search for causes; it is short because only the verdict counts here."""
+"""The seconds for the search for causes; few, because only the verdict counts."""
 
 
 def attacked(attack: Bug) -> dict[str, Any]:
-    """Check an attack in this process."""
     build = port_with(attack, taps=False, offers="all" if attack.shows else "")
     try:
         report = check(build, dtype=attack.dtype, budget=SEARCH, **subject(attack))
@@ -50,7 +49,7 @@ def attacked(attack: Bug) -> dict[str, Any]:
 
 
 def is_let_through(answer: Answer) -> bool:
-    """Return whether the verdict or the exit code would make a user believe that the port is right."""
+    """Return whether a user would believe, from the verdict or the exit code, that the port is right."""
     return answer["code"] not in (1, 2, 3)
 
 
@@ -67,7 +66,6 @@ def _causes(report: Any) -> Iterator[str]:
 
 
 def attacked_process(id: str) -> dict[str, Any]:
-    """Check a program of `process` from the command line."""
     build = f"{Path(process.__file__)}:build_{id.replace('-', '_')}"
     command = [sys.executable, "-m", "transparity_conformance", "check", build, "--preset", "notes-lm"]
     command += ["--timeout", "15"] * ("never" in id)
@@ -82,7 +80,6 @@ def attacked_process(id: str) -> dict[str, Any]:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return every attack, then every program."""
     return [
         *(Trial(f"{each.group}: {each.id}", partial(attacked, each), wanted=each.id) for each in ATTACKS),
         *(Trial(f"process: {id}", partial(attacked_process, id), wanted=id) for id in process.PROGRAMS),

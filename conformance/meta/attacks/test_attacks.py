@@ -12,8 +12,7 @@ from meta.attacks.run import ATTACKS, LET_THROUGH, attacked, is_let_through
 from meta.pool.bug import Bug
 
 HELD = [attack for attack in ATTACKS if attack.id not in LET_THROUGH and not attack.config]
-"""Attacks without a configuration of their own. Attacks with a configuration take long, and only `nox -s power` runs
-them."""
+"""The attacks of this test; only `nox -s power` runs the slow attacks, which have a configuration."""
 
 
 def test_there_are_sixty_attacks_and_each_says_what_is_wrong() -> None:
@@ -34,6 +33,6 @@ def test_programs_import_nothing_of_the_checker() -> None:
 
 @pytest.mark.parametrize("attack", random.Random(0).sample(HELD, 5), ids=str)
 def test_an_attack_is_caught(attack: Bug) -> None:
-    """Run a sample; `nox -s power` runs all attacks and compares the undetected ones with `limits.toml`."""
+    """Run a sample; `nox -s power` runs all attacks, and compares the undetected ones with `limits.toml`."""
     answer = attacked(attack)
     assert not is_let_through(answer), answer

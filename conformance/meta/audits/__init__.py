@@ -1,1 +1,1 @@
-"""Loaders that were written independently of the checker, with and without planted faults, and their audits."""
+"""Loaders written independently of the checker, with and without planted faults, and their audits."""

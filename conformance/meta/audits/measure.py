@@ -1,6 +1,6 @@
 """The pool `audits`: loaders with planted faults (`faults.toml`), and correct loaders.
 
-Every correct loader must agree. For each fault the check must diverge, and the audit must name the field or tensor.
+Every correct loader must agree. For each fault, the check must diverge, and the audit must name the field or tensor.
 Many faults are not detected without the audit. With `--twins`, the loaders of transformers are checked too.
 """
 
@@ -46,10 +46,8 @@ Load = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Planted:
-    """A loader with a fault.
-
-    `name` is the field or tensor that the audit must report; `old` is replaced by `new` in the loader's file.
-    """
+    """A loader with a fault. `name` is the field or tensor that the audit must report; `old` is replaced by `new` in
+    the loader's file."""
 
     loader: str
     family: str
@@ -66,7 +64,6 @@ class Planted:
         return edited_copy(FOLDER / f"{self.loader}.py", folder, self.old, self.new)
 
     def run(self) -> dict[str, Any]:
-        """Check the loader with and without an audit."""
         with tempfile.TemporaryDirectory() as folder:
             load = load_port(f"{self.written(Path(folder))}:load")
             answer = checked(load, self.family)
@@ -75,7 +72,7 @@ class Planted:
 
 
 def judged_right(loader: str, family: str) -> dict[str, Any]:
-    """Check a correct loader, which is a file of `loaders/` or `transformers`."""
+    """Check a correct loader: a file of `loaders/`, or `transformers`."""
     if loader in RIGHT:
         return checked(load_port(f"{FOLDER / loader}.py:load"), family)
     with warnings.catch_warnings():  # import warnings do not concern this project
@@ -92,7 +89,7 @@ PLANTED = tuple(
 
 
 def checked(load: Load, family: str) -> dict[str, Any]:
-    """Return the verdict of a check with an audit, and the names that the audit reports."""
+    """Return the verdict of a check with an audit, and the names in the audit's findings."""
     report = check(load, family=family, audit=True)
     audit = report.audit
     told = {"says": audit.faults, "audit_seconds": audit.seconds} if audit else {"says": "", "audit_seconds": 0.0}
@@ -100,13 +97,12 @@ def checked(load: Load, family: str) -> dict[str, Any]:
 
 
 def named(audit: Audit | None) -> list[str]:
-    """Return the fields and tensors for which an audit reports a fault."""
     found: list[Any] = [*audit.fields, *audit.tensors] if audit else []
     return [each.name for each in found if each.outcome in CAUSES]
 
 
 def audit_alone(load: Load, family: str, folder: Path) -> list[str]:
-    """Return the names that the audit reports, without a check of the forward pass."""
+    """Return the names in the audit's findings, without a check of the forward pass."""
     loader = audited_of(HubBuild(load, family, str(folder)))
     return named(audited(loader, example_config(family), "float32", ignore_progress, with_fields=True))
 
@@ -116,7 +112,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return every fault, then every correct loader."""
     right = [(loader, family) for loader, families in RIGHT.items() for family in families]
     right += [("transformers", family) for family in FAMILIES if options.twins]
     return [

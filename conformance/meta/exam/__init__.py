@@ -1,1 +1,1 @@
-"""The exam: bugs planted in other people's code, and whether the checker and common rules detect them."""
+"""The exam: bugs in other people's code, and whether the checker and common rules detect them."""

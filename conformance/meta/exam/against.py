@@ -1,7 +1,7 @@
 """The pool `exam-against`: bugs of the exam, with the original code as the reference.
 
-The pool contains the bugs of subjects that load a folder into a PyTorch module. One process loads the original code and
-the code with the bug. Bugs that are visible only with a cache or in another configuration are left out.
+The pool has the bugs of subjects that load a folder into a PyTorch module. One process loads both the original code
+and the code with the bug. Bugs that are visible only with a cache or in another configuration are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHAPES = ((2, 11), (1, 1), (3, 2), (1, 16), (1, 32))
 
 
 def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
-    """Load the original and the changed code from one folder, and check the changed code against the original."""
+    """Load the original and the changed code from one folder; check the changed code against the original."""
     subject = importlib.import_module(f"meta.exam.subjects.{bug.subject}")
     config, model = run.config_of(bug, subject), folder / "model"
     export_checkpoint(bug.family, config, probe_parameters(config), model)
@@ -66,7 +66,7 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def forget(bug: Bug) -> None:
-    """Remove the changed file from `sys.modules`, and all modules that import names from it."""
+    """Remove the changed file, and all modules that import names from it, from `sys.modules`."""
     package = bug.file.partition("/")[0]
     gone = {name for name, each in sys.modules.items() if getattr(each, "__file__", None) == str(bug.path)}
     if package != "transformers":  # in transformers, no other module imports names from a model's file
@@ -81,10 +81,7 @@ def forget(bug: Bug) -> None:
 
 
 def _inputs(model: Any, config: TransformerConfig) -> list[Mapping[str, np.ndarray]] | None:
-    """Return random token ids for each shape.
-
-    Return None for a transformers model, because the checker draws the inputs of such a model itself.
-    """
+    """Return random token ids for each shape. Return None for a transformers model, whose inputs the checker draws."""
     if hasattr(model, "main_input_name"):
         return None
     name, draw = next(iter(inspect.signature(model.forward).parameters)), np.random.default_rng(0)
@@ -104,7 +101,7 @@ def is_asked(bug: Bug) -> bool:
 
 
 def is_right_line(bug: Bug, answer: Answer) -> bool:
-    """Return whether the first line on either side is changed by the bug, or uses a changed line."""
+    """Return whether the first reported line, on either side, is changed by the bug, or uses a changed line."""
     first, theirs = answer["faults"][0], (answer["theirs"] or [None])[0]
     if is_line(bug, first):
         return True
@@ -119,7 +116,7 @@ def _changed(bug: Bug) -> set[int]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the checker's answer to a bug next to the bug's description, for comparison."""
+    """Return the checker's answer next to the bug's description."""
     if "missing" in answer:
         return f"no result: {answer['missing']}"
     if not answer["faults"]:

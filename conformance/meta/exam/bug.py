@@ -1,5 +1,4 @@
-"""The bugs of the exam, read from the TOML files in bugs/, and for each bug the same port without the bug (its
-twin)."""
+"""The bugs of the exam, read from bugs/, and for each bug the same port without the bug (its twin)."""
 
 from __future__ import annotations
 
@@ -47,13 +46,13 @@ def with_twins(bugs: Sequence[Bug]) -> list[Bug]:
 
 @functools.cache
 def exam() -> dict[str, Bug]:
-    """Return all bugs by id, and their twins: the same ports without a bug."""
+    """Return all bugs and their twins by id."""
     groups = itertools.groupby(read_folder(BUGS), lambda bug: bug.group)
     return {bug.id: bug for _, bugs in groups for bug in with_twins(list(bugs))}
 
 
 @functools.cache
 def twins() -> dict[str, str]:
-    """Return the id of each bug's unchanged twin."""
+    """Return the id of each bug's twin."""
     by_setting = {_setting(bug): bug.id for bug in exam().values() if bug.is_twin}
     return {bug.id: by_setting[_setting(bug)] for bug in exam().values()}

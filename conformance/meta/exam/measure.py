@@ -1,7 +1,7 @@
 """The pool `exam`: each bug runs in its own process, and its result is stored.
 
-An interrupted exam continues where it stopped. A result is reused as long as its bug, its subject and the checker are
-unchanged; with `--keep`, the checker may differ.
+An interrupted exam continues where it stopped. A result is reused as long as its bug, its subject and the checker
+are unchanged. With `--keep`, results of other versions of the checker are reused, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def checker() -> str:
 
 
 def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, Any] | None:
-    """Return the stored result, or None if it belongs to another version of the bug, the subject or the checker."""
+    """Return the stored result, or None if the bug, the subject or the checker has changed since."""
     file = cache / f"{bug.id}.json"
     if not file.is_file():
         return None
@@ -53,7 +53,7 @@ def kept(bug: Bug, cache: Path, *, whatever_checker: bool = False) -> dict[str, 
 
 
 def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
-    """Run a bug in its own process, and store the result; raise `PoolError` without a result."""
+    """Run a bug in its own process, and store the result; raise `PoolError` if there is no result."""
     with tempfile.TemporaryDirectory(prefix="exam-") as folder:
         process = _process(bug, str(Path(folder).resolve()), way)
         process.start()
@@ -72,7 +72,7 @@ def taken(bug: Bug, cache: Path, way: str = "run") -> dict[str, Any]:
 
 
 def _process(bug: Bug, folder: str, way: str) -> Any:
-    """Return the process for a bug: a fork with the slow modules imported, or a new one if the bug changes them."""
+    """Return the process for a bug: a fork with the slow modules imported, or a new process if the bug changes one."""
     package, _, inside = bug.file.partition("/")
     is_imported = package in IMPORTED and not inside.startswith("models/")
     context: Any = multiprocessing.get_context("spawn" if is_imported else "forkserver")
@@ -82,7 +82,7 @@ def _process(bug: Bug, folder: str, way: str) -> Any:
 
 
 def answer_of(bug: Bug, options: argparse.Namespace, way: str) -> dict[str, Any]:
-    """Return the stored result of a bug, or run it; `way` is the module of `meta.exam` that runs the checker."""
+    """Return the stored result of a bug, or run the bug; `way` is the module of `meta.exam` that runs the checker."""
     is_run_again = options.again is not None and options.again in bug.id
     found = None if is_run_again else kept(bug, options.cache, whatever_checker=options.keep)
     try:
@@ -98,13 +98,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace, way: str = "run") -> list[Trial]:
-    """Return every bug and every twin."""
     return [Trial(bug.id, functools.partial(answer_of, bug, options, way), wanted=bug) for bug in exam().values()]
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the bugs whose id or story contains `--only`, or a sample of these bugs. The same ports without bugs
-    follow."""
+    """Return the bugs whose id or story contains `--only`, or a sample of these, and then their twins."""
     word = options.only
     found = [bug.id for bug in exam().values() if word in bug.id or word in bug.story]
     if options.sample:

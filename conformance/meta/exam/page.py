@@ -35,7 +35,7 @@ Rows = Mapping[str, Row]
 
 
 def read(file: Path = FILE) -> dict[str, Row]:
-    """Return the published results by id, except rows of removed bugs."""
+    """Return the published results by id, without rows of removed bugs."""
     found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return {name: told(name) | dict(row) for name, row in found.items() if name in exam()}
 
@@ -62,7 +62,6 @@ def merged(rows: Rows, cache: Path) -> dict[str, Row]:
 
 
 def row_of(name: str, now: Judged, before: Row | None) -> Row:
-    """Return the row of a bug with a new judgment."""
     judgment = {key: getattr(now, key) for key in JUDGED}
     first = judgment if before is None else before["first"]
     return {
@@ -76,20 +75,19 @@ def row_of(name: str, now: Judged, before: Row | None) -> Row:
 
 
 def with_first_sight(rows: Rows, cache: Path) -> dict[str, Row]:
-    """Return the rows with the judgments from a folder as their first judgments."""
+    """Replace the first judgments of the rows by the judgments from a folder."""
     first = merged({}, cache)
     return {name: {**row, "first": first[name]["first"]} if name in first else row for name, row in rows.items()}
 
 
 def write(rows: Rows, file: Path = FILE) -> None:
-    """Write what was measured, a row per line."""
+    """Write the measured fields, a row per line."""
     measured = {name: {key: row[key] for key in row if key not in TOLD} for name, row in rows.items()}
     lines = (f" {json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in measured.items())
     file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def judgments(rows: Rows, *, first: bool = False) -> list[Row]:
-    """Return the first or the latest judgment of each row."""
     return [{**row, **row["first"]} if first else row for row in rows.values()]
 
 
@@ -102,7 +100,7 @@ def percent(share: Share) -> str:
 
 
 def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
-    """Return the bugs that the checker and each rule detect, and the correct ports that they reject."""
+    """Return the shares of bugs that the checker and each rule detect, and of correct ports that they reject."""
     found = judgments(rows)
     own = {share.title: share for share in scores(found)}
     alone = own["controls and twins accepted"]
@@ -111,7 +109,7 @@ def compared(rows: Rows) -> list[tuple[str, Share, Share]]:
 
 
 def beside_rules(rows: Rows) -> str:
-    """Return a table: the bugs that the checker and each rule detect, and the correct ports that they reject."""
+    """Return a table: the shares of bugs that the checker and each rule detect, and of right ports they reject."""
     lines = [[name, percent(found), percent(refused)] for name, found, refused in compared(rows)]
     lines[0][0] = f"**{lines[0][0]}**"
     return table(["rule", "bugs detected", "right ports refused"], lines, (1, 2))
@@ -138,7 +136,7 @@ def by_where(rows: Rows) -> str:
 
 
 def _kinds(row: Row) -> dict[str, bool]:
-    """Return which flaws the answer to a bug or a control has."""
+    """Return whether the answer to a bug or a control has each kind of flaw."""
     if row["control"]:
         return {"Right code refused": bool(row["detected"])}
     is_unnamed = bool(row["detected"]) and not row["named"] and not row["falsely"]
@@ -166,7 +164,7 @@ def missed(rows: Rows) -> str:
 
 
 def answer(says: str) -> str:
-    """Return an answer with the title of its cause, which links to the page of the cause."""
+    """Return an answer with the title of its cause, linked to the cause's page."""
     place, _, cause = says.rpartition(": ")
     return f"{place}: [{meanings()[cause].title}](causes/{cause}.md)" if cause in meanings() else says
 
@@ -199,7 +197,6 @@ PARTS: dict[str, Callable[[Rows], str]] = {
 
 
 def rendered(page: str, rows: Rows) -> str:
-    """Return the page with every part filled from the rows."""
     for name, render in PARTS.items():
         page = with_part(page, name, render(rows))
     return page

@@ -1,4 +1,4 @@
-"""Rules that people commonly use to judge a port by the logits of one row, and the scores of an exam."""
+"""Rules by which people commonly judge a port from the logits of one row, and the scores of an exam."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def scores(found: Sequence[Judgment]) -> list[Share]:
 
 
 def rule_scores(found: Sequence[Judgment]) -> dict[str, tuple[Share, Share]]:
-    """Return for each rule the share of bugs that it detects, and the share of controls and twins that it rejects."""
+    """Return, for each rule, the share of detected bugs, and the share of rejected controls and twins."""
     wrong = [each for each in found if not each["control"]]
     right = [each for each in found if each["control"]]
 

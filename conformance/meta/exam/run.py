@@ -36,7 +36,7 @@ Port = Callable[..., Any]
 
 
 class PatchedFinder(importlib.abc.MetaPathFinder):
-    """An import finder that loads the module of one file from another file."""
+    """An import finder that loads one file's module from another file."""
 
     def __init__(self, original: Path, patched: Path) -> None:
         self.original, self.patched = original.resolve(), patched
@@ -53,7 +53,7 @@ class PatchedFinder(importlib.abc.MetaPathFinder):
 
 
 def install(bug: Bug, folder: Path) -> Path:
-    """Write the changed file, let imports find it, and return its path; raise if it is already imported."""
+    """Write the changed file, let imports find it, and return its path; raise if its module is already imported."""
     patched = folder / bug.file
     patched.parent.mkdir(parents=True, exist_ok=True)
     patched.write_text(bug.text(), encoding="utf-8")
@@ -69,7 +69,7 @@ def is_imported(file: Path) -> bool:
 
 
 def config_of(bug: Bug, subject: Any) -> TransformerConfig:
-    """Return the configuration of the subject or of the family's small model, with the bug's changes."""
+    """Return the configuration of the subject, or of the family's small model, with the bug's changes."""
     if not bug.family:
         return dataclasses.replace(subject.CONFIG, **bug.config)
     family = family_called(bug.family)
@@ -78,7 +78,7 @@ def config_of(bug: Bug, subject: Any) -> TransformerConfig:
 
 
 def port_of(bug: Bug, subject: Any) -> Port:
-    """Return the function that loads or builds the model, from the module `subject`."""
+    """Return the subject's function that loads or builds the model."""
     name = bug.port or ("load" if hasattr(subject, "load") else "build")
     port: Port = getattr(subject, name)
     return port
@@ -105,10 +105,8 @@ def result_of(bug: Bug, folder: Path) -> dict[str, Any]:
 
 
 def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str]:
-    """Return the rules that a port fails on random weights and tokens without padding.
-
-    A pooled output counts as the logits of the last token.
-    """
+    """Return the rules that a port fails on random weights and unpadded tokens. A pooled output counts as the logits
+    of the last token."""
     parameters = probe_parameters(config)
     random = np.random.default_rng(0)
     answers: dict[int, np.ndarray | None] = {}
@@ -126,7 +124,8 @@ def rules_failed(port: Port, config: TransformerConfig, family: str) -> list[str
 
 
 def _unpadded(config: TransformerConfig, parameters: Any, tokens: int, random: np.random.Generator) -> Probe:
-    """Return one image, or `tokens` random non-special tokens; the last one is the end token if the model pools it."""
+    """Return one image, or `tokens` random ordinary ids; if the model pools the end token, the last id is the end
+    token."""
     special, length = {config.pad_id, config.bos_id, config.eos_id}, min(tokens, config.max_length)
     drawn = mixed_inputs(config)
     inputs = {name: drawn[name][:1] for name in config.input_names if name not in config.token_inputs}

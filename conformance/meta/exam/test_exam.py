@@ -45,7 +45,7 @@ WRONG = {
     "top-1": with_another_top(),
     "one-percent": with_error(0.1),
 }
-"""For each rule, logits that it must reject."""
+"""For each rule, logits that the rule must reject."""
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -95,7 +95,6 @@ BUG = Bug("b", "g", "s", "", "none.py", ({"old": "", "new": ""},), causes=("norm
 
 
 def answer(verdict: str, *causes: str, **others: Any) -> dict[str, Any]:
-    """Return a result with one divergence that has the given causes."""
     named = [{"mistake": cause, "says": cause, "at": ""} for cause in causes]
     fault = {"where": "decoder.final_norm", "source": None, "causes": named, "indistinguishable": others.pop("or_", [])}
     faults = [fault] if verdict == "diverges" else []

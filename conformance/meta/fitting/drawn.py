@@ -33,10 +33,8 @@ SCALINGS = ("none", "linear", "llama3")
 
 
 class Drawn(Model):
-    """The independent port, with convolutions and batch norm as PyTorch modules store them.
-
-    The port computes in the precision of its parameters.
-    """
+    """The independent port with convolutions and batch norm stored as in PyTorch modules, in its parameters'
+    precision."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,7 +45,7 @@ class Drawn(Model):
         pass
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """Return the class token, then the patches of an image, computed by a convolution."""
+        """Return the class token, then the image's patches, computed by a convolution."""
         at, size = "encoder.patch_projection", self.c.patch_size
         assert pixels.shape[-1] == self.c.image_size, "the image has a different size"
         x = F.conv2d(pixels, self.p[f"{at}.weight"], self.p.get(f"{at}.bias"), stride=size).flatten(2).mT
@@ -128,9 +126,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
     """Draw a template, sizes, and up to `MOST_DEPARTURES` changed fields that have an effect.
 
     The draw excludes parts that `fit` does not determine. These are layers with different positions, attention without
-    a
-    norm, a transform before the head, and some rotary scalings. Experts are excluded too: the feed-forward layers of
-    Qwen3-Next are dense here.
+    a norm, a transform before the head, some rotary scalings, and experts; Qwen3-Next therefore has dense layers.
     """
     dice = random.Random(seed)
     name = dice.choice(sorted(name for name in templates() if _is_found(template_of(name))))
@@ -149,7 +145,7 @@ def drawn(seed: int) -> tuple[str, TransformerConfig]:
 
 
 def template_of(name: str) -> TransformerConfig:
-    """Return a template; one with recurrences is simplified to dense layers that differ only in their mixers."""
+    """Return a template; recurrent templates get dense layers that differ only in their mixers."""
     template = templates()[name]
     if not template.is_recurrent:
         return template
@@ -216,7 +212,6 @@ def _of_signals(template: TransformerConfig, dice: random.Random) -> dict[str, A
 
 
 def _of_recurrences(dice: random.Random) -> dict[str, Any]:
-    """Return sizes of recurrences."""
     heads = dice.choice((2, 4, 6))
     return {
         "recurrent_heads": heads,
@@ -228,7 +223,7 @@ def _of_recurrences(dice: random.Random) -> dict[str, Any]:
 
 
 def _changed(config: TransformerConfig, name: str, dice: random.Random) -> TransformerConfig | None:
-    """Return the configuration with another value of a field, or None if it is invalid or has no effect."""
+    """Return the configuration with another value of a field, or None if this value is invalid or has no effect."""
     field, kind = TransformerConfig.__dataclass_fields__[name], FIELD_TYPES[name]
     tried = field.metadata.get("tried") or (get_args(kind) if get_origin(kind) is Literal else (True, False))
     if name == "position_offset":
@@ -246,7 +241,7 @@ def _changed(config: TransformerConfig, name: str, dice: random.Random) -> Trans
 
 
 def computes_the_same(config: TransformerConfig, other: TransformerConfig | None) -> bool:
-    """Return whether the reference returns equal logits for both configurations, on padded inputs."""
+    """Return whether the reference computes equal logits for both configurations, on padded inputs."""
     if other is None or parameter_shapes(config) != parameter_shapes(other):
         return False
     parameters = {name: value.astype(np.float64) for name, value in probe_parameters(config).items()}

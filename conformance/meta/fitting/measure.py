@@ -1,8 +1,9 @@
 """The pool `fitting`: modules with random configurations, one for each seed, which `fit` must find.
 
-A configuration is found if every field that affects the forward pass has its original value. A field may differ in two
-cases. `fit` may report it as undetermined, or the configuration may ignore it, such as `rope_theta` without rotary
-positions. In either case, the reference must return equal logits with the original value and with the fitted value.
+A configuration is found if every field that affects the forward pass has its original value. A field may differ if
+`fit` reports it as undetermined. A field may also differ if the configuration ignores it, such as `rope_theta`
+without rotary positions. In both cases, the reference must return equal logits with the original and the fitted
+value.
 """
 
 from __future__ import annotations
@@ -25,10 +26,8 @@ NUMBER, WANTED, SECONDS = 100, 0.95, 60.0
 
 
 def fitted(seed: int, *, single: bool = False) -> dict[str, Any]:
-    """Run `fit` on a random module; return wrong and undetermined fields with their original and found values.
-
-    With `single`, the module computes only in float32.
-    """
+    """Run `fit` on a random module; return wrong and undetermined fields with their original and found values. With
+    `single`, the module computes only in float32."""
     name, config = drawn(seed)
     model = module(config, seed)
     if single:
@@ -47,7 +46,6 @@ def fitted(seed: int, *, single: bool = False) -> dict[str, Any]:
 
 
 def is_found(answer: Answer) -> bool:
-    """Return whether `fit` found the configuration in time."""
     return not answer["wrong"] and not answer["error"] and answer["seconds"] <= SECONDS
 
 
@@ -83,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return one trial for each seed."""
     seeds = range(options.seed, options.seed + options.number)
     return [Trial(f"{seed} {drawn(seed)[0]}", partial(fitted, seed, single=options.float32)) for seed in seeds]
 

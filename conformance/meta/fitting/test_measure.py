@@ -12,12 +12,9 @@ from transparity_conformance.identify.fitting.fit import fit
 from transparity_conformance.identify.fitting.templates import differences
 
 SAMPLE = (0, 2, 3, 4, 10, 5056, 5003, 5005, 5013, 5021)
-"""Seeds that take a few seconds each.
-
-The models of seeds 10 and 5056 have gated attention. In the model of seed 5003, a number multiplies parallel branches.
-In the model of seed 5005, convolutions have fewer features than positions. The models of seeds 5013 and 5021 have
-multiplied token embeddings and position embeddings.
-"""
+"""Seeds that take a few seconds each. Seeds 10 and 5056 draw gated attention. Seed 5003 draws parallel branches with
+a multiplier. Seed 5005 draws convolutions with fewer features than positions. Seeds 5013 and 5021 draw multiplied
+token embeddings and position embeddings."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The pool `fuzz`: the entry points, and the share of 20,000 inputs that each receives."""
+"""The pool `fuzz`: the entry points, and each entry point's share of 20,000 inputs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DOORS: dict[Door, int] = {
     columns.column_call: 700,
     ports.command_line: 160,
 }
-"""The number of inputs for each entry point; those that start a process or search for causes get few."""
+"""The number of inputs by entry point; entry points that start a process or search for causes get few."""
 
 TOTAL = sum(DOORS.values())
 
@@ -56,15 +56,13 @@ class Unshown(Generic[T]):
 
 
 def inputs_of(door: Door, total: int) -> int:
-    """Return an entry point's number of inputs, rounded up, if all entry points together receive `total` inputs."""
+    """Return an entry point's number of inputs, rounded up, for `total` inputs of all entry points."""
     return -(-total * DOORS[door] // TOTAL)
 
 
 def judged(door: Door, inputs: int, number: int = 0) -> list[Outcome]:
-    """Run inputs through an entry point, each in its own folder.
-
-    After a violation, Hypothesis tries smaller inputs; the last outcome belongs to the smallest.
-    """
+    """Run inputs through an entry point, each in its own folder. After a violation, Hypothesis tries smaller inputs;
+    the last outcome belongs to the smallest."""
     found: list[Outcome] = []
 
     @seed(number)
@@ -102,7 +100,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return every entry point with its share of the inputs."""
     return [Trial(door.__name__, partial(tried, door, inputs_of(door, options.inputs), options.seed)) for door in DOORS]
 
 

@@ -1,4 +1,4 @@
-"""Functions that build or call a model of each of the three backends with wrong arguments."""
+"""Entry points that build or call a model of each of the three backends with wrong arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity.training import Training
 from transparity_conformance.oracle.backends import backend, installed
 
 LONG, ENDLESS = 10, 2**62
-"""The fuzzer avoids numbers between these: they are valid token counts, but generation would take too long."""
+"""No drawn number is between these: such token counts are valid, but generation would take too long."""
 
 TOKENS = np.array([[1, 2, 3]])
 TRAINING = st.sampled_from([field.name for field in dataclasses.fields(Training)])
@@ -28,7 +28,6 @@ OPTIONS = st.sampled_from(("dtype", "device", "mode", "weights", "activations"))
 
 @functools.cache
 def model(name: str) -> Any:
-    """Return the model of a backend."""
     return backend(name)(TINY, PARAMETERS)
 
 

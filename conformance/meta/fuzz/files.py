@@ -43,7 +43,7 @@ CHECKPOINTS = st.sampled_from(("llama", "bert", "t5"))
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 Content = dict[str, bytes]
-"""Maps the names of the files in a folder to their contents."""
+"""The contents of a folder's files, by name."""
 
 
 def write(folder: Path, files: Content) -> None:
@@ -52,7 +52,7 @@ def write(folder: Path, files: Content) -> None:
 
 
 def drawn_text(draw: Draw, fields: Any) -> bytes:
-    """Draw the contents of a JSON file, which is valid or damaged."""
+    """Draw the contents of a JSON file, valid or damaged."""
     return draw(texts(fields)).encode("utf-8", "surrogatepass")
 
 
@@ -64,7 +64,7 @@ def configuration_text(draw: Draw, folder: Path) -> str:
 
 
 def configuration_object(draw: Draw, folder: Path) -> str:
-    """Build a configuration from Python objects with one of its constructors."""
+    """Build a configuration from Python objects, with one of its constructors."""
     changes: Any = {draw(FIELDS): draw(objects)}
     made: tuple[Any, ...] = (
         lambda: TINY.resized(**changes),
@@ -75,7 +75,7 @@ def configuration_object(draw: Draw, folder: Path) -> str:
 
 
 def _used(config: TransformerConfig) -> str:
-    """Return `ACCEPTED` after a round trip through JSON and a check of the memory that the configuration needs."""
+    """Return `ACCEPTED` after a round trip through JSON and a check of the needed memory."""
     assert TransformerConfig.from_json(config.to_json()) == config
     check_memory(config, 8, source=min(9, config.max_length), target=1, tokens=min(9, config.max_length))
     return ACCEPTED
@@ -90,7 +90,6 @@ def parameters_file(draw: Draw, folder: Path) -> str:
 
 
 def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Add or replace some tensors, and sometimes remove one."""
     for name in draw(st.lists(st.sampled_from([*sorted(tensors), *PRINTABLE]), min_size=1, max_size=2)):
         shape = draw(st.sampled_from(((), (0,), (4,), (5, 4), (4, 5), (1,) * 12, (0, 2**20))))
         dtype = draw(st.sampled_from(("float32", "float64", "float16", "int32", "bool")))
@@ -101,7 +100,7 @@ def _with_wrong_tensors(draw: Draw, tensors: dict[str, np.ndarray]) -> dict[str,
 
 
 def parameters_named(draw: Draw, folder: Path) -> str:
-    """Read a valid safetensors file that contains wrong tensors."""
+    """Read a valid safetensors file with wrong tensors."""
     path = folder / "parameters.safetensors"
     save_file(_with_wrong_tensors(draw, dict(PARAMETERS)), path)
     load_parameters(path, TINY)
@@ -109,8 +108,7 @@ def parameters_named(draw: Draw, folder: Path) -> str:
 
 
 def parameters_object(draw: Draw, folder: Path) -> str:
-    """Check parameters of wrong types, such as values that are not arrays, or an object that is not a dict with
-    names."""
+    """Check parameters of wrong types, such as values that are no arrays, or an object that is no dict."""
     called = st.sampled_from([*PARAMETERS, *NAMES, 3, None])
     given: Any = draw(objects) if draw(is_rare) else PARAMETERS | {draw(called): draw(objects)}
     if draw(is_rare) and isinstance(given, dict) and all(isinstance(name, str) for name in given):
@@ -121,7 +119,6 @@ def parameters_object(draw: Draw, folder: Path) -> str:
 
 @functools.cache
 def right_bundle() -> tuple[Bundle, Content]:
-    """Return a small bundle, and its files."""
     probes = {name: probe for name, probe in bundle_probes("config", TINY).items() if name in ("one", "mixed")}
     with tempfile.TemporaryDirectory() as folder:
         bundle = export_bundle(TINY, folder, probes)
@@ -129,7 +126,7 @@ def right_bundle() -> tuple[Bundle, Content]:
 
 
 def bundle_file(draw: Draw, folder: Path) -> str:
-    """Read a bundle with one damaged file; the digest in the manifest may be updated."""
+    """Read a bundle with one damaged file; the manifest's digest may be updated."""
     _, files = right_bundle()
     name = draw(st.sampled_from(FILES))
     write(folder, files | {name: draw(damaged(files[name]))})
@@ -157,7 +154,6 @@ def bundle_manifest(draw: Draw, folder: Path) -> str:
 
 
 def _change(draw: Draw, value: Any) -> None:
-    """Change one value in a nested dict."""
     while isinstance(value, dict) and value:
         name = draw(st.sampled_from(sorted(value)))
         if not isinstance(value[name], dict) or draw(is_rare):
@@ -173,7 +169,7 @@ def _sign(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def bundle_outputs(draw: Draw, folder: Path) -> str:
-    """Judge outputs of a port that are damaged, have wrong shapes, dtypes or names, or contain unusual numbers."""
+    """Judge a port's outputs that are damaged, have wrong shapes, dtypes or names, or contain unusual numbers."""
     bundle, files = right_bundle()
     path, right = folder / ACTUAL, files["expected.safetensors"]
     path.write_bytes(draw(damaged(right)) if draw(st.booleans()) else save(_other_outputs(draw, load(right))))

@@ -20,10 +20,10 @@ from transparity.errors import TransparityError
 from transparity.text import SENTENCE
 
 SECONDS, MEGABYTES = 10.0, 1000
-"""The seconds and megabytes that one input may take."""
+"""Limits of time and memory for one input."""
 
 ACCEPTED = "accepted"
-"""The outcome of an input that was read and is valid."""
+"""The outcome of a valid input that was read."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class WrongAnswerError(Exception):
 
 
 def outcome(run: Callable[[], str]) -> Outcome:
-    """Run one input, and return its outcome."""
     before, began = peak(), time.perf_counter()
     what, violation = "", ""
     try:

@@ -56,7 +56,7 @@ def _raising(error: type[BaseException], what: Any) -> Callable[..., Any]:
 
 
 Answer = Callable[[dict[str, Any]], Any]
-"""Functions that turn the correct taps into the answer of a port."""
+"""Functions that turn the correct taps into a port's answer."""
 
 raising: SearchStrategy[Answer] = st.builds(
     _raising, st.sampled_from((*wild.ERRORS, *wild.EXITS)), wild.names | st.builds(lambda: "x" * 10**6) | wild.hostile
@@ -95,7 +95,7 @@ answers: SearchStrategy[Answer] = st.one_of(
 
 
 def drawn_build(draw: Draw) -> Callable[..., Any]:
-    """Draw a port that fails when it is built, or that changes the correct taps in the same way at each call."""
+    """Draw a port that fails in `build`, or that changes the correct taps equally in every call."""
     wrong, answer = draw(raising | wild.objects.map(lambda value: lambda *_: value)), draw(answers)
     fails_in_build = draw(wild.is_rare)
 
@@ -110,12 +110,10 @@ def drawn_build(draw: Draw) -> Callable[..., Any]:
 
 @functools.cache
 def probe() -> Probe:
-    """Return the probe for calls of ports."""
     return probes_of(TINY, "config")["one"]
 
 
 def port_call(draw: Draw, folder: Path) -> str:
-    """Build and call a port once."""
     build, logits_only = drawn_build(draw), draw(wild.is_rare)
     run(built(build, probe()), probe(), logits_only=logits_only)
     return ACCEPTED
@@ -158,7 +156,7 @@ NO_PROGRAMS = (*wild.NAMES, "'", "/", "/etc/passwd", "x" * 10**5)
 
 
 def program(draw: Draw, folder: Path) -> str:
-    """Run a program that writes arbitrary output and ends in an arbitrary way."""
+    """Run a program with arbitrary output and an arbitrary end."""
     bundle, files = right_bundle()
     (folder / "bundle").mkdir()
     write(folder / "bundle", {"config.json": files["config.json"]})

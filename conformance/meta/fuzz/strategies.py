@@ -20,8 +20,6 @@ Data = TypeVar("Data", str, bytes)
 
 
 class Draw(Protocol):
-    """The type of the function that draws a value in a Hypothesis test."""
-
     def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
 
 
@@ -39,17 +37,16 @@ EXITS = (SystemExit, GeneratorExit, BaseException)
 
 names = st.sampled_from(NAMES)
 is_rare = st.sampled_from([False] * 4 + [True])
-"""A strategy for booleans; one of five is True."""
+"""A strategy for booleans, of which one in five is True."""
 
 _leaves = st.sampled_from((*NUMBERS, *NAMES, *NOT_FINITE, None, True, False)) | st.integers() | st.floats() | st.text()
 json_values: SearchStrategy[Any] = st.recursive(
     _leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=5
 )
-"""A strategy for values that JSON can represent."""
 
 
 def spliced(data: Data, pieces: SearchStrategy[Data]) -> SearchStrategy[Data]:
-    """Return a strategy that replaces, removes or inserts a piece of `data`; half of the places are near the start."""
+    """Return a strategy that replaces, removes or inserts a piece of `data`, half of the time near the start."""
     places = st.integers(0, len(data)) | st.integers(0, min(len(data), 600))
     sizes = st.integers(0, 40) | st.just(len(data))
     return st.builds(lambda at, size, piece: data[:at] + piece + data[at + size :], places, sizes, pieces)
@@ -91,7 +88,7 @@ def _renumbered(data: bytes) -> SearchStrategy[bytes]:
 
 
 class Hostile:
-    """An object whose methods raise an error, except while Hypothesis draws it."""
+    """An object whose methods raise, except while Hypothesis draws it."""
 
     is_drawn = True
 

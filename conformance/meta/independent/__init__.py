@@ -1,5 +1,5 @@
-"""A PyTorch port that was written from the documentation of the reference, without its code.
+"""A PyTorch port written from the documentation of the reference, without its code.
 
-The files model.py, port.py and positions.py do not import the contract, a column or the checker. A configuration is any
-object with the documented fields. Each row of bugs/ is an edit of one of these files.
+model.py, port.py and positions.py do not import the contract, a column or the checker. A configuration is any object
+with the documented fields. Each row of bugs/ is an edit of one of these files.
 """

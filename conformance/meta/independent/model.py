@@ -167,7 +167,6 @@ class Model:
         return self.norm(f"{name}.embedding_norm", x, tap=True) if c.embedding_norm else x
 
     def table(self, name: str) -> Tensor:
-        """Return the token embeddings of a stack."""
         return self.p["encoder.token_embedding.weight" if self.c.shared_embedding else f"{name}.token_embedding.weight"]
 
     def lookup(self, table: Tensor, ids: Tensor) -> Tensor:
@@ -312,7 +311,6 @@ class Model:
         return self.tap(f"{at}.output", self.dense(f"{at}.down", self.tap(f"{at}.hidden", up)))
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the hidden features of a gated feed-forward."""
         if self.c.gate_limit is not None:
             most = torch.tensor(self.c.gate_limit, dtype=up.dtype)
             gate, up = torch.where(gate > most, most, gate), torch.maximum(torch.minimum(up, most), -most)
@@ -386,7 +384,7 @@ class Model:
         return self.tap(f"{at}.output", self.dense(f"{at}.output", context))
 
     def itself(self, keep: Tensor, where: Tensor, rows: int) -> Tensor:
-        """Return a mask that is True for tokens that are visible to themselves, which are all except padding."""
+        """Return a mask of the tokens that are visible to themselves, which are all except padding."""
         return keep[:, 0].expand(rows, -1, -1).gather(-1, where.expand(rows, -1)[..., None])
 
     def recur(self, at: str, x: Tensor, real: Tensor, past: Cache) -> Tensor:
@@ -421,7 +419,6 @@ class Model:
         return int(head // (self.c.recurrent_heads // self.c.recurrent_key_heads))
 
     def bounded(self, step: Tensor) -> Tensor:
-        """Clamp the time step to its limits."""
         step = torch.maximum(step, torch.tensor(self.c.time_step_min, dtype=step.dtype))
         most = self.c.time_step_max
         return step if most is None else torch.minimum(step, torch.tensor(most, dtype=step.dtype))
@@ -519,7 +516,6 @@ class Model:
         return rotate(x, where, self.frequencies(where), self.c.rope_layout, self.own.rotary_attention_factor)
 
     def scale(self) -> float:
-        """Return the factor that multiplies the scores."""
         width = {"head_dim": self.head_dim, "embed_dim": self.c.embed_dim, "none": 1}[self.c.attention_scale]
         return float(self.c.attention_multiplier / math.sqrt(width))
 

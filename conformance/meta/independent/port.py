@@ -94,7 +94,6 @@ class Port(Model):
         return self.logits(**inputs)
 
     def last_logits(self, logits: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits after the last token of each row."""
         return logits[torch.arange(len(logits)), lengths - 1]
 
     def filler(self) -> int:
@@ -205,7 +204,6 @@ class Port(Model):
         return [Beam(0.0, 0, False, prompt, prompt)]
 
     def extended(self, alive: list[Beam], beams: int, penalty: float, source: Any) -> list[Beam]:
-        """Return the best beams after one more token."""
         found = [each for beam in alive for each in self.continuations(beam, source)]
         found.sort(key=lambda beam: -self.rank(beam, penalty))
         return self.reordered(found[:beams], alive)

@@ -1,8 +1,8 @@
 """The pool `alignment`: the checker must find the activations of ports among recorded values.
 
-The ports are the columns, and independent ports with one fault each. They return only their logits while they are
-recorded. The found values are compared with the taps that the same ports can return. At least 95 % of the taps must be
-found, and none may be wrong.
+The ports are the columns, and independent ports with one fault each. While they are recorded, they return only
+logits. The found values are compared with the taps that the same ports can return. At least 95 % of the taps must be
+found, and no found value may be wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Build = Callable[..., Callable[..., Arrays]]
 
 
 def aligned(build: Build, probe: Probe) -> dict[str, Any]:
-    """Record a port that returns only logits; return how many of its taps are found, and which are found wrongly."""
+    """Record a port that returns only logits; return the number of its taps, how many are found, and the wrong ones."""
     shown_taps = build(probe.config, probe.parameters)(**probe.inputs)
     own = {tap: as_numbers(value) for tap, value in shown_taps.items()}
     taps, operations = run_listening(built(of_logits(build), probe), probe)
@@ -58,7 +58,7 @@ def _is_same(found: np.ndarray, own: np.ndarray) -> bool:
 
 
 def column(framework: str) -> Build:
-    """Return a port that computes with a framework's column and returns the values of all taps."""
+    """Return a port that computes with a framework's column and returns all taps."""
 
     def build(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = backend(framework)(config, parameters, dtype="float32", mode="eager")
@@ -69,7 +69,7 @@ def column(framework: str) -> Build:
 
 @functools.cache
 def _probe(case: str) -> Probe:
-    """Return a probe with one row of the first probe of a configuration."""
+    """Return a probe with one row of a configuration's first probe."""
     return aligned_probe(next(iter(probes_of(CASES[case], case).values())))
 
 
@@ -78,8 +78,6 @@ def aligned_in(case: str, build: Build) -> dict[str, Any]:
 
 
 def of_logits(build: Build) -> Build:
-    """Return the same port, but returning only its logits."""
-
     def silent(config: Any, parameters: Arrays) -> Callable[..., Arrays]:
         forward = build(config, parameters)
         return lambda **inputs: {"logits": forward(**inputs)["logits"]}
@@ -96,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return a trial for each column and configuration, and trials of a sample of faulty independent ports."""
+    """Return a trial for each column and configuration, and for a sample of faulty independent ports."""
     cases = options.case or list(CASES)
     found = [
         Trial(f"{case}, {framework}", partial(aligned_in, case, column(framework)), f"right, {framework}")
@@ -111,7 +109,6 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def line_of(trial: Trial, answer: Answer) -> str:
-    """Return the line to print for a trial with missing or wrong taps."""
     if answer["found"] == answer["taps"] and not answer["wrong"]:
         return ""
     wrong = ", ".join(answer["wrong"]) or "none"

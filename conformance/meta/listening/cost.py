@@ -1,8 +1,8 @@
 """The pool `listening`: the cost of recording operations.
 
 A GPT-2 in each framework is measured at a probe's size, and with 12 layers at 128 positions. The measures are the
-times of an eager and of a recorded pass, and the size of the recorded values relative to the taps. A recorded pass may
-take as long as three eager passes plus 2 s.
+times of an eager and of a recorded pass, and the size of the recorded values relative to the taps. A recorded pass
+may take as long as three eager passes plus 2 s.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.oracle.probes import probe_parameters
 
 PASSES, SECONDS = 3, 2.0
-"""The limit: a recorded pass may take this many eager passes plus this many seconds."""
+"""The limit for a recorded pass: this many eager passes plus this many seconds."""
 
 SMALL: dict[str, Any] = {"target_vocab_size": 50257, "max_length": 128, "num_decoder_layers": 12}
 GPT2 = example_config("gpt2").resized(**SMALL, embed_dim=768, num_heads=12, feed_forward_dim=3072)
 
 SIZES = {"probe": (GPT2.resized(), 8, 9), "gpt2": (GPT2, 1, 128)}
-"""The configuration, the number of rows and the length of the input, by the name of the size."""
+"""The configuration, the number of rows and the length, by the name of the size."""
 
 FRAMEWORKS = {"pytorch": "torch", "jax": "jax.numpy", "numpy": "numpy"}
 
@@ -90,11 +90,8 @@ class Model:
 
 
 def measured(framework: str, size: str) -> dict[str, Any]:
-    """Measure one framework at one size.
-
-    Return the seconds of the fastest eager and recorded passes, and the number of recorded operations. Also return the
-    sizes of the recorded values, and of the reference's taps in float64, in bytes.
-    """
+    """Measure one framework at one size. Return the seconds of the fastest eager and recorded passes, and the number
+    of recorded operations. Also return the bytes of the recorded values, and of the reference's taps in float64."""
     config, rows, length = SIZES[size]
     model = Model(config, probe_parameters(config), importlib.import_module(FRAMEWORKS[framework]))
     tokens = np.random.default_rng(0).integers(0, config.target_vocab_size or 1, (rows, length))

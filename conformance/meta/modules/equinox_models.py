@@ -118,5 +118,4 @@ FAMILIES = {"gpt2": GPT2, "llama": Llama}
 
 
 def model(family):
-    """Return the model of a family."""
     return functools.partial(FAMILIES[family], key=jax.random.key(0))

@@ -116,5 +116,4 @@ FAMILIES = {"gpt2": gpt2, "llama": Llama}
 
 
 def model(family):
-    """Return the model of a family."""
     return FAMILIES[family]

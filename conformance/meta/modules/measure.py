@@ -1,4 +1,4 @@
-"""The pool `modules`: GPT-2 and Llama in Equinox and Keras, without and with one mistake."""
+"""The pool `modules`: GPT-2 and Llama in Equinox and Keras, correct or with one mistake."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from transparity_conformance.running.adapters.model import adapted
 from transparity_conformance.running.loading import load_file
 
 CASES = rows(Path(__file__).with_name("cases.toml"), "case")
-"""The cases: a family, an edit of each framework's file, and the causes that the checker must name, if any."""
+"""A family, an edit of each framework's file, and the causes that the checker must name."""
 
 LINES: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_name("lines.toml").read_text())
-"""By framework and family, the attribute of the model that stores each parameter of the reference."""
+"""The model's attribute for each parameter of the reference, by framework and family."""
 
 QUERY = "decoder.layers.{i}.self_attention.query.weight"
 
 
 def models_of(framework: str) -> Any:
-    """Return the module that defines a framework's models."""
     return importlib.import_module(f"meta.modules.{framework}_models")
 
 
 def file_of(framework: str, case: Mapping[str, Any], folder: Path) -> Path:
-    """Return a framework's file, or a copy in `folder` with the mistake that a case has in this file."""
+    """Return a framework's file, or a copy in `folder` with the case's mistake."""
     path = Path(__file__).with_name(f"{framework}_models.py")
     return edited_copy(path, folder, **case[framework]) if framework in case else path
 
@@ -53,7 +52,6 @@ def judged(framework: str, case: Mapping[str, Any]) -> Report:
 
 
 def causes(report: Report) -> set[str]:
-    """Return the ids of all causes in a report."""
     return {cause.mistake for fault in report.faults for cause in fault.causes}
 
 
@@ -67,10 +65,7 @@ def answer_of(framework: str, case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return every case in every framework.
-
-    Keras uses the backend in the environment variable KERAS_BACKEND, or PyTorch.
-    """
+    """Return every case in every framework; Keras uses the backend in KERAS_BACKEND, by default PyTorch."""
     return [
         Trial(f"{framework}, {case['family']}, {case['id']}", partial(answer_of, framework, case))
         for framework in LINES

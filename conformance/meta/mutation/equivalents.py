@@ -1,7 +1,8 @@
 """The pool `equivalents`: mutated lines of the columns that do not change results.
 
-`equivalents.toml` lists them with the reason. Each mutated column must return the same taps, logits, losses, gradients,
-generated tokens and beams as the original column, on every preset. Then the claims about the file must hold.
+`equivalents.toml` lists these lines with the reason. On every preset, a mutated column must return the same taps,
+logits, losses, gradients, generated tokens and beams as the original column. The claims about the file must also be
+true.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SEARCHES = ((2, 0.0), (3, 0.8))
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A mutated line that does not change results, and the reason why it does not."""
+    """A mutated line that does not change results, with the reason."""
 
     column: str
     file: str
@@ -54,7 +55,6 @@ class Equivalent:
 
 @functools.cache
 def equivalents() -> tuple[Equivalent, ...]:
-    """Return every entry of `equivalents.toml`, in order."""
     listed = rows(Path(__file__).with_name("equivalents.toml"), "equivalent")
     return tuple(Equivalent(it["column"], it["file"], line, it["why"]) for it in listed for line in it["becomes"])
 
@@ -71,10 +71,7 @@ def _mutants_of(column: str, file: str) -> tuple[Mutant, ...]:
 
 
 def difference_made(entry: Equivalent) -> str:
-    """Return the first answer or claim whose result differs with a mutant of the entry.
-
-    Return an empty string if no mutant makes a difference.
-    """
+    """Return the first answer or claim whose result differs with a mutant of the entry; empty if none does."""
     made = mutants_of(entry)
     return next(filter(None, (_difference(entry.column, mutant) for mutant in made)), "") if made else "no such mutant"
 
@@ -109,10 +106,7 @@ def _first_other_answer(build: Backend, case: str) -> str:
 
 @functools.cache
 def budgets(case: str) -> dict[str, float]:
-    """Return the float64 budget of each answer that is computed by summation.
-
-    All other answers must be exactly equal.
-    """
+    """Return the float64 budget of each answer computed by summation. All other answers must be exactly equal."""
     oracle = probes(case)["mixed"].oracle
     found = {name: oracle.budget(name, "float64") for name in oracle.expected}
     found |= {"logits by the fast path": found["logits"], "loss": 2 * found["logits"]}
@@ -126,7 +120,6 @@ def budgets(case: str) -> dict[str, float]:
 
 @functools.cache
 def right_answers(name: str, case: str) -> dict[str, np.ndarray]:
-    """Return the answers of an unchanged backend."""
     return answers(backend(name), case)
 
 
@@ -170,7 +163,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Equivalent]:
-    """Return every entry."""
     return [entry for entry in equivalents() if options.column in (None, entry.column)]
 
 

@@ -1,7 +1,5 @@
-"""Mutants: a file of a column with one changed node in its syntax tree.
-
-Operators, numbers, comparisons, names and arguments change; imports, annotations and assertions do not.
-"""
+"""Mutants: a file of a column with one changed node in its syntax tree. Operators, numbers, comparisons, names and
+arguments change; imports, annotations and assertions do not."""
 
 from __future__ import annotations
 
@@ -19,13 +17,11 @@ TWINS |= {"query": "key", "key": "value", "value": "query", "queries": "keys", "
 
 COMMUTATIVE = {"transpose", "swapaxes", "max", "min", "maximum", "minimum", "clip", "equal", "array_equal"}
 COMMUTATIVE |= {"promote_types", "result_type"}
-"""Functions whose first two arguments may be swapped without an effect, so that no mutant swaps them."""
+"""Functions whose first two arguments commute, so that no mutant swaps them."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A file of a column in which one node is changed."""
-
     file: str
     line: int
     change: str
@@ -35,7 +31,6 @@ class Mutant:
 
 
 def mutants(file: str, text: str) -> Iterator[Mutant]:
-    """Yield every mutant of a file, in the order of its lines."""
     tree = ast.parse(text)
     right = ast.unparse(tree).splitlines()
     annotated = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
@@ -54,10 +49,8 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def mutate(node: ast.AST, variant: int) -> bool:
-    """Apply the change number `variant` to `node`; return False if no such change exists.
-
-    The keyword `device` is kept, because there may be only one device.
-    """
+    """Apply the change number `variant` to `node`; return False if no such change exists. The keyword `device` is
+    kept, because there may be only one device."""
     match node:
         case ast.BinOp(op=op) if variant == 0 and type(op) in OPERATORS:
             node.op = OPERATORS[type(op)]()
@@ -91,7 +84,7 @@ def mutate(node: ast.AST, variant: int) -> bool:
 
 
 def _drop_keyword(node: ast.Call, *, first: bool) -> bool:
-    """Remove the first keyword argument, or the last of several, except `device`. Return whether one was removed."""
+    """Remove the first keyword argument, or the last of several, but never `device`; return whether one was removed."""
     place = 0 if first else len(node.keywords) - 1
     if place < (0 if first else 1) or not node.keywords or node.keywords[place].arg == "device":
         return False
@@ -107,7 +100,6 @@ def _shown(node: ast.AST) -> str:
 
 
 def _not_code(tree: ast.Module) -> set[int]:
-    """Return the lines that do not run: imports, assertions, and signatures."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert):

@@ -1,9 +1,9 @@
 """The pool `mutants`: every line of a column is mutated, and the test suite must notice.
 
-The first failing claim kills a mutant. The claims about the mutant's file run first, then the other claims. Then the
-claims about this file run in every dtype, and finally random configurations. If a mutant survives, the suite has a gap,
-or the mutant does not change results. Mutants in `equivalents.toml` do not change results, and are not run. With
-`--quick`, only the quick claims run. A mutant that survives the quick claims may fail another claim.
+The first failing claim kills a mutant. The claims about the mutant's file run first, then the other claims, then the
+file's claims in every dtype, and finally random configurations. If a mutant survives, the suite has a gap, or the
+mutant does not change results. Mutants in `equivalents.toml` do not change results, and are not run. With `--quick`,
+only the quick claims run; other claims may kill the survivors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transparity_conformance.suite.claims import all_claims
 
 
 def killer(column: str, mutant: Mutant, *, quick: bool) -> str | None:
-    """Return the first claim that fails for the mutant, or None; with `quick`, only quick claims run."""
+    """Return the first claim that fails for the mutant, or None; with `quick`, run only quick claims."""
     claims = {name: claim for name, claim in all_claims().items() if not claim.needs or column == REFERENCE_COLUMN}
     near = f"{topic(mutant.file)}."
     names = sorted(
@@ -56,7 +56,7 @@ def answer_of(column: str, mutant: Mutant, *, quick: bool) -> dict[str, Any]:
 def _questions(
     names: Sequence[str], subjects: Sequence[Backend], near: str, *, quick: bool
 ) -> Iterator[tuple[str, Backend, str | None]]:
-    """Yield the claims to test, each with its subject and dtype; None stands for the default dtype."""
+    """Yield the claims to test, each with its subject and dtype; None is the default dtype."""
     claims = all_claims()
     asked = [(name, it) for name in names for it in subjects if claims[name].of_reference or it.name != "numpy"]
     yield from ((name, it, None) for name, it in asked if claims[name].quick or not quick)
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def trials(options: argparse.Namespace) -> list[Trial]:
-    """Return the mutants of a column, except those whose results are equal to the column's."""
+    """Return the mutants of a column, except those listed as equivalent."""
     same = {(entry.file, entry.becomes) for entry in equivalents() if entry.column == options.column}
     paths = {file: file_path(options.column, file) for file in options.file or files(options.column)}
     drawn = [mutant for file, path in paths.items() for mutant in mutants(file, path.read_text())]

@@ -10,7 +10,7 @@ from meta.planting.planted import file_path, files
 
 COLUMNS = ("transparity_pytorch", "transparity_flax", "transparity_numpy")
 EVERY = 32
-"""Test every n-th entry of `equivalents.toml` here; `nox -s equivalents` tests all."""
+"""Every n-th entry of `equivalents.toml` is tested here; `nox -s equivalents` tests all."""
 
 
 @pytest.mark.parametrize("column", COLUMNS)
@@ -28,11 +28,8 @@ def test_an_entry_computes_the_same(entry: Equivalent) -> None:
 
 
 def test_a_line_that_computes_something_else_is_no_entry() -> None:
-    """Check that an entry is rejected if only one preset shows its effect.
-
-    With the mutated line, decoding uses no cache if `config.prefixes_agree` is true. `prefixes_agree` is false only for
-    the preset `walkthrough`.
-    """
+    """Check a line whose effect only one preset shows. With the line, decoding uses no cache if
+    `config.prefixes_agree` is true, and `prefixes_agree` is false only for `walkthrough`."""
     line = "if +config.prefixes_agree or longest > config.max_length:"
     entry = Equivalent("transparity_numpy", "decoding.steps", line, "")
     assert difference_made(entry).startswith("walkthrough: tokens")

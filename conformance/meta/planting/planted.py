@@ -1,4 +1,4 @@
-"""Plant a fault: load a backend with one file changed, in addition to the unchanged backend."""
+"""Plant a fault: load a backend with one changed file, in addition to the unchanged backend."""
 
 from __future__ import annotations
 
@@ -30,32 +30,29 @@ from transparity_conformance.suite.test_drawn import EXAMPLES, drawn_evidence
 
 REFERENCE_COLUMN = "transparity_numpy"
 PLANTED: dict[int, tuple[str, str, str]] = {}
-"""Maps the id of each backend with a fault to its column, the changed file, and the source of this file."""
+"""The column, the changed file, and this file's source, by the id of the backend with the fault."""
 
 DRAWN = "drawn.configurations"
 
 
 def column_path(column: str) -> Path:
-    """Return the folder of a column."""
     spec = importlib.util.find_spec(column)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def file_path(column: str, file: str) -> Path:
-    """Return the path of a column's file, such as `attention`, or `state.cache` in a folder."""
+    """Return the path of a column's file; `state.cache` is cache.py in the folder `state`."""
     return column_path(column).joinpath(*file.split(".")).with_suffix(".py")
 
 
 def files(column: str) -> tuple[str, ...]:
-    """Return the names of a column's files, without `__init__`."""
     top = column_path(column)
     paths = (path.relative_to(top).with_suffix("") for path in top.rglob("*.py") if path.stem != "__init__")
     return tuple(sorted(".".join(path.parts) for path in paths))
 
 
 def _belongs(column: str, module: str) -> bool:
-    """Return whether a module belongs to the column."""
     return module.partition(".")[0] == column
 
 
@@ -83,7 +80,7 @@ def planted(column: str, file: str, source: str) -> Iterator[Backend]:
 
 
 def harness_beside(build: Backend) -> Harness:
-    """Return the harness of the column that `build` belongs to; call it within `planted` for a planted column."""
+    """Return the harness of `build`'s column; call this within `planted` for a planted column."""
     column = type(build).__module__.rpartition(".")[0]
     parts: Harness = importlib.import_module(f"{column}.harness")
     return parts
@@ -91,11 +88,8 @@ def harness_beside(build: Backend) -> Harness:
 
 @contextmanager
 def as_reference(build: Backend) -> Iterator[None]:
-    """Make `build` the reference of the whole suite within the context.
-
-    Every oracle calls this backend. Where a module of the suite imported a name from the NumPy column, the name in
-    `build`'s column replaces it.
-    """
+    """Make `build` the reference of the whole suite within the context. Every oracle then calls `build`. Names that
+    a module of the suite imported from the NumPy column are replaced by the names of `build`'s column."""
 
     def found(name: str) -> Backend:
         return build if name == REFERENCE else backend(name)
@@ -126,10 +120,8 @@ def _forget() -> None:
 
 
 def caught(name: str, build: Backend, dtype: str | None = None, *, in_full: bool = False) -> bool:
-    """Return whether the claim `name` fails for `build`, or raises; the default dtype is float32.
-
-    Models run without compilation, because compiling a planted file takes a minute.
-    """
+    """Return whether the claim `name` fails or raises for `build`; the default dtype is float32. Models run without
+    compilation, because compiling a planted file takes a minute."""
     if name == DRAWN:
         return drawn_catches(build)
     claim = all_claims()[name]
@@ -170,8 +162,6 @@ def _leave(state: State) -> None:
 
 
 def drawn_catches(build: Backend) -> bool:
-    """Return whether a random configuration shows a disagreement."""
-
     @settings(QUIETLY, max_examples=EXAMPLES.get(build.name, (60, 200))[1], derandomize=True)
     @given(models())
     def agree(model: tuple[TransformerConfig, int, Arrays]) -> None:
@@ -185,10 +175,7 @@ def drawn_catches(build: Backend) -> bool:
 
 
 ABOUT = {"head": "families", "rounding": "precision", "cache": "decoding", "steps": "decoding", "beams": "generation"}
-"""The topic of the claims about a file, where it differs from the file's name.
-
-A file without a topic of its own gets the topic `forward`.
-"""
+"""The topic of the claims about a file whose name is no topic; a file without its own topic gets `forward`."""
 
 
 def topic(file: str) -> str:
@@ -197,7 +184,7 @@ def topic(file: str) -> str:
 
 
 WORDS = ("pytorch", "flax")
-"""Columns for which a row may have a different text."""
+"""Columns for which a row may have its own text."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The wrong line of a loader that only another folder shows has the cause that its page tells."""
+"""Test wrong lines of loaders that act only in another folder: the checker names the cause whose page has the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that every claim fails for the faults that are planted for it: a check that cannot fail shows nothing."""
+"""Test that every claim fails for its planted faults; a check that cannot fail shows nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_conformance.suite.claims import all_claims
 from transparity_conformance.suite.plugin import Ledger
 
 COMPILED = "transparity_flax"
-"""The JAX column; its tests are slow, because XLA compiles every shape again for each planted fault."""
+"""The JAX column, whose tests are slow, because XLA compiles every shape again for each planted fault."""
 
 
 @pytest.mark.parametrize("plant", [plant for plant in PLANTS if plant.column != COMPILED], ids=str)
@@ -31,7 +31,6 @@ def test_one_claim_catches_what_is_planted_where_shapes_are_compiled(plant: Plan
 
 
 def assert_caught(plant: Plant, asked: Sequence[str]) -> None:
-    """Assert that each of the given claims fails for the column with the fault."""
     with ExitStack() as stack:
         build = stack.enter_context(planted(plant.column, plant.file, plant.source()))
         if plant.column == REFERENCE_COLUMN:
@@ -72,7 +71,7 @@ def test_ranks_planted_without_a_mistake_are_right(column: str) -> None:
 
 
 def test_a_drawn_disagreement_reaches_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that evidence reaches the agreement matrix even if the test that found it fails."""
+    """Check that evidence reaches the agreement matrix even if its test fails."""
     plant = next(plant for plant in PLANTS if str(plant) == "transparity_pytorch-head-unscaled")
     ledger, inputs = Ledger(), probes_of(CASES["t5"], "t5")["mixed"].inputs
     monkeypatch.setattr(test_drawn, "models", lambda: strategies.just((CASES["t5"], 0, inputs)))

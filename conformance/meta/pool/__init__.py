@@ -1,4 +1,1 @@
-"""Planted bugs as rows of TOML files.
-
-The modules define the schema of a row, build the ports with bugs, judge the reports, and compute the measures.
-"""
+"""Planted bugs as rows of TOML files: the schema of a row, ports with bugs, judgments of reports, and measures."""

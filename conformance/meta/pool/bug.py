@@ -1,4 +1,4 @@
-"""A planted bug: an edit of one file, and the answers that count as right; each is a row of a TOML file."""
+"""A planted bug: an edit of one file, and the answers that count as right, as a row of a TOML file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ class PoolError(ValueError):
 
 
 def rows(path: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table.
-
-    Top-level fields are defaults for every row. A row's `config` is merged with the default `config`, field by field.
-    """
+    """Return a table's rows, completed by the top-level fields; a row's `config` is merged with the top-level
+    `config`."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     are_rows = [
         name for name, value in tables.items() if value and isinstance(value, list) and isinstance(value[0], dict)
@@ -47,7 +45,7 @@ def edited(text: str, old: str, new: str, nth: int | None = None, where: str = "
 
 
 def edited_copy(path: Path, folder: Path, old: str, new: str) -> Path:
-    """Write a copy of a file with an edit into a folder, and return the path of the copy."""
+    """Write an edited copy of a file into a folder; return the copy's path."""
     copy = folder / path.name
     copy.write_text(edited(path.read_text(encoding="utf-8"), old, new, where=path.name), encoding="utf-8")
     return copy
@@ -59,7 +57,7 @@ View = Literal["taps", "logits", "operations"]
 META = Path(__file__).parents[1]
 
 ROOTS = (META / "exam", META / "independent", Path(sysconfig.get_path("purelib")))
-"""The folders that may contain a bug's file, in the order of the search."""
+"""Folders that may contain a bug's file, in the order of the search."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +136,10 @@ class Bug:
         return any(re.search(site, tap) for site in self.sites)
 
     def text(self) -> str:
-        """Return the source of the file with the bug."""
         return text_of(self.path, [self])
 
     def right_lines(self, others: Sequence[Bug] = ()) -> set[int]:
-        """Return the line numbers at which a report of this bug is right, if the file also contains the bugs
-        `others`."""
+        """Return the lines at which a report of this bug is right, if the file also contains the bugs `others`."""
         same = [bug for bug in others if bug.path == self.path]
         before, text = text_of(self.path, same), text_of(self.path, [*same, self])
         matcher = difflib.SequenceMatcher(None, before.splitlines(), text.splitlines(), autojunk=False)
@@ -161,7 +157,7 @@ class Bug:
 
 
 class _Fields(dict[str, Any]):
-    """The names that a condition `acts` may use: the fields of a configuration, `c` itself, and its `layers`."""
+    """The names available to a condition `acts`: the fields of a configuration, `c` itself, and its `layers`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(c=config, layers=list(config.layer_kinds.values()))
@@ -173,7 +169,6 @@ class _Fields(dict[str, Any]):
 
 
 def text_of(path: Path, bugs: Sequence[Bug]) -> str:
-    """Return the source of a file with several bugs."""
     text = path.read_text(encoding="utf-8")
     for bug in bugs:
         for hunk in bug.hunks:

@@ -24,7 +24,7 @@ Way = Literal["", "verdict", "error", "audit"]
 
 
 def answer_of(report: Report, folder: Path) -> dict[str, Any]:
-    """Return the judged parts of a report, as JSON values; the port's files are relative to `folder`."""
+    """Return the judged parts of a report, as JSON values; paths of the port's files are relative to `folder`."""
     audit = report.audit
     found: list[tuple[str, str]] = []
     if audit is not None:
@@ -141,7 +141,7 @@ def falsehoods(bugs: Sequence[Bug], answer: Answer) -> list[str]:
     """Return the false statements in an answer about planted bugs.
 
     False statements are wrong causes, right causes at wrong taps, and the claim that nothing else differs although a
-    bug is unnamed. A cause at the logits, such as dropout, says nothing about the taps before them.
+    bug is unnamed. A cause at the logits, such as dropout, says nothing about the taps before the logits.
     """
     told = [fault for fault in answer["faults"] if fault["causes"]]
     false = [name for fault in told for name in _false_causes(bugs, fault)]
@@ -162,7 +162,7 @@ def place_of(fault: Fault) -> str:
 
 
 def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
-    """Return whether a divergence is reported at a right line of a bug; the file also has the bugs `others`."""
+    """Return whether a reported line is right for a bug; the file also contains the bugs `others`."""
     source = fault["source"] if fault is not None else None
     if source is None:
         return False
@@ -172,7 +172,7 @@ def is_line(bug: Bug, fault: Fault | None, others: Sequence[Bug] = ()) -> bool:
 
 
 def says(answer: Answer, cause: Literal["says", "mistake"] = "says") -> str:
-    """Return a summary: the verdict, or the first place with its line and the sentence or id of its cause."""
+    """Return a summary: the verdict, or the first divergence with its line and the sentence or id of its cause."""
     if answer["error"]:
         return f"error: {answer['error']}"
     if not answer["faults"]:
@@ -204,8 +204,7 @@ def is_placed(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_named(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the first reported cause is a planted bug, or a cause that cannot be distinguished from the
-    bug."""
+    """Return whether the first reported cause is a planted bug, or indistinguishable from one."""
     return bool(answer["faults"]) and any(names(answer["faults"][0]) & set(bug.causes) for bug in bugs)
 
 
@@ -244,19 +243,18 @@ def nothing_else_named(bugs: Bugs, answer: Answer) -> bool:
 
 
 def is_unnamed(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges, and no cause is certain. An uncertain cause has alternatives, or does not
-    explain the whole error."""
+    """Return whether the port diverges, and no cause is certain. A cause is uncertain if it has alternatives, or
+    explains only a part of the error."""
     certain = [fault for fault in answer["faults"] if fault["causes"] and not fault["indistinguishable"]]
     return is_detected(bugs, answer) and all(map(_remains, certain))
 
 
 def is_unexplained(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether the port diverges and no cause is named."""
     return is_detected(bugs, answer) and not any(fault["causes"] for fault in answer["faults"])
 
 
 def is_true(bugs: Bugs, answer: Answer) -> bool:
-    """Return whether an answer states nothing false; agreement with a wrong port is false too."""
+    """Return whether an answer states nothing false; agreement with a wrong port is false."""
     return not falsehoods(bugs, answer) and (is_detected(bugs, answer) or all(bug.control for bug in bugs))
 
 
@@ -271,10 +269,7 @@ def bugs_named(bugs: Bugs, fault: Fault) -> list[Bug]:
 def _by_bugs(
     title: str, kind: str, view: View | Literal[""], right: Callable[[Bugs, Answer], bool], target: float
 ) -> Measure:
-    """Return a measure of trials with bugs.
-
-    A crash is wrong. A trial in which a bug changes nothing does not count.
-    """
+    """Return a measure of trials with bugs. A crash is wrong. A trial in which a bug changes nothing does not count."""
 
     def judge(trial: Any, answer: Answer) -> bool | None:
         return None if answer["verdict"] == "inert" else not answer["error"] and right(trial.bugs, answer)

@@ -1,4 +1,4 @@
-"""The independent port with bugs: a copy of its files is edited in a folder and imported from there."""
+"""The independent port with bugs, imported from edited copies of its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ Build = Callable[..., Callable[..., Any]]
 
 
 def _further() -> dict[str, TransformerConfig]:
-    """Return configurations with features that no preset has."""
     changes: dict[str, tuple[str, dict[str, Any]]] = {
         "batch-norm": ("notes-attention", {"norm": "batch"}),
         "weak-mask": ("translation", {"mask_value": -3.0, "target_mask": "causal-and-padding"}),
@@ -49,18 +48,18 @@ def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> Transformer
 
 
 CASES: dict[str, TransformerConfig] = {name: preset(name).resized() for name in PRESETS} | _further() | dict(MODELS)
-"""The configurations in which bugs of the independent port are tested."""
+"""The configurations for bugs of the independent port."""
 
 
 @functools.cache
 def pool() -> dict[str, Bug]:
-    """Return the bugs of the independent port and its correct variants, by id."""
+    """Return the bugs and the correct variants of the independent port, by id."""
     return {bug.id: bug for bug in read_folder(META / "independent/bugs")}
 
 
 @functools.cache
 def _folder() -> Path:
-    """Return a folder on `sys.path` that is deleted at exit."""
+    """Return a folder on `sys.path`, which is deleted at exit."""
     folder = Path(tempfile.mkdtemp(prefix="planted-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.path.insert(0, str(folder))
@@ -108,13 +107,12 @@ class Offering:
 
 @functools.cache
 def probes_called(case: str) -> dict[str, Probe]:
-    """Return the probes of a check."""
     return dict(probes_of(CASES[case], case))
 
 
 @functools.lru_cache(maxsize=512)
 def logits_with(case: str, bugs: tuple[Bug, ...], dtype: str = "float64") -> dict[str, np.ndarray]:
-    """Return the logits for all probes of a case, or an empty dict if the port raises."""
+    """Return the logits for all probes of a case; empty if the port raises."""
     build = port_with(*bugs)
     try:
         return {
@@ -126,7 +124,7 @@ def logits_with(case: str, bugs: tuple[Bug, ...], dtype: str = "float64") -> dic
 
 
 def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
-    """Return whether the float64 logits of two ports differ by more than float32 rounding on a probe."""
+    """Return whether the float64 logits of two ports differ by more than float32 rounding on any probe."""
     first, second = (logits_with(case, bugs) for bugs in (one, other))
     return bool(first and second) and any(
         first[name].shape != second[name].shape
@@ -136,7 +134,7 @@ def differ(case: str, one: tuple[Bug, ...], other: tuple[Bug, ...]) -> bool:
 
 
 def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
-    """Return whether each bug changes the results if it is the only bug, and also if all other bugs are present."""
+    """Return whether each bug changes the results, both as the only bug and next to all others."""
     if len(bugs) == 1:
         return differ(case, (), bugs)
     others = (tuple(bug for bug in bugs if bug is not one) for one in bugs)
@@ -144,7 +142,7 @@ def all_act(case: str, bugs: tuple[Bug, ...]) -> bool:
 
 
 def is_right(case: str, bugs: tuple[Bug, ...], dtype: str = "float32") -> bool:
-    """Return whether the logits are within the oracle's budget; the checker is not involved."""
+    """Return whether the logits are within the oracle's budget, computed without the checker."""
     found = logits_with(case, bugs, dtype)
     for name, probe in probes_called(case).items():
         expected = probe.oracle.expected["logits"]

@@ -39,10 +39,8 @@ ROWS = list(pool().values())
 
 
 def drawn(rows: list[Bug], count: int) -> list[tuple[str, Bug]]:
-    """Return random rows, each with a random configuration in which the line of the row runs.
-
-    The id of a row seeds its draws, so a new row changes no other row's configuration.
-    """
+    """Return random rows, each with a random configuration in which the row's line runs. A row's id seeds its draws,
+    so a new row changes no other row's configuration."""
     draws = sorted((random.Random(bug.id).random(), bug.id, bug) for bug in rows)[:count]
     return [
         (random.Random(name).choice([case for case in CASES if bug.runs_in(CASES[case])]), bug)
@@ -89,14 +87,14 @@ def test_the_port_without_a_bug_is_right_at_every_tap(case: str) -> None:
     ("case", "bug"), drawn([bug for bug in ROWS if kind_of(bug) in ("fault", "uncatalogued", "odd")], 40), ids=str
 )
 def test_a_bug_changes_the_logits(case: str, bug: Bug) -> None:
-    """Check that the bug has an effect in this configuration, or in another that runs its line."""
+    """Expect an effect in this configuration, or in another that runs the bug's line."""
     others = [name for name in CASES if bug.runs_in(CASES[name])]
     assert any(differ(name, (), (bug,)) for name in [case, *others])
 
 
 @pytest.mark.parametrize(("case", "bug"), drawn([bug for bug in ROWS if bug.control], 40), ids=str)
 def test_a_control_is_right(case: str, bug: Bug) -> None:
-    """Check that the oracle accepts the control; otherwise an alarm of the checker might be right."""
+    """Use the oracle, because an alarm of the checker about a wrong control would be right."""
     assert is_right(case, (bug,))
 
 
@@ -125,7 +123,7 @@ SCALE, BIAS = pool()["attention-scale-none"], pool()["bias-dropped-up-of-one-lay
 
 
 def answer(*places: tuple[str, str], tied: tuple[str, ...] = (), residual: float = 0.0) -> dict[str, Any]:
-    """Return an answer with divergences: places and first causes, or none; `tied` lists indistinguishable causes."""
+    """Return an answer whose divergences are taps with a first cause or none; `tied` lists indistinguishable causes."""
     faults = []
     for where, name in places:
         causes = [{"mistake": name, "says": name, "at": "", "residual": residual}] if name else []

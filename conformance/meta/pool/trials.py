@@ -25,7 +25,7 @@ from transparity_conformance import check
 from transparity_conformance.oracle.cases import CASES as FAMILIES
 
 CAPABLE = ("translation", "notes-lm", "pre-norm", "llama", "t5", "qwen3-next", "qwen")
-"""The configurations in which faults of capabilities are tested."""
+"""The configurations for faults of capabilities."""
 
 SEVERAL = {"pair": (2, 200), "triple": (3, 50)}
 """By kind, the number of bugs in each port and the number of ports."""
@@ -40,7 +40,7 @@ KINDS = ("fault", *SEVERAL, "draft", "uncatalogued", "odd", "capability", "contr
 
 
 def kind_of(bug: Bug) -> str:
-    """Return the kind of trials whose only bug is this one."""
+    """Return the kind of the trials in which this bug is the only one."""
     if bug.control or bug.shows:
         return "control" if bug.control else "capability"
     return "fault" if bug.causes else bug.group
@@ -82,7 +82,6 @@ class Trial:
         return answer
 
     def checked(self, bugs: tuple[Bug, ...]) -> dict[str, Any]:
-        """Return the checker's answer to the port with these bugs."""
         offers = self.bugs[0].shows.partition(".")[0] if self.kind == "capability" else ""
         build = port_with(*bugs, taps=self.view != "operations", offers=offers)
         which: dict[str, Any] = {"preset": self.case} if self.case in PRESETS and not self.length else {}
@@ -92,9 +91,8 @@ class Trial:
         return answer_of(report, Path(modules_with(bugs).__file__).parent)
 
     def drafted(self, answer: Answer) -> dict[str, Any]:
-        """Return what the reports say of the bugs.
+        """Return the bugs named by the first report, and the bugs named if bugs are fixed one by one.
 
-        The result has the bugs that the first report names, and the bugs that are named if bugs are fixed one by one.
         The result also has the marks of the reported lines, and the reported causes that match no bug.
         """
         named: list[Bug] = []
@@ -151,7 +149,7 @@ def single_trials(kind: str) -> list[Trial]:
 
 
 def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
-    """Yield ports with several random bugs, endlessly."""
+    """Yield endlessly many ports with several random bugs."""
     rows = [bug for bug in pool().values() if kind_of(bug) == "fault" and not is_everywhere(bug)]
     while True:
         case = draw.choice(list(CASES))
@@ -163,12 +161,11 @@ def _drawn(draw: random.Random, kind: str) -> Iterator[Trial]:
 
 
 def is_everywhere(bug: Bug) -> bool:
-    """Return whether the bug changes nearly every tap, or changes the results of each call in another way."""
+    """Return whether the bug changes nearly every tap, or makes every call different."""
     return bool({"dropout-active", "low-precision"} & set(bug.causes))
 
 
 def several_trials(kind: str, seed: int) -> list[Trial]:
-    """Return ports with several bugs."""
     number = DRAFTS if kind == "draft" else SEVERAL[kind][1]
     views: tuple[View, ...] = ("operations",) if kind == "draft" else VIEWS
     drawn = itertools.islice(_drawn(random.Random(seed), kind), number)
@@ -234,7 +231,7 @@ def trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def choose(every: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
-    """Return the trials whose description contains the word in `--only`, or a sample of them."""
+    """Return the trials whose description contains the word in `--only`, or a sample of these."""
     found = [each for each in every if options.only in str(each)]
     return sampled(found, options.sample, options.seed) if options.sample else found
 
@@ -247,7 +244,6 @@ def shares(found: Answered) -> list[Share]:
 
 
 def failures(trial: Trial, answer: Answer) -> list[str]:
-    """Return the titles of the measures by which an answer is wrong."""
     return [measure.title for measure in MEASURES if measure.mark(trial, answer) is False]
 
 

@@ -1,1 +1,1 @@
-"""Correct and wrong sharded ports, written by hand, and what the checker finds in them."""
+"""Hand-written sharded ports, correct and wrong, and the checker's findings about these ports."""

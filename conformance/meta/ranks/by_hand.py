@@ -1,8 +1,8 @@
 """The independent port, sharded by hand as for `torchrun`.
 
 The ranks divide heads and hidden features, layers (in stages), or rows of the batch. A port is correct, or has one
-mistake in a line where programmers often make this mistake. `by_hand.py:tensor`, `:padded`, … are correct;
-`by_hand.py:tensor__bias` has the mistake `bias` of mistakes.toml.
+common mistake. `by_hand.py:tensor`, `:padded`, … are correct; `by_hand.py:tensor__bias` has the mistake `bias` of
+mistakes.toml.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TAPS = ("self_attention.output", "feed_forward.output")
 
 
 class Sharded(Port):
-    """The base class of all plans; it keeps the full parameters and the rank's shards."""
+    """The base class of all plans, with the full parameters and the rank's shards."""
 
     plan = ""
     offers: tuple[str, ...] = ("loss", "loss_and_gradients")
@@ -94,7 +94,6 @@ class TensorParallel(Sharded):
         return self.dense(name, x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def bias(self, name: str, where: Tensor, keys: int) -> Any:
-        """Return the position bias for the heads of this rank."""
         bias, heads = super().bias(name, where, keys), self.own_heads()
         if bias is None:
             return None
@@ -129,7 +128,7 @@ class TensorParallel(Sharded):
         return F.pad(logits, (0, more)) if self.plan.startswith("padded") else logits
 
     def mean_loss(self, targets: Any, **inputs: Any) -> Tensor:
-        """Return the loss, computed from the logits of the whole vocabulary without its padding."""
+        """Return the loss from the logits of the whole vocabulary, without its padding."""
         logits = self.logits(**inputs)
         is_sharded = self.plan.startswith("columns")
         logits = gather(logits, -1) if is_sharded else logits[..., : self.c.target_vocab_size]
@@ -143,7 +142,7 @@ class TensorParallel(Sharded):
         return loss, found
 
     def clipped(self, gradients: dict[str, Tensor], training: Any) -> dict[str, Tensor]:
-        """Clip by the norm of all gradients; only squares of shards are summed over the ranks."""
+        """Clip by the norm of all gradients; only the squares of shards are summed over the ranks."""
         if training.max_norm is None:
             return gradients
         own, everywhere = torch.zeros(()), torch.zeros(())
@@ -225,7 +224,6 @@ class Rows(Sharded):
         return reduced(total) / summed(count)
 
     def loss_and_gradients(self, targets: Any, **inputs: Any) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss, and its gradients summed over the ranks."""
         loss, found = super().loss_and_gradients(targets, **inputs)
         return loss, {name: as_numpy(summed(torch.as_tensor(gradient))) for name, gradient in found.items()}
 
@@ -240,8 +238,6 @@ PLANS: dict[str, type[Sharded]] = {
 
 
 class Offered:
-    """A model, and the capabilities that it offers."""
-
     def __init__(self, model: Sharded, offers: tuple[str, ...]) -> None:
         self.model, self.placements = model, model.placements
         for name in offers:
@@ -252,11 +248,8 @@ class Offered:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """Return the `build(config, parameters)` named `PLAN__FAULT`.
-
-    A PLAN that ends in `_taps` returns activations. A PLAN that ends in `_learning` offers its loss, gradients and
-    training.
-    """
+    """Return the `build(config, parameters)` named `PLAN__FAULT`. A PLAN that ends in `_taps` returns activations. A
+    PLAN that ends in `_learning` offers its loss, gradients and training."""
     plan, _, fault = name.partition("__")
     short = plan.removesuffix("_taps").removesuffix("_learning")
     if short not in PLANS:
@@ -273,7 +266,6 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _edited(fault: str) -> Path:
-    """Return a copy of this file with a mistake from mistakes.toml."""
     (row,) = (row for row in bug.rows(Path(__file__).with_name("mistakes.toml"), "mistake") if row["id"] == fault)
     folder = Path(tempfile.mkdtemp(prefix="ranks-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

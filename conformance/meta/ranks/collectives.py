@@ -38,7 +38,6 @@ def gathered(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def own(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the shard of this rank along an axis."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     return x.chunk(ranks, dim)[rank]
 

@@ -21,7 +21,7 @@ RANK, RANKS = join_group()
 
 
 class Block(nn.Module):
-    """A layer of notes-lm, with queries, keys and values in one matrix or in three."""
+    """A layer of the preset notes-lm, with queries, keys and values in one matrix or in three."""
 
     def __init__(self, config: TransformerConfig, *, fused: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """notes-lm."""
+    """The model of the preset notes-lm."""
 
     def __init__(self, config: TransformerConfig, *, fused: bool) -> None:
         super().__init__()
@@ -79,7 +79,6 @@ NAMES = {
 
 
 def state(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool) -> dict[str, torch.Tensor]:
-    """Return the weights by the names of the modules."""
     found = {renamed(name, NAMES): torch.tensor(value) for name, value in parameters.items()}
     if fused:
         for i in range(config.num_decoder_layers):
@@ -105,7 +104,7 @@ def sharded(model: Model) -> Any:
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, fused: bool = False) -> Any:
-    """Return the correct port; on a single rank it is not sharded."""
+    """Return the correct port; it is not sharded on a single rank."""
     model = Model(config, fused=fused)
     model.load_state_dict(state(config, parameters, fused=fused))
     model = model if RANKS == 1 else sharded(model)

@@ -28,7 +28,6 @@ COLUMNS, ROWS = ("query", "key", "value", "up", "head"), ("output", "down")
 
 
 def placement(name: str) -> PartitionSpec:
-    """Return the placement of a parameter, by its name."""
     role, kind = name.split(".")[-2:]
     if role in COLUMNS:
         return PartitionSpec("model")
@@ -36,7 +35,7 @@ def placement(name: str) -> PartitionSpec:
 
 
 def placed(value: Any, spec: PartitionSpec) -> jax.Array:
-    """Return an array over the mesh from a value that every process has in full."""
+    """Return an array over the mesh, from a value that every process has in full."""
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, NamedSharding(MESH, spec), lambda index: array[index])
 
@@ -47,14 +46,13 @@ def norm(p: Mapping[str, Any], at: str, x: jax.Array, eps: float) -> jax.Array:
 
 
 def row(p: Mapping[str, Any], at: str, x: jax.Array, *, early: bool) -> jax.Array:
-    """Apply a linear layer whose inputs are sharded; `early` adds the bias before the sum, which is the mistake."""
+    """Apply a linear layer with sharded inputs; `early` adds the bias before the sum, which is the mistake."""
     if early:
         return jax.lax.psum(x @ p[f"{at}.weight"].T + p[f"{at}.bias"], "model")
     return jax.lax.psum(x @ p[f"{at}.weight"].T, "model") + p[f"{at}.bias"]
 
 
 def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, early: bool) -> jax.Array:
-    """Return the logits of one rank, computed from its shards."""
     length = tokens.shape[1]
     x = p["decoder.token_embedding.weight"][tokens] + p["decoder.position_embedding.weight"][:length]
     for i in range(c.num_decoder_layers):
@@ -73,7 +71,6 @@ def local(c: TransformerConfig, p: Mapping[str, Any], tokens: jax.Array, *, earl
 
 
 def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, early: bool = False) -> Any:
-    """Return the correct port; its logits are one array over the mesh."""
     specs = {name: placement(name) for name in parameters}
     given = {name: placed(value, specs[name]) for name, value in parameters.items()}
     one = partial(local, config, early=early)

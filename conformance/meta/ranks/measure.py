@@ -1,4 +1,4 @@
-"""The pool `ranks`: mistakes of sharding, which the checker must name, and correct ports, with which it must agree."""
+"""The pool `ranks`: mistakes of sharding, which the checker must name, and correct ports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIGS: dict[str, TransformerConfig] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A sharded port, its configuration, and the id of its mistake; without an id it is correct."""
+    """A sharded port, its configuration, and the id of its mistake; correct ports have no id."""
 
     port: str
     config: str
@@ -75,7 +75,7 @@ def started(spec: str, ranks: int) -> Iterator[IsolatedBuild]:
 
 
 def checked(build: IsolatedBuild, case: Case) -> Report:
-    """Return the report on a case, from running processes."""
+    """Return the report on a case, checked in running processes."""
     group = group_of(build)
     assert group is not None
     group.load(case.spec)

@@ -1,12 +1,12 @@
 """Measure the oracle of large checkpoints: `python -m meta.streaming.measure FOLDER [--sizes NAME …]`.
 
-Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The program measures
-processor seconds and peak memory. Both figures include the import, and the logits in float64 and float32, for 72 and
-for 8 positions. The results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
+Checkpoints are written into FOLDER and kept there. Each size is measured in its own process. The figures are
+processor seconds and peak memory. Both include the import, and the logits in float64 and float32, for 72 and for 8
+positions. The results are written into docs/scale.json, and predictions for other sizes into docs/scale.md.
 
-Without FOLDER, this program measures long prompts instead, and writes the results into docs/scale.md. Each prompt is
-measured in its own process. The measures include the logits in float64 and float32, their budget, and the comparison at
-every position.
+Without FOLDER, the program measures long prompts, each in its own process, and writes the results into
+docs/scale.md. The figures include the logits in float64 and float32, their budget, and the comparison at every
+position.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from transparity_conformance.oracle.probes import probe_parameters, probes_with
 from transparity_conformance.oracle.reach.long import long_probes
 
 DRAWN = 2**22
-"""The number of random values; longer tensors repeat them, shifted by random offsets."""
+"""The number of random values; longer tensors repeat these, shifted by random offsets."""
 
 
 def llama(layers: int, width: int, hidden: int, heads: int, shared: int, vocabulary: int) -> TransformerConfig:
@@ -68,7 +68,7 @@ FORETOLD = {
     "405 billion": llama(126, 16_384, 53_248, 128, 8, 128_256),
 }
 HELD_OUT = "8 billion"
-"""The size that is left out of the fit and tests its predictions."""
+"""The size that the fit leaves out, to test its predictions."""
 
 LONGEST = 32_768
 LONG = dataclasses.replace(
@@ -81,14 +81,13 @@ LONG = dataclasses.replace(
 """The model that reads long prompts."""
 
 PROMPTS = tuple((length, window) for length in (4096, LONGEST) for window in (1024, None))
-"""The lengths of the prompts, each with its sliding window or None."""
+"""Pairs of a length and a sliding window, or None."""
 
 PROBES = {"mixed": 72, "one": 8}
 """The number of positions in each probe."""
 
 
 def size_of(config: Any) -> int:
-    """Return the number of parameters."""
     return sum(map(math.prod, parameter_shapes(config).values()))
 
 
@@ -112,25 +111,23 @@ def peak_memory(process: int | str = "self") -> int:
 
 
 def in_new_process(function: Callable[..., Any], *given: Any) -> Any:
-    """Return the result of a function that runs in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *given).result()
 
 
 def measured_prompt(length: int, window: int | None) -> list[str]:
-    """Return the row of one prompt: its length and window, the processor seconds, and the peak memory in GB."""
+    """Return a prompt's row: length and window, processor seconds, and peak memory in GB."""
     began = time.process_time()
     config = dataclasses.replace(LONG, sliding_window=window)
     (probe,) = long_probes(config, probe_parameters(config), [length])
     budget = probe.budget("float32")
-    expected = probe.oracle.logits(slice(None))  # they stand for the logits of a port
+    expected = probe.oracle.logits(slice(None))  # in place of a port's logits
     assert probe.oracle.errors(expected).max() <= budget
     seconds, peak = time.process_time() - began, peak_memory()
     return [f"{length:,}", f"{window:,}" if window else "none", f"{seconds:.0f}", f"{peak / 1e9:.2f}"]
 
 
 def write_long_prompts() -> None:
-    """Measure all prompts, and write the table into the page."""
     rows = [in_new_process(measured_prompt, *prompt) for prompt in PROMPTS]
     says = f"The model has {size_of(LONG):,} parameters, {LONG.num_decoder_layers} layers and {LONG.num_heads} heads."
     heads = ("positions", "sliding window", "processor seconds", "peak memory, GB")
@@ -170,7 +167,7 @@ def _drawn(random: np.random.Generator, numbers: np.ndarray, name: str, shape: t
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Estimate the seconds per parameter of the import, of the cast, and of the matrix product for one position."""
+    """Estimate the seconds per parameter of the import, of the cast, and of one position's matrix product."""
     fitted = [row for row in rows if row["size"] != HELD_OUT]
     known = np.array([[row["parameters"], row["parameters"] * row["positions"]] for row in fitted])
     weights = 1 / known[:, :1]  # weigh small models as much as large ones
@@ -190,7 +187,6 @@ def activations(config: Any, positions: int = 72) -> int:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the tables of measurements and predictions."""
     found, lines, more = rates(rows), [], []
     for row in (each for each in rows if each["positions"] == PROBES["mixed"]):
         config = SIZES[row["size"]]

@@ -1,7 +1,7 @@
 """Loaders that use transformers and plant a realistic mistake in one layer of a checkpoint.
 
-Each name in `MISTAKES` is a loader, `load(folder)`. The environment variable `PLANTED_ROW` names a NumPy file with the
-first row of the layer's query projection, by which the loader recognizes the layer.
+Each name in `MISTAKES` is a loader, `load(folder)`. The loader recognizes the layer by the first row of its query
+projection. The environment variable `PLANTED_ROW` names a NumPy file with this row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Change = Callable[[Any, Any], None]
 
 
 MISTAKES: dict[str, str] = {}
-"""For each mistake, by name, the sentence that describes it."""
+"""The sentence that describes each mistake, by name."""
 
 
 def mistake(says: str) -> Callable[[Change], Callable[[str], Any]]:
@@ -34,8 +34,6 @@ def mistake(says: str) -> Callable[[Change], Callable[[str], Any]]:
 
 
 def loaded(change: Change) -> Callable[[str], Any]:
-    """Return a loader that plants the mistake."""
-
     def load(folder: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         row = torch.from_numpy(np.load(os.environ["PLANTED_ROW"]))

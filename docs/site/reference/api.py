@@ -29,8 +29,7 @@ def page() -> str:
 
 
 def public() -> dict[str, list[str]]:
-    """Return the public names of each module: first names that the packages export, then other names that pages
-    import."""
+    """Return the public names of each module: exported names, then other names that pages import."""
     found = {package: list(importlib.import_module(package).__all__) for package in PACKAGES}
     imported: dict[str, set[str]] = {}
     for module, names in _imports():
@@ -50,7 +49,6 @@ def _imports() -> Iterator[tuple[str, list[str]]]:
 
 
 def _entry(module: str, name: str) -> str:
-    """Return a section about a name, with its signature and docstring."""
     value = getattr(importlib.import_module(module), name)
     anchor = f"{module.replace('.', '-')}-{name}"
     heading = f"### `{name}` {{#{anchor}}}\n"
@@ -61,8 +59,7 @@ def _entry(module: str, name: str) -> str:
 
 
 def _signature(name: str, value: Any) -> str:
-    """Return the signature of a function, with an argument per line if it is long; for a class with many fields, return
-    its name."""
+    """Return a function's signature, one argument per line if long; for a class with many fields, return its name."""
     parameters = list(inspect.signature(value).parameters.values())
     if inspect.isclass(value) and len(parameters) > 12:
         return f"{name}(…)  # {len(parameters)} fields"
@@ -77,7 +74,7 @@ def _returned(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return an annotation without quotes, and with names without their modules."""
+    """Return an annotation without quotes and module names."""
     text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
     return re.sub(r"transparity[\w.]*\.(\w+)", r"\1", re.sub(r"(^|: )'([^']*)'", r"\1\2", text))
 

@@ -21,7 +21,7 @@ EXIT_CODES = {
     2: "wrong usage or input; or the port could not be built, or crashed",
     3: "`inconclusive`: too little was compared to decide",
 }
-"""The meaning of each exit code. For several models, the worst code is returned; the order is 2, 1, 3, 0."""
+"""The meaning of each exit code. For several models, the worst code is returned, in the order 2, 1, 3, 0."""
 
 
 def page() -> str:
@@ -53,7 +53,7 @@ def _flags(option: Any) -> str:
 
 
 def _value(option: Any) -> str:
-    """Return the value of an option in words: its name in capitals, or its choices."""
+    """Return an option's value in words: its name in capitals, or its choices."""
     kind = option.type_descriptor.annotation
     if option.metavar is None and isinstance(kind, type) and issubclass(kind, StrEnum):
         return " or ".join(f"`{choice.value}`" for choice in kind)

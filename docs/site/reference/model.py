@@ -1,4 +1,4 @@
-"""The table of the fields of a configuration, and the pages of parameters and activations."""
+"""The table of configuration fields, and the pages of parameters and activations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def pages() -> dict[str, str]:
-    """Return both pages by name."""
     return {
         "reference/parameters.md": f"{PARAMETERS}\n{_names('parameter', parameter_shapes)}\n",
         "reference/taps.md": f"{TAPS}\n{_names('tap', _tap_shapes)}\n",
@@ -52,7 +51,6 @@ def systems() -> dict[str, TransformerConfig]:
 
 
 def fields() -> str:
-    """Return the table of all fields of a configuration."""
     rows = [(f"`{row['name']}`", _values(row["values"]), _default(row), cell(row["meaning"])) for row in as_rows()]
     return table(("field", "values", "default", "meaning"), rows)
 
@@ -71,7 +69,7 @@ def _tap_shapes(config: TransformerConfig) -> Shapes:
 
 
 def _names(title: str, shapes: Callable[[TransformerConfig], Shapes]) -> str:
-    """Return a table of names, each with a shape and the models that have it."""
+    """Return a table of names, each with a shape and the models that have the name."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for system, config in systems().items():
         for name, shape in shapes(config).items():

@@ -1,4 +1,4 @@
-"""Alignment of the three columns' statements: corresponding statements are in the same row."""
+"""Alignment of the three columns' statements: corresponding statements share a row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cache
 from itertools import combinations, product
 
 FRAMEWORK = re.compile(r"\b(?:np|jnp|torch|jax\.nn|jax|nnx|nn|self)\.")
-"""A pattern for framework names in code, which are ignored when statements are compared."""
+"""Matches framework names in code, which are ignored when statements are compared."""
 
 Row = tuple[int | None, ...]
-"""A row: the number of a statement of each column, or None if the column has no statement in this row."""
+"""The number of each column's statement in a row; None if a column has no statement in this row."""
 
 MOVES = [move for move in product((0, 1), repeat=3) if any(move)]
 

@@ -33,8 +33,7 @@ EQUATIONS = tomllib.loads(Path(__file__).with_name("equations.toml").read_text(e
 """The main function of a page, and its equation. Pages that are not listed show every function in the file's order."""
 
 CLAIMS: dict[str, str] = EQUATIONS.pop("claims")
-"""The claims of docs/agreement.json that a page shows; other pages show the claims whose names start with the file's
-name."""
+"""The claims of docs/agreement.json on a page; other pages show the claims whose names start with the file's name."""
 
 
 READING = """Rows that differ between the columns are tinted. Below a row is the value that a small model computes with
@@ -54,12 +53,11 @@ class Columns:
 
 
 def column_pages(shown: Columns) -> dict[str, str]:
-    """Return every page by name, as Markdown with HTML."""
     return {column_page(subject): _page(subject, shown) for subject in SUBJECTS}
 
 
 def plain_pages() -> dict[str, str]:
-    """Return every page by name, as plain Markdown: the columns of each function follow one another."""
+    """Return every page by name, as plain Markdown in which the columns of each function follow one another."""
     return {column_page(subject): _plain(subject) for subject in SUBJECTS}
 
 
@@ -101,10 +99,8 @@ def _page(subject: str, shown: Columns) -> str:
 
 
 def _section(subject: str, name: str, shown: Columns) -> str:
-    """Return a section about a definition: its heading, docstring and shapes, and the rows of statements.
-
-    The values of a page's main function are open. Functions that the main function does not call are folded.
-    """
+    """Return a section about a definition: heading, docstring, shapes, and rows of statements. Values are open in a
+    page's main function. Functions that the main function does not call are folded."""
     found = [column.get(name) for column in _definitions(subject)]
     first = next(definition for definition in found if definition)
     listed = [definition.statements if definition else () for definition in found]
@@ -134,7 +130,7 @@ def _main(subject: str) -> str:
 
 
 def _called(subject: str, main: str) -> set[str]:
-    """Return the names of the main function and of all functions that it calls, in any column."""
+    """Return the main function's name, and the names of all functions that it calls in any column."""
     texts = [part.text for column in _definitions(subject) if main in column for part in column[main].statements]
     return {main, *re.findall(r"\w+(?=\()", " ".join(texts[1:]))}
 
@@ -149,7 +145,7 @@ def _head(subject: str, title: str, definition: Definition | None) -> str:
 
 
 def _documentation(found: list[Definition | None]) -> str:
-    """Return the docstring of the first column, and the docstrings of other columns that differ from it."""
+    """Return the first column's docstring, and docstrings of other columns that differ from the first."""
     said = {title: definition.doc for title, definition in zip(COLUMNS, found, strict=True) if definition}
     first = next(iter(said.values()))
     rest = [f"<p><b>{title}:</b> {_inline(doc)}</p>" for title, doc in said.items() if doc and doc != first]
@@ -172,7 +168,7 @@ def _shapes(definition: Definition) -> str:
 
 
 def _row(subject: str, row: list[Statement | None], shown: Columns) -> str:
-    """Return a row as HTML: the statement of each column, and the value of the statement."""
+    """Return a row as HTML: each column's statement, and the computed value."""
     lines = [_code(statement) if statement else "" for statement in row]
     kind = "same" if len(set(lines)) == 1 else "differs"
     cells = "".join(f'<pre class="cell">{_highlighted(text)}</pre>' for text in lines)
@@ -193,7 +189,7 @@ def _highlighted(text: str) -> str:
 
 
 def _value(key: LINES, shown: Columns) -> str:
-    """Return a foldable block with the value that a statement computed; empty if there is no value to show."""
+    """Return a foldable block with the value that a statement computed; empty without a visible value."""
     seen = shown.seen.get(key)
     values = {name: value for name, value in seen.values.items() if shows(value)} if seen else {}
     if not seen or not values:

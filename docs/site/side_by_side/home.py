@@ -23,16 +23,16 @@ BEFORE = "## One transformer, three frameworks"
 """The heading of README.md before which the comparison is inserted."""
 
 PICTURE = re.compile(r"!\[[^\]]*\]\(three-columns\.svg\)")
-"""The picture of README.md that the home page replaces by text, because text fits into a narrow window."""
+"""The picture of README.md that the home page replaces by text, which fits into a narrow window."""
 
 BADGE = re.compile(r"(?m)^\[!\[.*\n")
-"""A pattern for pictures from other hosts, which the site does not load."""
+"""Matches pictures from other hosts, which the site does not load."""
 
 INDEX = re.compile(r"\[Documentation\]\([^)]*\) · ")
-"""The link to the list of pages, which the site has as its navigation."""
+"""The link to the list of pages, which the site replaces by its navigation."""
 
 AROUND = 3
-"""The number of lines that are shown before and after a line."""
+"""The number of lines shown before and after a line."""
 
 
 def textbook() -> str:
@@ -51,7 +51,7 @@ def files() -> dict[str, str]:
 
 
 def answer() -> str:
-    """Return the section as Markdown; it is kept until the page or the checker changes."""
+    """Return the section as Markdown, cached until the page or the checker changes."""
 
     def make() -> str:
         with tempfile.TemporaryDirectory() as folder:

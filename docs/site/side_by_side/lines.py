@@ -7,11 +7,10 @@ import re
 from itertools import accumulate, pairwise
 
 SEPARATOR = re.compile(r" (?:else|and) |(?<=,) ")
-"""A pattern for places where a line may be broken outside brackets."""
+"""Matches places at which a line may be broken outside brackets."""
 
 
 def joined(node: ast.AST, source: str) -> str:
-    """Return the source of a node on one line."""
     return in_one_line(ast.get_source_segment(source, node) or "")
 
 
@@ -39,14 +38,12 @@ def broken(line: str, indent: str = "", *, width: int) -> list[str]:
 
 
 def outside_brackets(line: str) -> list[int]:
-    """Return the positions in `line` that are outside all brackets."""
     depths = accumulate((character in "([{") - (character in ")]}") for character in line)
     return [index for index, depth in enumerate(depths) if depth == 0]
 
 
 def longest_brackets(line: str, room: int) -> tuple[int, int]:
-    """Return the start and end of the longest pair of brackets that opens within the first `room` characters, or (-1,
-    -1)."""
+    """Return the start and end of the longest brackets that open in the first `room` characters, or (-1, -1)."""
     opened, pairs = [], [(-1, -1)]
     for index, character in enumerate(line):
         if character in "([{":

@@ -27,21 +27,19 @@ from transparity_numpy.transformer import transformer
 
 COLUMN = ROOT / "reference/transparity_numpy"
 LINES = tuple[str, int]
-"""A statement: its file, relative to the column's folder and without .py, and its first line."""
+"""A statement: its file (relative to the column's folder, without .py) and its first line."""
 
 
 TRAINED = "gemma"
-"""The model that is trained; larger models would take long, because NumPy's gradients take a forward pass per
-weight."""
+"""The only trained model; others would take long, because NumPy's gradients need a forward pass per weight."""
 
 CALLS = 12
-"""The number of calls of a function that are followed in a model; further calls are in loops."""
+"""The number of a function's calls that are followed in a model; further calls are in loops."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The values that a statement assigned or returned when it first ran, by name, with the model and the statement's
-    tap."""
+    """The values that a statement assigned or returned when it first ran, by name, with the model and the tap."""
 
     values: dict[str, Any]
     model: str
@@ -50,8 +48,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The largest difference of each column in float32 from NumPy in float64 at a tap, relative to the largest
-    value."""
+    """The largest float32 difference of each column from float64 NumPy at a tap, relative to the largest value."""
 
     tap: str
     model: str
@@ -66,11 +63,11 @@ OTHERS = "gemma t5 bloom bert opt llama qwen gpt-neox olmo2 deepseek yarn phi3 l
 """The names of further models, each a case of the oracle."""
 
 SMALL: dict[str, Any] = {"embed_dim": 8, "num_heads": 2, "feed_forward_dim": 12, "max_length": 8}
-"""Sizes that fit on a page; in addition, vocabularies have 11 tokens, and stacks have one layer."""
+"""Sizes that fit on a page; vocabularies have 11 tokens, and stacks have one layer."""
 
 
 def models() -> dict[str, TransformerConfig]:
-    """Return small models that together use most functions, by name; the most common functions are in the first."""
+    """Return small models by name, which together use most functions; the first use the most common functions."""
     translation = dataclasses.replace(
         CASES["marian"], **SMALL, **_vocabulary(CASES["marian"]), padding="token", rope_layout="interleaved"
     )
@@ -106,7 +103,7 @@ def _parameters(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def watched() -> dict[LINES, Seen]:
-    """Return the values of every statement that one of the models reaches."""
+    """Return the values of every statement that a model reaches."""
     seen: dict[LINES, Seen] = {}
     statements = {str(path): _by_line(path) for path in sorted(COLUMN.rglob("*.py"))}
     for name, config in models().items():
@@ -118,7 +115,7 @@ def watched() -> dict[LINES, Seen]:
 
 
 def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, trained: bool) -> None:
-    """Run the other capabilities of a model, such as generation, as far as it has them."""
+    """Run the model's other capabilities, such as generation."""
     forward, given = build(config, parameters, dtype="float64"), tokens(config)
     forward.logits(**given)
     if config.architecture == "encoder" or config.norm == "batch" or config.further_inputs:
@@ -135,14 +132,14 @@ def _besides(config: TransformerConfig, parameters: dict[str, np.ndarray], *, tr
 
 
 def _by_line(path: Path) -> dict[int, Statement]:
-    """Map each line number of a file to the statement that contains the line."""
+    """Return the statement that contains each line of a file."""
     found = definitions(path.read_text(encoding="utf-8")).values()
     listed = [statement for definition in found for statement in definition.statements]
     return {line: statement for statement in listed for line in range(statement.begin, statement.end + 1)}
 
 
 class _Watcher:
-    """A trace function that notes the values that each statement assigns or returns when it is first reached."""
+    """A trace function that stores the values that each statement assigns or returns when it first runs."""
 
     def __init__(self, statements: dict[str, dict[int, Statement]]) -> None:
         self.statements = statements
@@ -152,8 +149,7 @@ class _Watcher:
         self.calls: Counter[CodeType] = Counter()
 
     def call(self, frame: FrameType, _event: str, _result: Any) -> Callable[..., Any] | None:
-        """Follow a call of a function of the column line by line, except comprehensions and calls after the first
-        `CALLS`."""
+        """Trace a call of a column's function line by line, except comprehensions and calls after the first `CALLS`."""
         code = frame.f_code
         self.calls[code] += 1
         if self.calls[code] > CALLS or code.co_filename not in self.statements or code.co_name.startswith("<"):
@@ -168,7 +164,7 @@ class _Watcher:
         return line
 
     def note(self, frame: FrameType, line: int, number: int, result: Any) -> None:
-        """Note the values of the statement at `line`, unless an earlier call has reached it."""
+        """Store the values of the statement at `line`, unless an earlier call has reached it."""
         key, statement = self.place(frame.f_code.co_filename, line)
         if statement is None or self.caller.get(key, number) != number:
             return
@@ -177,7 +173,6 @@ class _Watcher:
             self.found[key], self.caller[key] = _copied(values), number
 
     def place(self, file: str, line: int) -> tuple[LINES, Statement | None]:
-        """Return the statement at a line of a file."""
         statement = self.statements[file].get(line)
         name = Path(file).relative_to(COLUMN).with_suffix("").as_posix()
         return (name, statement.begin if statement else line), statement
@@ -194,7 +189,7 @@ class _Watcher:
 
 @contextmanager
 def _watching(statements: dict[str, dict[int, Statement]], seen: dict[LINES, Seen], model: str) -> Iterator[Tap]:
-    """Add to `seen` the values of statements that run in this context; the context yields a tap for the model."""
+    """Store the values of statements that run in the context in `seen`; yield a tap for the model."""
     watcher = _Watcher(statements)
     sys.settrace(watcher.call)
     try:

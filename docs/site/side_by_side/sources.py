@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from docs.site.side_by_side.lines import in_one_line
 
 BODIES = ("forward", "__call__", "apply_layers")
-"""Methods that correspond to a function of the NumPy column; the first of these that a class has is used."""
+"""Methods that correspond to a function of the NumPy column; a class's first such method is used."""
 
 SHAPE = re.compile(r"\b\w+\[[\w.]+, '([^']*)'\]")
-"""A pattern for a jaxtyping annotation, whose string is the shape."""
+"""Matches a jaxtyping annotation, whose string is the shape."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, or the head of a statement with a body: its text on one line, and its lines in the file."""
+    """A statement, or the head of a compound statement: its text on one line, and its lines in the file."""
 
     text: str
     depth: int
@@ -32,7 +32,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Definition:
-    """A function, method or table; `name` is the same in all columns, and `label` is the name in this column."""
+    """A function, method or table; `name` is common to all columns, and `label` is this column's name."""
 
     name: str
     label: str
@@ -43,13 +43,13 @@ class Definition:
 
 
 def definitions(source: str) -> dict[str, Definition]:
-    """Return the definitions at the top level of a file, by the name that the columns share, in order."""
+    """Return the definitions at the top level of a file, by common name, in order."""
     reader = _Reader(source)
     return {found.name: found for node in ast.parse(source).body for found in reader.defined(node)}
 
 
 def shared_name(name: str) -> str:
-    """Return the name that the columns share: `self_attention` for the class `SelfAttention`."""
+    """Return the columns' common name: `self_attention` for the class `SelfAttention`."""
     return re.sub(r"(?<!^)(?<!_)(?=[A-Z])", "_", name).lower() if not name.isupper() else name
 
 
@@ -62,7 +62,6 @@ class _Reader:
         self.comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
     def defined(self, node: ast.stmt) -> list[Definition]:
-        """Return the definitions in a top-level statement."""
         if isinstance(node, ast.FunctionDef):
             return [self.function(node, shared_name(node.name), node.name, ast.get_docstring(node) or "")]
         if isinstance(node, ast.ClassDef):
@@ -74,8 +73,7 @@ class _Reader:
         return []
 
     def class_(self, node: ast.ClassDef) -> list[Definition]:
-        """Return the methods of a class, with the method in `BODIES` first. A class that only has fields is returned
-        whole."""
+        """Return a class's methods, the method in `BODIES` first; return a class that has only fields as a whole."""
         name, doc = shared_name(node.name), ast.get_docstring(node) or ""
         methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
         body = next((known for known in BODIES if known in methods), None)
@@ -95,7 +93,7 @@ class _Reader:
         return self.function(method, name, f"{node.name}.{method.name}", own)
 
     def function(self, node: ast.FunctionDef, name: str, label: str, doc: str) -> Definition:
-        """Return the definition of a function; the signature without annotations is listed as the first statement."""
+        """Return the definition of a function, whose first statement is the signature without annotations."""
         begins = node.body[0].lineno
         head = Statement(_signature(node), 0, (), node.lineno, begins - 1)
         body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -157,7 +155,7 @@ def _results(node: ast.stmt) -> tuple[tuple[str, ...], bool]:
 
 
 def _signature(node: ast.FunctionDef) -> str:
-    """Return the first line of a function without annotations."""
+    """Return a function's first line, without annotations."""
     bare = ast.parse(ast.unparse(ast.FunctionDef(node.name, node.args, [ast.Pass()], [], lineno=0))).body[0]
     for part in ast.walk(bare):
         if isinstance(part, ast.arg):

@@ -1,6 +1,6 @@
 """The pool `drafts`: hand-written transformers models with several mistakes, which one run must find.
 
-A comment `# mistake: …` marks each wrong line. A mistake counts as found if the checker reports that line, or a line
+A comment `# mistake: …` marks each wrong line. A mistake counts as found if the checker reports the line, or a line
 that uses its result (`meta.against.power`).
 """
 
@@ -25,7 +25,7 @@ CLASSES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "vit": "ViTForImageClassification",
 }
-"""The transformers class that each draft reimplements, by model type."""
+"""The transformers class that each draft implements, by model type."""
 
 
 def judged(model_type: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def judged(model_type: str) -> dict[str, Any]:
 
 
 def marks(text: str) -> Mapping[int, set[int]]:
-    """Return the wrong lines, each with the lines that count as a correct report of it."""
+    """Return the wrong lines, each with the lines at which a report of the mistake is right."""
     found = [number for number, line in enumerate(text.splitlines(), 1) if "# mistake: " in line]
     return {number: {number} | lines_of_use(text, number, number) for number in found}
 

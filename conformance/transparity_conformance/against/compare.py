@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transparity_conformance.against.comparer import Comparer, Comparison
-from transparity_conformance.against.departures import Departure, Departures, changes_of, with_other_edits
+from transparity_conformance.against.departures import Departure, Departures, changes_of, with_other_edits, without_edit
 from transparity_conformance.against.flow import DataFlow
 from transparity_conformance.against.probes import Answer, most_telling
 from transparity_conformance.against.reference import Inputs, Reference, described, shares
@@ -144,10 +144,6 @@ class Confirming:
     def _run_again(self, found: Sequence[Departure], now: Comparison) -> Comparison:
         comparer = self.departures.comparer
         return comparer.measured(comparer.compared(self.departures.changes_of(found), now.shares))
-
-
-def without_edit(departure: Departure) -> Departure:
-    return dataclasses.replace(departure, edit=None, others=())
 
 
 Port = Callable[[Inputs], np.ndarray]

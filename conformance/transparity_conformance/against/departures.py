@@ -43,6 +43,8 @@ class Departure:
     """Other edits that explain the departure equally well."""
     matched: Collection[int] = frozenset()
     """The port's operations whose values were already matched before this edit."""
+    users: frozenset[int] = frozenset()
+    """The port's operations that use the values which the edit gives, if the edit gives no value computed from them."""
     made: Any = None
     """If no edit explains the difference, the port's value that replaces the reference's value."""
 
@@ -127,14 +129,38 @@ class Departures:
             if after is None:
                 break
             now = after
-        return (self._fewest(found, now) if now.agrees and not before else found), now
+        fewest = self._fewest(found, now) if now.agrees and not before else found
+        return self._without_coincidences(fewest), now
+
+    def _without_coincidences(self, found: list[Departure]) -> list[Departure]:
+        """Remove each edit that gives only values of the port whose uses are all unexplained.
+
+        Such an edit may be a coincidence.
+        """
+        unexplained = {each.operation for each in found if each.edit is None}
+        users = {reader for index in unexplained for reader in self.comparer.port.readers.get(index, ())}
+        return [without_edit(each) if each.users and each.users <= unexplained | users else each for each in found]
 
     def _explained(self, explanations: Sequence[Explanation], now: Comparison, port: Sequence[int]) -> Departure:
         first, *rest = explanations
         says = {each.edit.says: each for each in rest if each.worth == first.worth}
         others = tuple(each for words, each in says.items() if words != first.edit.says)
         operation, matched = self._operation(first, now, port), now.matched.keys()
-        return Departure(self, operation, first.step, first.edit, first.steps, others, matched)
+        return Departure(self, operation, first.step, first.edit, first.steps, others, matched, self._users(first, now))
+
+    def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
+        """Return the port's operations that use the values which an edit gives.
+
+        The set is empty if the edit also gives a value that is computed from one of these values.
+        """
+        port, matched = self.comparer.port, found.after.matched
+        explained = set(now.lost) - set(found.after.lost)
+        uses = [(index, reader) for index in explained for reader in port.readers.get(index, ())]
+        for index, reader in uses:
+            is_view = bool(set(matched.get(index, ())) & set(matched.get(reader, ())))
+            if reader in explained and not is_view:
+                return frozenset()
+        return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
         """Return the port's operation to report for an edit.
@@ -200,7 +226,7 @@ class Departures:
             if after is not None and len(after.lost) < len(now.lost):
                 first = next((each for each in fronts if self.comparer.port.leads_to(each, operation)), fronts[0])
                 matched = now.matched.keys()
-                return Departure(self, first, program.steps[number], None, [number], (), matched, tensor), after
+                return Departure(self, first, program.steps[number], None, [number], (), matched, made=tensor), after
         step = program.steps[steps[0] if steps else max(self.comparer.relevant)]
         operation = port[0] if port else len(self.comparer.port.operations) - 1
         return Departure(self, operation, step, None, [], (), now.matched.keys()), None
@@ -278,6 +304,10 @@ def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
             rest = each.others[number:]
             tried = dataclasses.replace(each, edit=other.edit, step=other.step, steps=other.steps, others=rest)
             yield [*found[:place], tried, *found[place + 1 :]]
+
+
+def without_edit(departure: Departure) -> Departure:
+    return dataclasses.replace(departure, edit=None, others=())
 
 
 def _constant(tensor: Any) -> Change:

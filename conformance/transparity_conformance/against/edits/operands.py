@@ -15,6 +15,7 @@ from transparity_conformance.against.edits.edit import (
     Context,
     Edit,
     Function,
+    Make,
     behind_views,
     line_of,
     origin,
@@ -39,7 +40,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
         unturned = None if view is None else behind_views(program, view.inputs[0], in_order=True)
         for other in itertools.islice(_others(program, step, item.index), MOST):
             yours = behind_views(program, other.index(), in_order=True)
-            make = functools.partial(_taking, place=place, site=step.site, other=other)
+            make: Make = functools.partial(_taking, place=place, site=step.site, other=other)
             if view is not None and yours == unturned:
                 yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank=3, view_of=place)
                 continue

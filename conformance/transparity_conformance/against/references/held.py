@@ -15,10 +15,8 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """Visits all arrays within an object, and may replace them.
-
-    `change` receives each array with its name. The result of `change` replaces the array until `undo` is called.
-    """
+    """Visits all arrays within an object. `change(name, array)` returns the replacement of each array; `undo` restores
+    the arrays."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -31,7 +29,7 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Visit an object. Return the object, or a copy of a container in which arrays are replaced."""
+        """Visit an object; return it, or a copy of a container whose arrays changed."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:
@@ -90,7 +88,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the array for each array that an object contains; of two names, the first is used."""
+    """Yield (name, array) for each array in an object; an array with two names has its first."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

@@ -1,6 +1,6 @@
 """Find which tensor of a port corresponds to each tensor of the reference, if their names differ.
 
-The search loads the reference's numbers into the port's tensors in several ways, and compares the values that the
+The search loads the reference's numbers into the port's tensors in several pairings, and compares the values that the
 port computes.
 """
 
@@ -26,14 +26,14 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""The largest number of pairings that are tried for the tensors of one operation, to limit time."""
+"""The largest number of pairings that are tried for one operation, to limit time."""
 
 Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of it, that receives the numbers of a tensor of the reference."""
+    """A tensor of the port, or a part of one, that receives the numbers of a reference's tensor."""
 
     name: str
     axis: int = 0
@@ -43,7 +43,7 @@ class Place:
     is_transposed: bool = False
 
     def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the tensor, or the part of it, as a view; `values` contains the port's tensors by name."""
+        """Return the tensor or its part as a view; `values` are the port's tensors by name."""
         whole = values[self.name]
         if self.size < 0:
             return whole
@@ -52,15 +52,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Paired:
-    """A pairing of the reference's tensors with the port's tensors."""
-
     places: Mapping[str, Place]
-    """For each tensor of the reference, the tensor of the port, or the part of it, that receives its numbers."""
+    """For each tensor of the reference, the port's tensor that receives its numbers."""
     confirmed: frozenset[str] = frozenset()
-    """The tensors with which the port computes the reference's values."""
+    """The tensors for which the port's values confirm the pairing."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return copies of the port's tensors that contain the reference's numbers."""
+        """Return copies of the port's tensors, with the reference's numbers."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
@@ -72,7 +70,6 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        """Return a note that lists the tensors that are not confirmed."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return (
             [f"these tensors are paired by their order, and their values do not confirm it: {', '.join(guessed)}"]
@@ -109,7 +106,8 @@ def paired(
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors; split a tensor if only its halves or thirds have the shape of a port's tensor."""
+    """Yield the reference's tensors. Split a tensor into halves or thirds if only these have the shape of a port's
+    tensor."""
     shapes = {_sizes(value) for value in port.values()}
     for name, value in theirs.items():
         parts = _split(value, shapes) if _sizes(value) not in shapes else None
@@ -130,7 +128,7 @@ def _sizes(value: np.ndarray) -> tuple[int, ...]:
 
 
 def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
-    """Return a first pairing: tensors of equal shapes, in the order of definition."""
+    """Pair tensors of equal shapes, in the order of definition."""
     free = [place for name, value in port.items() for place in _places(name, value, theirs)]
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
@@ -157,11 +155,7 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
 
 
 def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """Yield a port's tensor, or the halves or thirds of the tensor.
-
-    The parts are yielded if some tensor of the reference has the shape of a part, and none has the shape of the whole
-    tensor.
-    """
+    """Yield a port's tensor, or its halves or thirds if only these have the shape of a reference's tensor."""
     shapes = {_sizes(each) for each in theirs.values()}
     if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
         yield Place(name)
@@ -177,8 +171,6 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
 
 
 class _Search:
-    """Changes the pairing until the port computes the reference's values."""
-
     def __init__(
         self,
         program: Program,
@@ -190,7 +182,7 @@ class _Search:
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
         self.parts: dict[int, list[str]] = {}
-        """The names of the tensors that each step uses, by the step's number."""
+        """The names of the tensors that each step uses, by the step's index."""
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
             names = {program.names[index] for index in given} & whole.keys()
@@ -198,13 +190,10 @@ class _Search:
             if parts and short(step) not in VIEWS:
                 self.parts[step.number] = parts
         self.exchanged = set[frozenset[int]]()
-        """The pairs of steps whose tensors were swapped."""
 
     def run(self, now: Paired) -> Paired:
-        """Improve a pairing step by step, until the port computes the value of each step that uses tensors.
-
-        A step whose value no pairing reproduces is skipped.
-        """
+        """Improve a pairing until the port computes the value of each step that uses tensors. Skip a step whose value
+        no pairing gives."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)
@@ -227,10 +216,8 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which the tensors of two steps with a common operand are swapped.
-
-        The port may compute the values of both steps but use them differently, as with the gate of a feed-forward.
-        """
+        """Yield pairings in which two steps with a common operand swap their tensors, such as the gate and the value of
+        a feed-forward. The port may compute both values but use each for the other."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -243,12 +230,12 @@ class _Search:
                 yield Paired(places)
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the last steps with tensors before a step, on each path of the program."""
+        """Return the last step with tensors on each path that leads to a step."""
         between = ancestors([step.number], self.program.makers, self.parts)
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the inputs of a step that are computed; a view counts as the value of which it is a view."""
+        """Return a step's computed inputs; views count as the values behind them."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 
@@ -257,7 +244,7 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port computes the value of a step, or a part into which later steps split this value."""
+        """Return whether the port computes a step's value, or a part into which later steps split it."""
         waiting, values = [step], self.program.values
         while waiting:
             made = waiting.pop()
@@ -268,14 +255,11 @@ class _Search:
         return False
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings in which the tensors `parts` have other places.
-
-        A tensor that loses its place gets the former place of the new tensor.
-        """
+        """Yield pairings with other tensors of the port for `parts`. Their previous owners get the tensors that `parts`
+        give up."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-            """Return a sort key that prefers a weight and bias of the same module, then the first choices."""
             owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
             return len(owners), sum(number for number, _ in chosen)
 
@@ -289,7 +273,7 @@ class _Search:
                 yield Paired(places)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the places that fit a tensor: its current place first, and square places with a transpose last."""
+        """Yield the port's tensors that fit a name: the current one first, transposed square tensors last."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
@@ -299,14 +283,14 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """Return `place`, transposed if the tensor `name` does not fit otherwise."""
+        """Return `place`, transposed if the tensor `name` fits only so."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the pairing; each unconfirmed tensor is paired like the confirmed tensor of this name in another layer."""
+    """Pair each unconfirmed tensor as the confirmed tensor of the same name in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

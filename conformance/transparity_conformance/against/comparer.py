@@ -95,7 +95,8 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with `changes`, which extend the changes of `since`; return None if an edited step raises."""
+        """Run the reference with `changes`, which include the changes of `since`; return None if an edited step raises
+        an exception."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -146,7 +147,7 @@ class Comparer:
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
-    """Return the changes that an edit makes; steps to which it does not apply are skipped."""
+    """Return the changes that an edit makes; skip steps to which the edit does not apply."""
     changes = {}
     for number in numbers:
         with contextlib.suppress(Exception):  # the step has another form, for example without the argument

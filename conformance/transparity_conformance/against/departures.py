@@ -38,7 +38,7 @@ class Departure:
     edit: Edit | None
     """The edit that gives the port's numbers; None if no edit does."""
     steps: Sequence[int] = ()
-    """The indices of the edited steps; the same line runs one step in each layer."""
+    """The indices of the edited steps, one step per layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain the departure equally well."""
     matched: Collection[int] = frozenset()
@@ -76,7 +76,8 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the edited steps in the program of another call, found by their line and their order on it."""
+        """Return the edited steps in the program of another call. A step is found by its line, and by its order on this
+        line."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -95,8 +96,8 @@ class Departures:
         """Whether the reference has a second implementation of experts, in which other edits are possible."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the differences, and the comparison after their edits. The edits of `before`, from another call, are
-        applied first."""
+        """Return the differences in a call, and the comparison after their edits. `before` has the differences of
+        another call, whose edits are applied first."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared(self.changes_of(before))
         now = self.comparer.measured(now) if before else now
@@ -129,8 +130,9 @@ class Departures:
         return Departure(self, operation, first.step, first.edit, first.steps, others, matched)
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report: the first that the edit matches. If the edit leaves out a step, report
-        the operation before it. If the edit matches no operation, report the first one that only the port has."""
+        """Return the port's operation to report, which is the first that the edit matches. If the edit leaves out a
+        step, report the operation before this step. If the edit matches nothing, report the first operation that only
+        the port has."""
         comparer, after = self.comparer, found.after
         explained = set(now.lost) - set(after.lost)
         first = next((index for index in port if index in explained), port[0] if port else -1)
@@ -148,8 +150,8 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove each difference without which the answers still agree, if necessary after alternative edits of the
-        others."""
+        """Remove each difference without which the answers still agree. If necessary, the other differences get
+        alternative edits."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):

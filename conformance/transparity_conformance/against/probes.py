@@ -27,7 +27,7 @@ TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
 """(length, batch) of each text. The lengths lie around powers of two, and exceed the windows of small models."""
 
 REPEATED = 16, 2
-"""The largest length, and the batch, of texts whose rows repeat one token."""
+"""(largest length, batch) of texts in which each row repeats one token."""
 
 PADDED = {"left": (11, 3), "right": (17, 2)}
 """(length, batch) of a padded text, for each side of the padding."""
@@ -81,9 +81,9 @@ class Source:
 
 
 def source_of(model: Any) -> Source:
-    """Return a source of inputs, with texts of at most `LONGEST` tokens. The inputs come from the model's
-    `transformers` configuration. Without one, calls of the model show its input names, number of token ids and longest
-    text."""
+    """Return a source of inputs, with texts of at most `LONGEST` tokens. The model's `transformers` configuration
+    describes the inputs. Without a configuration, calls of the model show its input names, number of token ids and
+    longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
@@ -176,7 +176,7 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
     """Return inputs by description, from a list of dicts of arrays or from `inputs` of a Python file. `inputs` may be a
-    list or a function that returns one. Raise `TransparityError` for other values."""
+    list or a function that returns a list. Raise `TransparityError` for other values."""
     found: Any = given
     where = str(given) if isinstance(given, str | Path) else "the call"
     if isinstance(given, str | Path):

@@ -31,7 +31,7 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Inputs whose names contain these words are not the model's content."""
+"""Inputs with one of these words in their name carry no content."""
 
 
 class Reference:
@@ -195,13 +195,13 @@ class Reference:
 
 
 def raised(error: Exception) -> str:
-    """Describe the exception of the user's code, which is the cause of our own exceptions."""
+    """Describe the exception that the user's code raised, which is the cause of our own exceptions."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 
 
 def copied(module: Any) -> Any:
-    """Return a deep copy of a module; results that a call stored in it lose their autograd graphs."""
+    """Return a deep copy of a module. Results that a call stored in the module lose their autograd graphs."""
     import torch
 
     values = (value for part in module.modules() for value in vars(part).values())

@@ -34,7 +34,7 @@ LAG = 2
 """The edits of `LATER` at one distance are tried after the edits of `SIMPLE` at this distance plus `LAG`."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of edits with a fitted number; after one of these, the search looks for a simpler edit."""
+"""The lowest rank of edits with a fitted number. After such an edit, the search looks for a simpler edit."""
 
 MEASURED = 3
 """The largest number of edits whose rounding error is measured, to limit time."""
@@ -73,7 +73,7 @@ class EditSearch:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether a later step failed after an edit whose own result matched the port."""
+        """Whether the result of an edit matched the port, but a later step of the edited program failed."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
@@ -119,7 +119,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, and in one; yield the attempts that leave fewer unmatched operations."""
+        """Apply an edit in all layers, and in a single layer; yield the attempts that leave fewer unmatched operations."""
         for scope in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, scope, now.changes), now)
             if after is None:

@@ -22,10 +22,10 @@ from transparity_conformance.report.report import CapabilityResult, Cause, Claim
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 Probes = Mapping[str, Probe]
-"""Probes of one model, by name; a capability that needs one probe uses the first."""
+"""Probes of one model, by name. A capability that needs only one probe uses the first probe."""
 
 Requests = Mapping[str, Any]
-"""Requests by key, which is the prefix of their tensors' names; each request has a `name` for messages."""
+"""Requests by key. The names of a request's tensors start with the key; messages contain the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
 """A port's results, as tensors by their names in a bundle."""
@@ -70,7 +70,7 @@ class BuiltPort:
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
     """(parameters, port) of each further model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports of calls at other sizes, by the `id` of their parameters."""
+    """The ports for calls at other sizes, by the `id` of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
         """Return the port built with a copy of `parameters`; repeated calls return the same object."""
@@ -113,8 +113,8 @@ class Judged:
 def result(
     claim: str, worst: Judged, explain: Callable[[], Sequence[Cause]], *, probe: str = "", notes: tuple[str, ...] = ()
 ) -> CapabilityResult:
-    """Return the result of one claim. `worst` has the error with the largest share of its tolerance. If it exceeds the
-    tolerance, `explain` returns the possible causes, the most likely first."""
+    """Return the result of one claim. `worst` has the error with the largest share of its tolerance. `explain` is
+    called for an error above the tolerance; it returns the possible causes, the most likely first."""
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
     if agrees:
@@ -180,7 +180,7 @@ class Capability:
     """Returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """Returns why no claim is compared for a probe and a dtype; empty if one may be compared."""
+    """Returns why no claim is compared for a probe and a dtype; empty if a claim may be compared."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
     """Why the capability is not compared in a dtype outside `dtypes`; `{}` becomes the dtype."""

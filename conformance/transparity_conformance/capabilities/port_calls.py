@@ -123,7 +123,8 @@ def _is_column(file: str) -> bool:
 
 
 def _shown_file(file: str) -> str:
-    """Return a path relative to the working directory; elsewhere the file's name, and in a package also its folder."""
+    """Return a short path: relative to the working directory, or only the file's name. A file of a package is shown
+    with its folder."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
@@ -156,8 +157,8 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list of the exceptions that the user's Ctrl-C raised; a `KeyboardInterrupt` without one came from the
-    port. Python delivers Ctrl-C only to the main thread, and only if it has a handler."""
+    """Yield a list of the exceptions that the user's Ctrl-C raised. If the list is empty, a `KeyboardInterrupt` came
+    from the port. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

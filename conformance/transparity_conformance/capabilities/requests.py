@@ -131,8 +131,8 @@ class Asked(NamedTuple):
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue prompts beyond `max_length` (unless it is large), until every row reaches the end token. Further
-    requests use the probe's own model and long prompts: one row, one new token, an end token in a prompt."""
+    """Continue prompts beyond `max_length`, unless it is large, and until every row reaches the end token. Further
+    requests use the probe's own model and long prompts: a single row, one new token, an end token in a prompt."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -154,7 +154,7 @@ def _across(probe: ReachProbe) -> Request:
 
 
 def _ending(beyond: Request) -> tuple[Request, ...]:
-    """Return a request whose rows never end, and one whose rows end at different steps."""
+    """Return a request with rows that never end, and a request with rows that end at different steps."""
     parameters, end = beyond.parameters, beyond.config.eos_id
     if end is None:
         return (beyond,)
@@ -183,8 +183,8 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary, in the shapes of greedy generation, for which a port may be compiled. A further
-    request uses the smallest and the largest random numbers."""
+    """Sample from the whole vocabulary. The shapes are the same as in greedy generation, because a port may be compiled
+    for them. A further request uses the smallest and the largest random numbers."""
     beyond = greedy_requests(probe).first[0]
     # Numbers that float32 represents exactly, so that they are the same for every port.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
@@ -207,8 +207,8 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths in one batch, beyond `max_length`. A further request has prompts of one
-    token to many."""
+    """Continue prompts of different lengths in one batch, beyond `max_length`. In a further request, the lengths range
+    from one token to many."""
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -226,7 +226,8 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Run beam search; with an end token, some continuations end. Further requests use one row, or one beam."""
+    """Run beam search. If there is an end token, some continuations end. Further requests use a single row, or a single
+    beam."""
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
@@ -287,8 +288,8 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
-    """Return the requests of `_ending` for a head without bias, by choosing other end tokens. In the first, the end
-    token never occurs; in the second, rows end at as many different steps as possible."""
+    """Return the requests of `_ending` for a head without bias, with other end tokens. In the first request, the end
+    token never occurs. In the second request, rows end at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
@@ -315,8 +316,8 @@ def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose the end token's bias with which rows end at as many different steps as possible. A row's tokens before its
-    end do not depend on this bias."""
+    """Choose the bias of the end token so that rows end at as many different steps as possible. A row's tokens before
+    its end do not depend on this bias."""
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)

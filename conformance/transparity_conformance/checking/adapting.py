@@ -83,7 +83,7 @@ def remarks(port: str, option: str, known: list[str], config: TransformerConfig)
 
 
 def summary(result: Adapted) -> tuple[list[str], int]:
-    """Describe an adapter in lines for people; return the exit code, too."""
+    """Return lines for people that describe an adapter, and the exit code."""
     adapter, found = result.adapter, result.found
     absent = [name for name, line in adapter.lines.items() if line == ABSENT]
     asked = [name for name, line in adapter.lines.items() if line == ASKED]

@@ -1,7 +1,7 @@
 """Calls of a port on every probe, and at other sizes.
 
-If the port refuses other sizes, when it is built or even for one token, the coverage excludes these sizes. If the port
-accepts one token but fails on longer inputs, the verdict is inconclusive.
+A port may refuse a model of other sizes when it is built, or for a single token; the coverage then excludes these
+sizes. If the port accepts a single token but fails on longer inputs, the verdict is inconclusive.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Comparison:
 
 @dataclass
 class ReachedCalls:
-    """Calls at other sizes: the compared ones, and the others with reasons."""
+    """Calls at other sizes: calls that were compared, and calls that were not, with the reasons."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -168,9 +168,9 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe; return None, with a note, if it fails at derived sizes. A port that gets its weights with
-    each call can refuse them only in a call, even of one token. With `may_refuse`, it may also refuse a length for
-    which the user did not ask."""
+    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None. A port that
+    gets its weights with each call can refuse them only in a call, even for one token. With `may_refuse`, the port may
+    also refuse a length that the user did not request."""
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
     try:

@@ -100,7 +100,7 @@ ALONE: Mapping[str, Any] = {
     "lengths": (),
     "quick": False,
 }
-"""Options that exclude `against`, with their defaults."""
+"""Options that cannot be combined with `against`, with their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:

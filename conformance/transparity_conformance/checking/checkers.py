@@ -40,7 +40,8 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of one configuration; a function, an artifact or a program runs in a separate process."""
+    """Return the check of one configuration. The port, which is a function, an artifact or a program, runs in a
+    separate process."""
     if options.command is not None:
         names = ("dtype", "logits_only", "budget", "located", "sections", "ranks")
         named = {name: getattr(options, name) for name in names} | {"timeout": checked_timeout(options.timeout)}
@@ -175,9 +176,9 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every configuration, and show each report. Return the reports, and the configurations by error message. An
-    error ends only its own check. Ctrl-C ends all checks, after showing the report on a divergence that is already
-    known."""
+    """Check every configuration, and show each report. Return the reports, and the names of configurations by error
+    message. An error ends only the check of one configuration. Ctrl-C ends all checks; a report on a divergence that is
+    already known is shown first."""
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}
     for system in systems:

@@ -95,7 +95,7 @@ def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapp
 
 
 def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
-    """Return a program's outputs; if it was stopped while writing, only the complete ones."""
+    """Return the outputs of a program; if the program was stopped while writing, return only complete outputs."""
     if not os.path.lexists(actual):
         ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
@@ -114,7 +114,7 @@ def _beside_one(
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
     """Compare the first rank's outputs with a single rank and with the other ranks. The last result is a line about
-    ranks without a file; empty if all wrote one. Raise `BundleError` if another rank's file is invalid."""
+    ranks that wrote no file; empty if all wrote a file. Raise `BundleError` if the file of another rank is invalid."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
     absent = [f"ranks {', '.join(silent)}: they wrote no file"] if silent else []

@@ -81,7 +81,7 @@ class OptionRule:
     excludes: str = ""
     """Options that must be absent, separated by spaces."""
     needs: str = ""
-    """Options of which one must be present, separated by spaces."""
+    """Options of which at least one must be present, separated by spaces."""
 
     def is_broken(self, given: set[str]) -> bool:
         lacks = bool(self.needs) and given.isdisjoint(self.needs.split())
@@ -139,7 +139,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """Return the checkpoint; without one, the port itself if it is a Hugging Face folder."""
+    """Return the checkpoint. Without a checkpoint, a port that is a Hugging Face folder is itself the checkpoint."""
     runtime = runtime_of(port)
     if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint

@@ -27,10 +27,12 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a float32 Hugging Face folder; import the folder again to verify it, and return the import. The
-    parameters must be exact in float32, and the folder new or empty. Raise `CheckpointError` if the family cannot
-    express the configuration, or if the folder is not empty or not writable. Raise `ParameterError` if the parameters
-    do not fit `config`."""
+    """Write a model as a float32 Hugging Face folder; import the folder again to verify it, and return the import.
+
+    The folder must be new or empty, and float32 must represent the parameters exactly. Raise `CheckpointError` if the
+    family cannot express the configuration, or if the folder is not empty or not writable. Raise `ParameterError` if
+    the parameters do not fit `config`.
+    """
     family, folder = family_called(model_type), Path(folder)
     check_parameters(config, parameters)
     fields, tensors = fields_of(model_type, family, config), tensors_in(family, config, parameters)
@@ -64,7 +66,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 
 
 def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """Return the special tokens' fields, first those with a default in the family."""
+    """Return the fields of the special tokens; tokens with a default in the family come first."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
     found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {name: found[name] for name in (*family.defaults, *found) if name in found}
@@ -145,7 +147,7 @@ def explicit(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _by_layer(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that may differ by layer: one value, or a list with a value per layer."""
+    """Return the fields that may differ by layer. Each has one value, or a list with a value per layer."""
     layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
     for name in PER_LAYER:

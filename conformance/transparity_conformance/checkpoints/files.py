@@ -30,8 +30,8 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse strict JSON; raise `BundleError` for a repeated field. `constant` converts NaN and ±Infinity; without it,
-    they raise, too."""
+    """Parse strict JSON; raise `BundleError` for a repeated field. `constant` converts NaN and ±Infinity, which
+    otherwise raise `BundleError`."""
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant

@@ -1,6 +1,6 @@
-"""Identify a checkpoint's tensors by dtype, shape and the sha256 of their bytes, whatever the division into files.
+"""Identify a checkpoint's tensors by dtype, shape and the sha256 of their bytes.
 
-Bytes are read in pieces, so that large tensors fit into memory.
+The division of tensors into files does not matter. Bytes are read in pieces, so that large tensors fit into memory.
 """
 
 from __future__ import annotations

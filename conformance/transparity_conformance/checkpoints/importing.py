@@ -61,8 +61,8 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader gets the folder itself instead of a float32 copy. The folder is already such a copy,
-        its matrices have scales, or a copy does not fit into memory."""
+        """Return whether a loader gets the folder itself instead of a float32 copy. This is necessary if the folder is
+        already such a copy, if its matrices have scales, or if a copy does not fit into memory."""
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -72,7 +72,7 @@ class Checkpoint:
     model_type: str
     config: TransformerConfig
     parameters: dict[str, Any]
-    """Arrays; matrices of a large model stay in their files."""
+    """The parameters as arrays; matrices of a large model stay in their files."""
     remarks: tuple[str, ...]
     """A line for each group of fields and tensors that were ignored or changed."""
 
@@ -163,7 +163,7 @@ class Opened:
     def tensors(
         self, names: Collection[str], in_place: Collection[str] = (), *, experts_in_place: bool = False
     ) -> dict[str, Any]:
-        """Load tensors as `reading.load_tensors` does; convert MXFP4 experts."""
+        """Load tensors as float32; MXFP4 experts are converted. `reading.load_tensors` explains the arguments."""
         packed = [name for name in names if name not in self.where]
         plain = [name for name in names if name in self.where]
         experts = reading.load_experts(self.where, packed, in_place=experts_in_place)
@@ -215,7 +215,7 @@ STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
-    """Separate a supported `quantization_config` from the other fields, which come first."""
+    """Separate a supported `quantization_config` from the other fields; return the other fields first."""
     found = given.get("quantization_config")
     kind = (found.get("quant_method"), found.get("format")) if isinstance(found, dict) else ()
     known = (("fp8", None), ("compressed-tensors", "float-quantized"), ("mxfp4", None))
@@ -320,7 +320,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors without which importing these fields and tensor names fails."""
+    """Return the tensors without which the import fails, for a folder with these fields and tensor names."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()
@@ -355,7 +355,7 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """Return the parameters in each tensor, among those in `shapes`."""
+    """Return the parameters in each tensor; only parameters in `shapes` count."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()

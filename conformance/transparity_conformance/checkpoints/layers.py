@@ -42,11 +42,11 @@ class Piece:
 
 
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
-    """Yield a checkpoint's parts as models: the embedding with the head, in blocks of the vocabulary as large as a
-    layer, and each layer.
+    """Yield the parts of a checkpoint as models: the embedding with the head, and each layer.
 
-    `opened` has one stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means
-    all. Raise `CheckpointError` for an unknown layer, or if a layer cannot become a model.
+    The embedding and the head are divided into blocks of the vocabulary that are as large as a layer. `opened` has one
+    stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all. Raise
+    `CheckpointError` for an unknown layer, or if a layer cannot become a model.
     """
     config = opened.config
     _check_has_pieces(opened)
@@ -146,9 +146,9 @@ class _Front:
     """The inputs of a layer."""
 
     x: np.ndarray
-    """(rows · length, embed_dim), before the embedding norm if there is one."""
+    """The inputs (rows · length, embed_dim), before the embedding norm if the model has one."""
     norm: Arrays
-    """The embedding norm's parameters; empty without one."""
+    """The parameters of the embedding norm; empty without an embedding norm."""
     tokens: np.ndarray
     """The row of `x` at each position, (rows, length)."""
 
@@ -194,7 +194,7 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
 
 
 def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a parameter without effect: ones for a norm's gain, zeros for a bias."""
+    """Return a parameter that has no effect: ones for the gain of a norm, zeros for a bias."""
     is_gain = name.endswith("norm.weight") and config.norm_gain == "weight"
     return np.full(shape, float(is_gain), np.float32)
 

@@ -29,8 +29,9 @@ class StoredTensor:
 
 
 Table = Mapping[str, str | StoredTensor]
-"""Maps tensor names to a parameter or a `StoredTensor`; `{i}` is the layer's number, `{e}` the expert's. Two tensors of
-one parameter must have equal numbers; files are written with the first name."""
+"""Maps tensor names to a parameter or a `StoredTensor`. `{i}` is the number of a layer, and `{e}` the number of an
+expert. If two names map to one parameter, the tensors must have equal numbers; files are written with the first name.
+"""
 
 
 def transposed(name: str) -> StoredTensor:
@@ -44,12 +45,12 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the entry of parameters with these numbers of rows, stacked along the first axis."""
+    """Return the entry of parameters that are stacked along the first axis. `rows` has each parameter's number of rows."""
     return by_group(rows, 1)
 
 
 def by_group(rows: Mapping[str, int], groups: int) -> StoredTensor:
-    """Return the entry of parameters that are interleaved by head group, with these rows per group."""
+    """Return the entry of parameters that are interleaved by head group. `rows` has each parameter's rows per group."""
     ends = itertools.accumulate(rows.values(), initial=0)
     cuts = zip(rows, itertools.pairwise(ends), strict=True)
 
@@ -128,7 +129,8 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the first tensor that contains a parameter; without one, the parameter's own name."""
+    """Return the name of the first tensor that contains a parameter. If no tensor contains it, return the parameter's
+    name."""
     found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 

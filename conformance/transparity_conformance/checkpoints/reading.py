@@ -110,9 +110,12 @@ def load_tensors(
     in_place: Collection[str] = (),
     block: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray | Mapped]:
-    """Load tensors as float32, which is exact for float16 and bfloat16. Matrices in `in_place` stay in their files. A
-    float8 matrix is multiplied by its scales: one, one per row, or one per `block` of rows and columns. Raise
-    `CheckpointError` for other dtypes, and for tensors that do not fit into memory."""
+    """Load tensors as float32, which is exact for float16 and bfloat16.
+
+    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has a single scale, a
+    scale per row, or a scale per `block` of rows and columns. Raise `CheckpointError` for other dtypes, and for tensors
+    that do not fit into memory.
+    """
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
         with _opened(path) as file:

@@ -118,8 +118,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination that leaves the fewest activations wrong, if all of these were found by
-    value."""
+    """Return the divergences of the combination that leaves the fewest activations wrong. Return nothing if an
+    activation that stays wrong was not found by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -215,7 +215,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain a tap's sublayer as one segment, without the faults that were already found in it."""
+        """Explain the sublayer of a tap as one segment. Faults that were already found in the sublayer are not applied."""
         end, results = joined(self.results, tap, faulty, found, self.dtype)
         if not end:
             return Explanation()

@@ -98,8 +98,9 @@ def explained_by(
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop leading combinations that make a right segment wrong, unless all do. For example, a residual missing after
-    both sublayers explains the last segment as well as a residual missing only there."""
+    """Drop leading combinations that make a right segment wrong; if all combinations do, keep all. For example, a
+    residual that is missing after both sublayers explains the last segment as well as a residual that is missing only
+    there."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -122,7 +123,7 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Apply the faults of earlier segments of this kind here; return them with their explanations."""
+    """Apply the faults of earlier segments of this kind to this segment; return them with the earlier explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -159,7 +160,8 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the causes `chosen`; if they are complete, the last one explains the whole difference."""
+    """Return the causes of the faults `chosen`. If the faults are complete, the last cause explains the whole
+    difference."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 

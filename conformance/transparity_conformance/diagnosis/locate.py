@@ -27,7 +27,7 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer, of which a right port may compute an equivalent form."""
+"""Taps inside a sublayer; a right port may compute an equivalent form of these activations."""
 
 INSIDE = ("scores", "weights", "context")
 """Attention's taps after queries and keys, in order."""
@@ -221,7 +221,8 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for some A and b; False without more positions than features."""
+    """Return whether actual = ours · A + b for some A and b. Return False if there are not more positions than
+    features."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -239,7 +240,8 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether every head of the port is one of ours, up to a scale and a constant per row for scores."""
+    """Return whether every head of the port is one of ours. Scores may be scaled, and may have a constant added to each
+    row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

@@ -36,7 +36,7 @@ class ProbeResult:
     errors: dict[str, float]
     """The largest difference at each tap, except positions that a convention decides."""
     everywhere: dict[str, float]
-    """As `errors`, including those positions."""
+    """The largest difference at each tap, including positions that a convention decides."""
 
     def share(self, tap: str) -> float:
         return share(self.errors[tap], self.budgets[tap])

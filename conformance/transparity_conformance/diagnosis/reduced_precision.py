@@ -1,8 +1,8 @@
-"""Find a reduced precision that explains every difference: of the weights, all results, or the factors of matrix
-products.
+"""Find a reduced precision that explains every difference.
 
-Tensor cores multiply rounded factors (TF32 or half precision) and sum in float32. To test this, the reference runs on
-arrays that round both factors of each matrix product.
+A port may round the weights, the results of all operations, or the factors of matrix products. Tensor cores multiply
+rounded factors (TF32 or half precision) and sum in float32. To test this, the reference runs on arrays that round both
+factors of each matrix product.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_beyond_rounding(results: Results) -> bool:
 
 
 def declared_by(rounding: Cause) -> str | None:
-    """Return the half precision that the port should declare, if there is one."""
+    """Return the half precision that the port should declare for this rounding, or None."""
     return next((kind for kind in HALF if kind in rounding.says), None)
 
 
@@ -100,7 +100,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest fraction of a difference, at any tap, that remains if the reference rounds likewise."""
+    """Return the largest fraction of a difference, at any tap, that remains if the reference rounds in the same manner."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))

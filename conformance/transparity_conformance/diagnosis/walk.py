@@ -109,7 +109,7 @@ def walk(
 
 
 def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
-    """Round the parameters to `dtype`, except those in `known` and in skipped layers."""
+    """Return the parameters rounded to `dtype`. Parameters in `known` and in skipped layers stay unchanged."""
     others = {name: value for name, value in model.parameters.items() if name not in known}
     return known | {name: value if start.skips(name) else rounded(value, dtype) for name, value in others.items()}
 
@@ -122,7 +122,7 @@ def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str,
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Return storage for the values with which the walk continues, with the values of skipped layers."""
+    """Return storage for the values with which the walk continues. It starts with the values of skipped layers."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))

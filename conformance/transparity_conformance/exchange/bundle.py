@@ -39,7 +39,7 @@ class Section:
     requests: Mapping[str, Requests]
     """The requests of each compared claim."""
     reasons: Mapping[str, str]
-    """Why each claim is not compared; empty if it is."""
+    """The reason why each claim is not compared; empty if the claim is compared."""
 
     @property
     def all_requests(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Section:
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """Return the tensors of all requests, as `{request}/{tensor}`."""
+        """Return the tensors of all requests, with names such as `{request}/{tensor}`."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -78,7 +78,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the sections, and those that they need, without repetition. Raise `BundleError` for an unknown name."""
+    """Return the sections and the sections that they need, without repetition. Raise `BundleError` for an unknown name."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
@@ -114,9 +114,9 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the bundle's requests, which must have passed `check_section`. Integers and random
-    numbers must equal the checker's. Parameters come from the file, because their rounding may differ between machines.
-    """
+    """Return the section with the requests of a bundle, which must have passed `check_section`. Integers and random
+    numbers must equal the numbers that the checker computes. Parameters come from the file, because their rounding may
+    differ between machines."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")

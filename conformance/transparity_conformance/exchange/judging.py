@@ -116,7 +116,7 @@ def _judge_sections(
 
 
 def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
-    """Yield the missing activations as lines; probes that lack the same ones share a line."""
+    """Yield the missing activations as lines; probes with the same missing activations share a line."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for key in bundle.probes:
         taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
@@ -126,7 +126,7 @@ def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
 
 
 def in_ranges(names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each range of layers with the same activations, and one for other names."""
+    """Yield a line for each range of layers with the same activations, and a line for all other names."""
     by_layer: dict[tuple[str, int], list[str]] = {}
     rest = []
     for name in names:
@@ -166,7 +166,7 @@ def _judge_section(
 
 
 def _why_none(section: Section, verdict: Verdict) -> str:
-    """Return why no part of a section is compared; empty if a part is."""
+    """Return why no part of a section is compared; empty if a part is compared."""
     of_all = set(section.reasons.values())
     if len(of_all) == 1 and (reason := of_all.pop()):
         return reason

@@ -18,7 +18,7 @@ GENERATED = "__transparity_generated__"
 """The hook for lazy iterables; each item becomes an operand when the code uses it."""
 
 SLICE = "__transparity_slice__"
-"""Python's `slice` under another name, because the port may define its own."""
+"""Python's `slice` under another name, because the port may define a function `slice`."""
 
 Kind = Literal["call", "method", "operator", "attribute", "subscript", "comparison", "assignment"]
 
@@ -74,7 +74,7 @@ def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
 
 
 def identity(code: CodeType) -> Hashable:
-    """Return a key that distinguishes a file's functions, even on one line."""
+    """Return a key that distinguishes the functions of a file, even functions on the same line."""
     return code.co_qualname, code.co_firstlineno, code.co_linetable, code.co_freevars
 
 

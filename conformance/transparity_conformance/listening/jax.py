@@ -54,7 +54,7 @@ def listening(record: Record) -> Iterator[None]:
 
 
 class _Listener:
-    """Records one thread's primitives, except those that JAX runs to execute another."""
+    """Records the primitives of one thread, except primitives that JAX runs to execute another primitive."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.busy = record, False

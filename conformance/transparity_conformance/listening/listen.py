@@ -62,8 +62,8 @@ def listen(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """Add an installed package's lines if the port's file only calls a model of the package. This is so if one line of
-    the port runs most operations, and several lines of the package do."""
+    """Add the lines of an installed package if the port's file only calls a model of the package. In this case, one
+    line of the port runs most operations, and several lines of the package run them."""
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {

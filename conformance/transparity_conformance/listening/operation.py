@@ -47,15 +47,16 @@ class Operation:
     """The line that ran the operation, and the lines that called it, innermost first. Empty if a thread of the
     framework ran the operation."""
     grows: bool = False
-    """Whether the value stacks a loop's iterations of growing length; shorter ones end in zeros."""
+    """Whether the value stacks the iterations of a loop whose result grows; shorter iterations end in zeros."""
 
     @property
     def source(self) -> Source | None:
         return self.stack[0] if self.stack else None
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
-        """Return the line that passed wrong arguments: the innermost line on the stack that ran none of `others`, which
-        are right. Only those on the same source line count. Without such a line, return the operation's own."""
+        """Return the line that passed wrong arguments: the innermost line on the stack that ran none of `others`.
+        `others` are right operations; only operations with the same source line are considered. If no such line exists,
+        return the operation's own line."""
         alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
         elsewhere = {line for stack in alike for line in stack}
         return next((line for line in self.stack if line not in elsewhere), self.source)
@@ -92,7 +93,7 @@ class Lines(tuple[Source, ...]):
 
 
 class Sources:
-    """Finds the lines of one run, and looks up each only once."""
+    """Finds the lines of one run, and looks up each line only once."""
 
     def __init__(self) -> None:
         self._found: dict[
@@ -103,9 +104,9 @@ class Sources:
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
-        """Return the port's lines among instructions, both innermost first. A line is the port's if its file is outside
-        the standard library, installed packages and this package. Otherwise, the port is installed, and has the lines
-        in the outermost package that is not a framework."""
+        """Return the port's lines among `places`; both are in order from the innermost line. A line is the port's if
+        its file is outside the standard library, installed packages and this package. Otherwise, the port is installed,
+        and has the lines in the outermost package that is not a framework."""
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
@@ -156,7 +157,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line; of a compound statement such as `for`, only the head."""
+    """Return the statement at a line, joined to one line. For a compound statement such as `for`, return only the head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]

@@ -393,7 +393,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return a tensor's index; one that no step computed is added to `given`."""
+        """Return the index of a tensor; a tensor that no step computed is added to `given`."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -444,7 +444,7 @@ class Recorder:
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
         """Return the key of the operation's position in the code, and its reported lines. Two operations of one
-        expression differ by their order."""
+        expression have different keys, because the key includes their order."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:

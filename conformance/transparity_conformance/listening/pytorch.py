@@ -118,7 +118,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return an operation's arguments by name, and those that it modifies."""
+    """Return the arguments of an operation by name, and the arguments that the operation modifies."""
     declared = func._schema.arguments
     given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     written = [

@@ -12,7 +12,7 @@ import numpy as np
 from transparity_conformance.listening.operation import Operation, Source, Sources
 
 MOST_OPERATIONS = 2**18
-"""The largest number of operations in a record; later ones are left out."""
+"""The largest number of operations in a record; later operations are left out."""
 
 Origins = tuple[int, ...]
 """The indices of the operations that computed a value."""
@@ -45,8 +45,11 @@ class _Memory:
 
 
 class Record:
-    """The operations of a run. Values are left out once all values exceed `largest` bytes; so are integers and bools
-    unless `whole_numbers` is set. An operation that reads such a value gets the value's own inputs."""
+    """The operations of a run.
+
+    Values are left out once all values together exceed `largest` bytes. Integers and bools are left out unless
+    `whole_numbers` is set. An operation that reads a value that was left out gets the inputs of that value.
+    """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
         self.whole_numbers = whole_numbers

@@ -108,8 +108,9 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return (body length, iterations) of the loop that starts at `begin`; (1, 1) without a loop. The shortest body
-    counts. A repeated single operation is no loop: splitting an array records one operation per part."""
+    """Return (body length, iterations) of the loop that starts at `begin`; (1, 1) without a loop. If several lengths
+    fit, the body is as short as possible. A repeated single operation is no loop: splitting an array records one
+    operation per part."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -148,7 +149,7 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
     """Return an operation's value with each −∞ replaced by the score before masking. If visible scores are multiplied
-    by a factor after the mask, so are the replaced ones."""
+    by a factor after the mask, the replaced scores are multiplied by the same factor."""
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():
@@ -188,7 +189,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return the keys with a positive attention weight in any row; None if these are no attention weights."""
+    """Return which keys have a positive attention weight in any row; None if the value has no attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

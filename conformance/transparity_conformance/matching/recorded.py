@@ -116,12 +116,12 @@ class Recorded:
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """Return each operation's name and source line, which layers with shared code have in common."""
+        """Return the name and the source line of each operation. Layers that share their code have the same keys."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """Return the index of the last operation whose value is the answer, if there is one."""
+        """Return the index of the last operation whose value is the answer; empty if there is no such operation."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -196,14 +196,14 @@ class Recorded:
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same numbers, in any order. Values with one number besides 0, such as
-        masks, never match: two masks may contain it equally often by chance."""
+        """Return whether two values have the same numbers, in any order. Values with only one number besides 0, such as
+        masks, never match, because two masks may contain this number equally often by chance."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield each of `indices` whose value has the numbers of `ours`; nothing if `ours` has no finite number."""
+        """Yield each of `indices` whose value has the numbers of `ours`. If `ours` has no finite number, yield nothing."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
@@ -216,8 +216,8 @@ class Recorded:
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after operation `after` for which `may_be` is true; among about equally near
-        matches, the first."""
+        """Return the nearest match after operation `after` for which `may_be` is true. If several matches are about
+        equally near, return the first."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -230,12 +230,12 @@ class Recorded:
     def equal(
         self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
     ) -> dict[str, Match]:
-        """Return each named value's nearest match; values without one are left out."""
+        """Return the nearest match of each named value; values without a match are left out."""
         nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield a match for each operation and layout of the shape of `ours`; equal arrays once."""
+        """Yield a match for each operation and layout of the shape of `ours`. Equal arrays are yielded once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]

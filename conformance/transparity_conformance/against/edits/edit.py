@@ -109,7 +109,7 @@ class Edit:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier one."""
+        """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier segment."""
         found = at.behind(*self.behind)
         if not self.behind or found is None:
             return [at.step]
@@ -145,7 +145,7 @@ def computing(steps: Sequence[Step]) -> list[Step]:
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the dominators of a value, the nearest first, and skip those that differ only by views."""
+    """Yield the dominators of a value, the nearest first; skip dominators that differ only by views."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS

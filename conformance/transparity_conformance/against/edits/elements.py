@@ -61,8 +61,8 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Function) -> Change:
-    """Return the change that runs the step with another mask. `change` maps a mask that is true at visible keys to
-    another. In a mask of numbers, keys that stay visible keep their numbers."""
+    """Return the change that runs the step with the mask that `change` returns. `change` gets a mask that is true at
+    visible keys. In a mask of numbers, keys that stay visible keep their numbers."""
     hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
 
     def changed(mask: Any) -> Any:
@@ -75,7 +75,7 @@ def _showing(at: At, place: int, change: Function) -> Change:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Shift a mask by one key. The key at the edge becomes `at_edge`; without it, that key stays unchanged."""
+    """Shift a mask by one key. The key at the edge becomes `at_edge`, or keeps its value without `at_edge`."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted

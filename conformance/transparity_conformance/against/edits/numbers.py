@@ -73,7 +73,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Write a number, with its form √n or 1/√n if it has one."""
+    """Write a number in decimals; if it equals √n or 1/√n, also in this form."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -127,7 +127,7 @@ ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield an edit that rounds a result to each dtype in which the port has a value of this size."""
+    """Yield edits that round a result to a dtype, for dtypes in which the port has a value of the same size."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:

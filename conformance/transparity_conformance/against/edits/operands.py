@@ -30,7 +30,7 @@ COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy",
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that swap operands, or replace one by an earlier value of the same size."""
+    """Yield edits that swap operands, or that replace an operand by an earlier value of the same size."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         theirs = origin(program, behind_views(program, item.index, in_order=True))

@@ -97,7 +97,7 @@ def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
 
 
 def _viewed(program: Program, index: int, given: Any) -> Any:
-    """Apply to `given` the views through which the value `index` comes from a parameter."""
+    """Apply to `given` the views by which the value `index` is made from a parameter."""
     if index not in program.maker:
         return given
     step = program.steps[program.maker[index]]

@@ -77,7 +77,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return `answer`, which is fast enough for this class."""
+        """Return the result of `answer`, because a recorded program needs no faster approximation."""
         return self.answer(inputs)
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:

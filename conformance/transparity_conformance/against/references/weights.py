@@ -33,7 +33,7 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of one, that receives the numbers of a reference's tensor."""
+    """A tensor of the port, or a part of a tensor, that receives the numbers of a tensor of the reference."""
 
     name: str
     axis: int = 0
@@ -55,7 +55,7 @@ class Paired:
     places: Mapping[str, Place]
     """For each tensor of the reference, the port's tensor that receives its numbers."""
     confirmed: frozenset[str] = frozenset()
-    """The tensors for which the port's values confirm the pairing."""
+    """The tensors whose pairing the port's values confirm."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
         """Return copies of the port's tensors, with the reference's numbers."""
@@ -106,7 +106,7 @@ def paired(
 
 
 def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors. Split a tensor into halves or thirds if only these have the shape of a port's
+    """Yield the reference's tensors. Split a tensor into halves or thirds if only the parts have the shape of a port's
     tensor."""
     shapes = {_sizes(value) for value in port.values()}
     for name, value in theirs.items():
@@ -155,7 +155,8 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
 
 
 def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """Yield a port's tensor, or its halves or thirds if only these have the shape of a reference's tensor."""
+    """Yield a port's tensor. Split the tensor into halves or thirds if only the parts have the shape of a reference's
+    tensor."""
     shapes = {_sizes(each) for each in theirs.values()}
     if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
         yield Place(name)
@@ -216,8 +217,8 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which two steps with a common operand swap their tensors, such as the gate and the value of
-        a feed-forward. The port may compute both values but use each for the other."""
+        """Yield pairings in which two steps with a common operand swap their tensors. The port may compute both values
+        but confuse their uses, such as the gate and the value of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -255,8 +256,8 @@ class _Search:
         return False
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings with other tensors of the port for `parts`. Their previous owners get the tensors that `parts`
-        give up."""
+        """Yield pairings that assign other tensors of the port to the names `parts`. If a tensor was assigned to
+        another name, this name gets the former tensor of the part."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
@@ -283,7 +284,7 @@ class _Search:
             yield from (replace(place, is_transposed=not place.is_transposed) for place in found)
 
     def _turned_for(self, name: str, place: Place) -> Place:
-        """Return `place`, transposed if the tensor `name` fits only so."""
+        """Return `place`, transposed if the tensor `name` does not fit otherwise."""
         shape, value = place.part(self.port).shape, self.theirs[name]
         is_square = len(set(value.shape)) == 1
         return place if is_square else replace(place, is_transposed=shape != value.shape)

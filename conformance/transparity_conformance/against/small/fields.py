@@ -109,7 +109,7 @@ def mapped(value: Any, function: Callable[[int], int]) -> Any:
 
 
 PREFIX, LONGEST = 6, 16
-"""A small model has at most `PREFIX` layers if these include every kind of layer, otherwise at most `LONGEST`."""
+"""A small model has at most `PREFIX` layers if these layers include every kind; otherwise it has at most `LONGEST`."""
 
 OF_LAYERS = ("layers", "depths", "first", "last", "place", "places")
 """The kinds of fields that count, list or locate layers. A field of kind `depths` may list the number of layers per
@@ -179,8 +179,8 @@ class Layers:
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the indices of the layers to keep. These are the first few layers (at most `PREFIX`) if they include each
-    kind twice; otherwise two of each kind. The only layer of a kind is repeated."""
+    """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
+    keep these layers. Otherwise, keep two layers of each kind; a kind with one layer repeats it."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

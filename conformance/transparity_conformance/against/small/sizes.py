@@ -28,7 +28,7 @@ HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
 """The head size of small models, the smallest width that shrinks, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens from this id on move to the end of the small vocabulary, which texts do not use."""
+"""Special tokens with at least this id move to the end of the small vocabulary, which texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
@@ -111,7 +111,7 @@ class _Part:
         return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
-        """Return the first number in the first of these fields that contains one."""
+        """Return the first number in the named fields."""
         values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
         return next((number for value in values for number in sizes(value)), 0)
 
@@ -265,7 +265,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Return small numbers of heads in the proportions of `counts`; one head stays one."""
+    """Return small numbers of heads in the proportions of `counts`; a single head stays single."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1

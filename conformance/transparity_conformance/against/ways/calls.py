@@ -142,8 +142,7 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""The length of the prompt, the positions per step, and the length of the text, which exceeds a small model's window.
-"""
+"""(length of the prompt, positions per step, length of the text, which exceeds a small model's window)."""
 
 BEYOND = 4
 """The number of positions that are compared after a threshold such as the window's length."""

@@ -44,7 +44,7 @@ class StepRequest:
     probe: Probe
     sizes: tuple[int, ...]
     parts: tuple[slice, ...] = (slice(None),)
-    """The rows of each batch; batches take turns, each with its own cache."""
+    """The rows of each batch. The batches are decoded in alternation, each with a separate cache."""
 
     @property
     def tokens(self) -> np.ndarray:

@@ -55,8 +55,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Judge generated tokens by the first wrong token; without one, by the token with the largest error. The error is
-    infinite if the prompt, the padding or the length is wrong."""
+    """Judge generated tokens by the first wrong token. If all tokens are right, use the token with the largest error.
+    The error is infinite if the prompt, the padding or the length is wrong."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -111,7 +111,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """Return a mask (batch, steps) of the tokens for which rounding may change what can be sampled."""
+    """Return a mask (batch, steps) that is true where rounding may change which tokens can be sampled."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:

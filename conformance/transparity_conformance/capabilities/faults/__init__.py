@@ -110,7 +110,7 @@ class Edited:
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run | None = None) -> tuple[SimulatedFault, ...]:
-    """Read the faults in one table of `file`.toml, which edit `function` and the modules `imported`."""
+    """Read the faults in one table of `file`.toml. Their edits change `function` and the modules `imported`."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
     for row in tables[table]:
@@ -142,7 +142,8 @@ CACHE_FAULTS = _read(
 
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""Vocabularies are padded to a multiple of one of these numbers, or of one of them times the number of ranks."""
+"""The vocabulary is padded to a multiple of one of these numbers; the number may be multiplied by the number of ranks.
+"""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
 """Splits an array into one part per rank."""
@@ -260,4 +261,4 @@ FAULTS = {
     "sampling": SAMPLING_FAULTS,
     "sharding": OF_TWO_RANKS,
 }
-"""The known faults by subject; sharding has two ranks."""
+"""The known faults by subject; the faults of sharding assume two ranks."""

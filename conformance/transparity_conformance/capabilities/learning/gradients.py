@@ -1,7 +1,7 @@
 """The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
 
-Gradients that depend on conventions are left out: of rows in which a query sees no key, and of the padding's embedding.
-PyTorch's `padding_idx` excludes this embedding from learning.
+Gradients that depend on conventions are left out. They belong to rows in which a query sees no key, and to the
+padding's embedding. PyTorch's `padding_idx` excludes this embedding from learning.
 """
 
 from __future__ import annotations
@@ -79,9 +79,12 @@ def judge_gradients(
     *,
     at_once: bool = False,
 ) -> CapabilityResult:
-    """Compare the gradients of `loss` with the reference's. Gradients that are probably right (`at_once`), or of a
-    large model, are first compared all together. A gradient with a wrong shape is wrong, and so is a missing one unless
-    it is `unknown`. `by_rank` has the gradients that differ between replicas, with a row per rank."""
+    """Compare the gradients of `loss` with the reference's.
+
+    If `at_once` is true, or the model is large, all gradients are first compared together. A missing gradient, or a
+    wrong shape, is an error; names in `unknown` are not compared. `by_rank` has the gradients that differ between
+    replicas, with a row per rank.
+    """
     dtype = forward.dtype
     ours = _derivatives(probe, loss)
     if (at_once or probe.is_large) and (agrees := _together(ours, gradients, dtype, unknown)) is not None:
@@ -135,8 +138,8 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error after `settled` replaces some of the port's gradients; infinite unless all are then
-        right."""
+        """Return the largest error if the gradients in `settled` replace the port's; infinite unless all gradients are
+        then right."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
@@ -182,7 +185,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """Map factors to their meanings."""
+    """Return known factors, each with its meaning."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
@@ -247,7 +250,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 
 
 def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *, at_once: bool) -> CapabilityResult:
-    """Judge one batch's gradients, and the loss that came with them."""
+    """Judge the gradients of one batch, and the loss that the port returned with them."""
     forward = _passed(key, probe, forward)
     unknown = {name: str(why) for name, why in _named(answers, f"{key}/unknown.").items()}
     found, loss = not_compared(*_of_unknown(unknown)), None
@@ -277,7 +280,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Judge the loss that came with the gradients; return the result, and the loss function if it is known."""
+    """Judge the loss that the port returned with the gradients. Return the result, and the loss function if known."""
     claim = "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)

@@ -110,7 +110,7 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return an oracle of the losses and learned parameters of the reference, with a `fault` if one is given."""
+        """Return the oracle of the losses and learned parameters. The reference has the `fault`, if any."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
@@ -127,8 +127,9 @@ ONE_STEP = "sgd, clipped, one step"
 
 
 def _here(forward: ForwardPass) -> Requests:
-    """Return the training requests, with sizes that `ranks` divides. Several ranks get a further request of one step:
-    if they clip by different norms, replicas differ from the second step on."""
+    """Return the training requests, with sizes that are divisible by the number of ranks. Several ranks get a further
+    request with one step. If ranks clip by different norms, replicas differ from the second step on, so only the first
+    step shows the cause."""
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests
@@ -202,7 +203,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Judge the worst tensor relative to the reference, with a `fault` if one is given."""
+    """Judge the worst tensor relative to the reference, which has the `fault`, if any."""
     oracle = request.oracle(fault)
     return max(
         (

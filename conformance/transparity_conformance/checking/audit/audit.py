@@ -35,8 +35,8 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 
 def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader. Ignored ones are divergences only if the user asked for the audit. The
-    user's own weights fit only one model, so a port with them is not audited."""
+    """Audit the fields and tensors of a loader. Ignored fields and tensors are divergences only if the user asked for
+    the audit. A port with the user's own weights is not audited, because these weights fit only one model."""
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
     if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):

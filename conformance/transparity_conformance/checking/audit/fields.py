@@ -151,8 +151,8 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change, each with a call that shows the change, or None. The second is tried if the port
-refuses the first, or if its error on the first may be chance."""
+"""One or two variants of a change. Each variant has a call whose logits it changes, or None. The second variant is
+tried if the port refuses the first, or if the error on the first may be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -92,7 +92,7 @@ class TensorFile:
 
 @contextlib.contextmanager
 def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
-    """Write the model for a loader, so that an edit only copies the folder; remove the folder afterwards."""
+    """Write the model for a loader, so that each edit only copies the folder; remove the folder afterwards."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         if port.model_type is not None:
             export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)
@@ -115,7 +115,7 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the required tensors. The second is empty if all
+    """Return the parameters in each tensor of a family's file, and the set of required tensors. The set is empty if all
     tensors are of `known` kinds."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
@@ -266,7 +266,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Judge the port without one tensor; return None if it refuses the file."""
+    """Judge the port without the tensor `name`; return None if the port refuses the file."""
     logits = file.logits(port, Edit(without=name))
     if isinstance(logits, PortError):
         return None

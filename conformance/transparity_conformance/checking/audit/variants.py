@@ -103,7 +103,7 @@ class Variant:
     """A changed model, and the change of its config.json."""
 
     name: str
-    """The changed field of config.json; the first one of several."""
+    """The changed field of config.json; the first field if several changed."""
     value: str
     """The field's value as JSON, or `absent`; another form of the rotary fields is also described."""
     config: TransformerConfig
@@ -121,7 +121,7 @@ Write = Callable[[TransformerConfig], Fields | None]
 """Returns a configuration's config.json; None if the family cannot express it."""
 
 Changed = list[Variant]
-"""Variants of one change; the first one that changes the logits counts."""
+"""Variants of one change; only the first variant that changes the logits is used."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:

@@ -195,7 +195,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """A reader that checks counts and offsets, which the gguf library does not."""
+    """A reader that also checks counts and offsets, which the gguf library does not check."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

@@ -52,8 +52,8 @@ def step(right: np.ndarray, kind: Any) -> np.ndarray | None:
 
 def worst_block(found: np.ndarray, right: np.ndarray, steps: np.ndarray, kind: Any) -> tuple[float, float]:
     """Return the root-mean-square error of the worst block, and the root-mean-square step of that block. A block's
-    numbers are quantized together; for floats, a block is one number. In longer parts, one block's error would vanish
-    in the mean."""
+    numbers are quantized together; for floats, a block is one number. In longer parts, the error of a single block
+    would vanish in the mean."""
     size = 1 if kind in FLOATS else gguf.GGML_QUANT_SIZES[kind][0]
     errors, allowed = _of_blocks(found - right, size), _of_blocks(steps, size)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -71,8 +71,9 @@ def is_within(found: np.ndarray, right: np.ndarray, kind: Any) -> bool:
 
 
 def disorder(found: np.ndarray, right: np.ndarray, kind: Any) -> float:
-    """Return by how much numbers that share a scale violate their order in `right`; 0 for the same order. Quantization
-    rounds these numbers to one grid, so it keeps the order. Equal numbers in `right` may have any order."""
+    """Return how much the order of numbers that share a scale differs from their order in `right`; 0 for equal orders.
+    Quantization keeps the order, because it rounds these numbers to one grid. Equal numbers in `right` may have any
+    order."""
     if kind not in BITS:
         return 0.0
     size, worst = OF_16.get(kind, 32), 0.0

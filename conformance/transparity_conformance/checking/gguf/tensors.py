@@ -91,8 +91,8 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Find the first mistake that explains a tensor within a quantization step; return its cause, and the tensor
-    without it. Without such a mistake, return the checkpoint's tensor."""
+    """Find the first mistake that explains a tensor within a quantization step. Return the mistake as a cause, and the
+    tensor without the mistake. If no mistake is found, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):

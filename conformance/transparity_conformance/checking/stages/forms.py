@@ -172,9 +172,11 @@ class AnswerForm:
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None if they have the shape of logits, or if no form fits. A form whose
-    numbers agree comes first, then logits, then the smallest error. If no numbers agree, only logits in any arrangement
-    and other values in the usual arrangement count."""
+    """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
+
+    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree,
+    only two kinds of forms are considered: logits in any arrangement, and other values in the usual arrangement.
+    """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]
@@ -235,7 +237,7 @@ class _InForm:
 
 
 class _RemoteInForm(_InForm, RemotePort):
-    """As `_InForm`, for a port in a separate process."""
+    """A built port in a separate process whose results become logits."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
@@ -245,7 +247,7 @@ class _RemoteInForm(_InForm, RemotePort):
 
 
 def in_form(ran: Ran, form: AnswerForm, probes: Mapping[str, Probe]) -> Ran:
-    """Convert the results to logits, and wrap each port so that its later results are converted, too."""
+    """Convert the results to logits, and wrap each port so that later results are also converted."""
     configs = {id(probe.parameters): probe.config for probe in probes.values()}
     forwards: dict[int, Callable[..., Any]] = {
         key: (_RemoteInForm if isinstance(forward, RemotePort) else _InForm)(forward, form, configs[key])

@@ -213,7 +213,7 @@ def name_form(evidence: Evidence) -> None:
 
 
 def end_forward_pass(evidence: Evidence) -> None:
-    """Raise the port's error, unless other probes diverge, which may be the reason for the error."""
+    """Raise the port's error, unless the port diverges on other probes, which may be the reason for the error."""
     raised = evidence.ran.raised
     if raised is not None and evidence.report.verdict != "diverges":
         raise raised

@@ -1,8 +1,8 @@
 """The stage that compares a port's capabilities besides its forward pass, and many calls of one object.
 
-In a history, one object is called many times, and each result must equal a new object's. A port with wrong state is
-right only at first: it does not reset its cache, accumulates gradients, or leaves dropout on after training. Forward
-passes are therefore mixed in random order with all other capabilities.
+In a history, one object is called many times, and each result must equal the result of a new object. A port that keeps
+state between calls is right only at first. For example, such a port does not reset its cache, accumulates gradients, or
+leaves dropout on after training. Forward passes are therefore mixed in random order with all other capabilities.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
     """Compare several ranks with one rank of the same code, on the probes that the port accepts. Raise `PortError` if
-    the port fails on several ranks; if it fails on one, the comparison is inconclusive."""
+    the port fails on several ranks. If the port fails on one rank, the comparison is inconclusive."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -79,7 +79,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparisons with one rank, of replicas and, if everything agrees, of dropout."""
+    """Add the comparison with one rank and the comparison of replicas. If everything agrees, also compare dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -132,7 +132,7 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
-    """Compare the entries that each rank drops, if the port offers this; raise `PortError` if its method fails."""
+    """Compare the entries that each rank drops, if the port has a method for it; raise `PortError` if the method fails."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port has no such method"])

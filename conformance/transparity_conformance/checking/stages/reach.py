@@ -202,7 +202,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port on long prompts, the shortest first; after a wrong one, find the shortest wrong prompt."""
+    """Call a port on long prompts, the shortest first. If a prompt is wrong, find the shortest wrong prompt."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:

@@ -88,7 +88,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return Qwen's windows; by default, layer `max_window_layers` and all later layers have one."""
+    """Return Qwen's windows; by default, layer `max_window_layers` and all later layers have a window."""
     window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
@@ -124,7 +124,7 @@ QWEN3 = PLAIN.variant(
 
 
 MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier")
-"""Fields with one name in config.json and `TransformerConfig`."""
+"""Fields with the same name in config.json and in `TransformerConfig`."""
 
 GRANITE = LLAMA.variant(
     model="GraniteForCausalLM",

@@ -39,7 +39,8 @@ ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return a kernel (features, 1, width) that stacks each role's convolution; `widths` has the features of each role."""
+    """Return a kernel (features, 1, width) that stacks the convolutions of all roles. `widths` has the number of
+    features of each role."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])

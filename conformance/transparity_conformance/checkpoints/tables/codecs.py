@@ -30,7 +30,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Fields that change any family's results, with their supported values; null or no value is always supported."""
+"""Fields that change the results of any family, with their supported values. A missing field or null is supported, too.
+"""
 
 UNNEEDED = frozenset(
     {
@@ -62,10 +63,10 @@ def _nothing(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Another head for a family: of a class such as `…ForSequenceClassification`, or a projection."""
+    """An alternative head: of a class such as `…ForSequenceClassification`, or a projection."""
 
     names: Table
-    """The tensors, which replace another head's."""
+    """The tensors of this head, which replace the tensors of another head."""
     fields: Fields
     """The `TransformerConfig` fields that all models with this head share."""
     task: str = "ForSequenceClassification"
@@ -118,14 +119,14 @@ class Family:
     always: Fields
     """`TransformerConfig` fields that all models of the family share."""
     rows: Sequence[FieldRow]
-    """Rows for config.json; a later row overrides an earlier one."""
+    """The rows for config.json; a later row overrides an earlier row."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Fields of config.json, with the only supported values."""
     unneeded: Collection[str] = ()
     """Fields of config.json that never change a forward pass."""
     names: Table
     packed: Callable[[TransformerConfig], Table] = _nothing
-    """Further tensors, such as fused ones whose parts depend on the configuration's sizes."""
+    """Further tensors, such as fused tensors whose parts depend on the configuration's sizes."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
     """Tensors that a file lacks, because another tensor has the same numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
@@ -175,7 +176,7 @@ class Family:
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that the family reads, or of which it refuses unsupported values."""
+        """Return the fields of config.json that the family reads, and the fields whose unsupported values it refuses."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:

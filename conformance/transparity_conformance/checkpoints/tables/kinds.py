@@ -12,10 +12,11 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
-    """Return the `TransformerConfig` fields for layers of several kinds. `kinds` has each layer's kind, and `facts`
-    each kind's fields, as in `config.PER_LAYER`.
+    """Return the `TransformerConfig` fields for layers of several kinds. `kinds` has the kind of each layer. `facts`
+    has the fields of each kind, as in `config.PER_LAYER`.
 
-    The whole model's fields are the first kind's. Its window and positions are the first ones that any kind has.
+    The fields of the whole model are copied from the first kind. The window and the positions are copied from the first
+    kind that has any.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -62,7 +63,7 @@ def check_window(fields: Fields, kinds: Any) -> None:
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Return a row for windows; by default, every other layer has one, from layer 0 on."""
+    """Return a row for windows; by default, layers 0, 2, 4, … have a window."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))

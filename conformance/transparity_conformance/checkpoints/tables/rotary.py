@@ -111,7 +111,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return (the scaling's field, its kind, the field's content with `rope_theta`)."""
+    """Return the name of the scaling's field, the kind of scaling, and the field's content with `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -135,8 +135,8 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's default attention factor, 0.1 · ln(factor) + 1. With both `mscale` and `mscale_all_dim`, it is the
-    ratio of their scales."""
+    """Return YaRN's default attention factor, 0.1 · ln(factor) + 1. If both `mscale` and `mscale_all_dim` are given,
+    the factor is the ratio of their scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
@@ -191,7 +191,8 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in the forms of `transformers` 4 and 5; published files have one form."""
+    """Return the rotary fields in the form of `transformers` 4 and in the form of `transformers` 5. Published files
+    have only one form."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {

@@ -97,8 +97,8 @@ def as_head_width(
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first `right` number among the candidates and the floats near the last one, to invert a conversion
-    that rounds. If none is right, return the last candidate."""
+    """Return the first `right` number among the candidates and the floats near the last candidate. If none is right,
+    return the last candidate. The function inverts a conversion that rounds."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
@@ -126,7 +126,7 @@ class FieldRow:
     reads: tuple[str, ...]
     """The fields of config.json that the row reads."""
     defaults: Fields
-    """`transformers`' values for missing fields; without one, a missing field is null."""
+    """The values that `transformers` uses for missing fields; a missing field without a default is null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
     """Converts fields of config.json, given the tensors' names, to fields of `TransformerConfig`."""
     write: Write
@@ -152,8 +152,11 @@ def _same(value: Any) -> Any:
 
 
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a field with another name (or names) `ours` in `TransformerConfig`. `default` is `transformers`'
-    value for a missing field. `written` is the attribute to write to config.json instead of the first of `ours`."""
+    """Return a row for a field that has another name in `TransformerConfig`.
+
+    `ours` is this name, or several names. `default` is the value of `transformers` for a missing field. `written` is
+    the attribute to write to config.json, by default the first of `ours`.
+    """
     row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
 
@@ -207,7 +210,7 @@ def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
 def by_tensors(
     read: Callable[[Fields, Collection[str]], dict[str, Any]], write: Write, *reads: str, **defaults: Any
 ) -> FieldRow:
-    """Return a row as `derived` does; its `read` also gets the tensors' names."""
+    """Return a row like `derived`, whose `read` also gets the names of the tensors."""
     names = (*defaults, *reads)
     return FieldRow(next(iter(names), "by tensors"), names, defaults, read, write)
 

@@ -45,7 +45,7 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
 
 
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
-    """Replace large models by narrow ones of the same kind and lengths."""
+    """Replace large models by narrow models of the same kind, with the same lengths."""
     large = [probe for probe in probes if probe.is_large]
     if not large or config.reads_pixels:
         return list(probes)
@@ -66,11 +66,11 @@ def _cost(probe: Probe) -> int:
 
 SECONDS_OF_A_PORT = 10.0
 """The port's processor time, in seconds, after which only the most informative calls are made. A port of a small model
-in PyTorch makes all calls in a twentieth of this time. A port that compiles for every shape may need more."""
+in PyTorch makes all calls in a twentieth of this time. A port that compiles for every shape may need more time."""
 
 CALLS = 120
-"""The number of forward passes in a history of calls of one object. If none is wrong, fewer than 2.5 % of all possible
-calls are wrong, at 95 % confidence."""
+"""The number of forward passes in a history of calls of one object. If no call is wrong, fewer than 2.5 % of all
+possible calls are wrong, at 95 % confidence."""
 
 HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
 """The cause if a call is wrong, but right on a newly built object."""

@@ -17,7 +17,7 @@ from transparity_numpy.transformer import transformer
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence], dtype: str) -> tuple[Divergence, ...]:
-    """Add the impact of each divergence; divergences with the same cause share one."""
+    """Add the impact of each divergence; divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)

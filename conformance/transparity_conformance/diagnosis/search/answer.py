@@ -124,7 +124,8 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return combinations of these faults at groups of taps of every size, the smallest remaining difference first."""
+        """Return the combinations of these faults, with each fault at groups of taps of every size. The combination
+        with the smallest remaining difference comes first."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeVar
 
 BUDGET = 30.0
-"""The seconds after which the search ends."""
+"""The time, in seconds, after which the search ends."""
 
 WALKS = 20_000
-"""The runs of the reference after which the search ends, about as many as a small model runs in `BUDGET` seconds."""
+"""The number of runs of the reference after which the search ends. A small model runs about this often in `BUDGET`
+seconds."""
 
 CANDIDATES = 300
 """The approximate number of candidates per segment."""
@@ -55,7 +56,7 @@ class Clock:
         self.seconds *= factor
 
     def part(self) -> Clock:
-        """Return a clock with one stage's time, or with the remaining time if that is less."""
+        """Return a clock with the time of one stage, or with the remaining time if less remains."""
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:

@@ -41,7 +41,7 @@ def changed(fields: Mapping[str, Any]) -> Hypothesis:
 
 
 def single_changes(config: TransformerConfig, besides: Fields) -> list[Fields]:
-    """Return the changes of one more field, besides `besides`, that need no new parameters."""
+    """Return the changes of one field that can be added to the changes `besides` and need no new parameters."""
     own, shapes = {name: getattr(config, name) for name in alternatives()}, parameter_shapes(config)
     new = [
         {name: value}
@@ -97,8 +97,8 @@ def several_fields(
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], dtype: str, most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis that leaves the fewest taps wrong, and their number, at most `most`. If all leave more,
-    return (None, `most` + 1)."""
+    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. If every hypothesis leaves
+    more than `most` taps wrong, return (None, `most` + 1)."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

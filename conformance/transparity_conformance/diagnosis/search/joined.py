@@ -34,7 +34,7 @@ def joined(
     results: Results, tap: str, faulty: Sequence[str], found: Collection[str], dtype: str
 ) -> tuple[str, Results]:
     """Return the end of the joint segment, and the results without the sublayer's other wrong activations. The end is
-    empty if a wrong activation was not found by value, or if only one is wrong."""
+    empty if a wrong activation was not found by value, or if only one activation is wrong."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:
@@ -55,7 +55,7 @@ def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
-    """Return the first wrong tap that all taps `inside` a sublayer feed, if there is one."""
+    """Return the first wrong tap that all taps `inside` a sublayer feed, or an empty string."""
     given = _without(result, wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():

@@ -29,10 +29,10 @@ DEEPEST = 3
 """The largest number of faults in a combination."""
 
 PAIR = 2
-"""As `DEEPEST`, if only logits are known; more faults would overfit."""
+"""The largest number of faults in a combination if only logits are known; more faults would overfit."""
 
 SAMPLE = 4096
-"""The number of random elements at which effects are added, because all may not fit into memory."""
+"""The number of random elements at which effects are added; all elements may not fit into memory."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
 """Faults that are preferred to others that explain a difference equally well."""
@@ -42,8 +42,8 @@ Round = tuple[Probe, Sequence[Combination]]
 
 
 class Effects:
-    """The difference that remains with each fault of a list, at a sample of elements. If two faults' effects are
-    independent, `left[one] + left[other] − before` remains with both."""
+    """For each fault of a list, the difference that remains with this fault, at a sample of elements. If the effects of
+    two faults are independent, the difference with both is `left[one] + left[other] − before`."""
 
     def __init__(self, before: np.ndarray) -> None:
         """Store `before`, the difference between the port and the reference without faults."""
@@ -92,7 +92,7 @@ class Search:
             candidates += whole_model(self.screen.config)
         self.candidates = widest(candidates) if only_wide else candidates
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """(fault, what it was fitted from), by the fault's `id`."""
+        """For each fitted fault, by `id`: the fault, and the fault with a number from which it was fitted."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
         """The results of `_fit`, by the `id` of the fault and its partners, which `segment` and `fittables` store."""
@@ -189,7 +189,7 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fault with a number, yield the best partners, with which the number is fitted again."""
+        """For each fault with a number in `best`, yield the best partners; the number is then fitted again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
@@ -242,14 +242,16 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the most wrong probes, at least two; one probe may be chance."""
+        """Return the single faults that explain the largest number of wrong probes, at least two. A fault may explain a
+        single probe by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Return single faults, each with the number of wrong probes that it explains, the largest first. Faults are
-        ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an effect."""
+        """Return single faults, each with the number of wrong probes that it explains, in descending order of this
+        number. Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an
+        effect."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -261,7 +263,7 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """Return the single candidates by the difference that remains."""
+        """Return the single candidates, sorted by the difference that remains."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -305,7 +307,7 @@ class Search:
         return self.segment.share(probe, (*self.known, *chosen))
 
     def by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations by the difference that remains on a probe."""
+        """Return the combinations, sorted by the difference that remains on a probe."""
         rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 

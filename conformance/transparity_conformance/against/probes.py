@@ -109,7 +109,6 @@ def probes_of(source: Source) -> dict[str, Inputs]:
 
 
 def is_configured(model: Any) -> bool:
-    """Return whether a model has a `transformers` configuration."""
     return hasattr(getattr(model, "config", None), "to_dict")
 
 

@@ -117,7 +117,6 @@ def install(package: str) -> str:
 
 
 def _is_column(file: str) -> bool:
-    """Return whether a file belongs to one of the three columns."""
     ours = PurePath(transparity.__file__).parent
     return PurePath(file).is_relative_to(ours) or any(part.startswith("transparity_") for part in PurePath(file).parts)
 

@@ -219,7 +219,6 @@ def ragged_requests(probe: Probe) -> Asked:
 
 
 def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
-    """Cut the prompts to these lengths."""
     cut = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, request.config.filling_id)
     return replace(request, name=name, prompt=cut, lengths=lengths)
 
@@ -309,7 +308,6 @@ def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
 
 
 def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
-    """Add `push` to the head's bias of a token."""
     bias = parameters["head.bias"].copy()
     bias[token] += push
     return parameters | {"head.bias": bias}

@@ -48,7 +48,6 @@ class Comparison:
 
     @property
     def call(self) -> Call:
-        """Return the name, the longest input and the result of the call."""
         return Call(self.probe.name, max(self.probe.lengths), self.is_wrong)
 
 
@@ -74,7 +73,6 @@ class ReachedCalls:
 
     @property
     def wrong(self) -> list[Comparison]:
-        """Return the wrong calls, the shortest first."""
         wrong = [comparison for comparison in self.compared if comparison.is_wrong]
         return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 

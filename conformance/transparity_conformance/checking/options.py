@@ -46,7 +46,6 @@ class Options:
 
     @property
     def spec(self) -> str:
-        """Return the port's name; there must be no `command`."""
         assert self.port is not None
         return self.port
 

@@ -196,7 +196,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Use the artifact's mask for padding; without a mask, no padding."""
+    """Use the artifact's mask for padding; an artifact without a mask gets no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:

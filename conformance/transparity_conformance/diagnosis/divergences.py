@@ -282,7 +282,8 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Give a tap with a wrong shape the cause of a later tap, if that single fault also explains the shape."""
+    """Give a tap with a wrong shape the cause of a later tap, if that cause is a single fault that also explains the
+    shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:

@@ -62,7 +62,6 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 
 
 def _wrong(results: Results) -> list[tuple[str, str]]:
-    """Return (probe, tap) for each wrong tap of each probe."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 

@@ -48,12 +48,10 @@ class ProbeResult:
 
     @property
     def right(self) -> dict[str, float]:
-        """Return the budgets of the right segments."""
         return {tap: self.budgets[tap] for tap in self.errors if self.share(tap) <= 1}
 
     @property
     def wrong(self) -> list[str]:
-        """Return the taps whose segments exceed their budgets."""
         return [tap for tap in self.errors if self.share(tap) > 1]
 
 

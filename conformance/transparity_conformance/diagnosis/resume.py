@@ -71,7 +71,6 @@ class Start:
 
     @property
     def shorter(self) -> TransformerConfig:
-        """Return the configuration without the skipped layers."""
         return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:

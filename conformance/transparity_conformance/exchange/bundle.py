@@ -171,7 +171,6 @@ class Bundle:
 
     @functools.cached_property
     def asked(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor that a port may write for a capability."""
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:

@@ -68,7 +68,7 @@ class SectionFields(Strict):
 
 
 class TensorFields(Strict):
-    """A checkpoint's tensor; the sha256 hashes its bytes."""
+    """A tensor of a checkpoint; `sha256` is the hash of its bytes."""
 
     shape: list[Size]
     dtype: str
@@ -94,7 +94,6 @@ class Manifest(Strict):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the names of the bundle's files, except the manifest."""
         return FILES_WITHOUT_WEIGHTS if self.checkpoint else files_of(self.capabilities)
 
 
@@ -108,7 +107,6 @@ class Several(Strict):
 
 
 def files_of(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the files of a bundle with weights and these capabilities."""
     return (*FILES, *(CAPABILITIES[name].file for name in sections if CAPABILITIES[name].file))
 
 

@@ -167,7 +167,6 @@ def _tensors(bundle: Bundle) -> dict[str, Arrays]:
 
 
 def _as_stored(arrays: Arrays) -> Arrays:
-    """Convert floats to float32, and all other numbers to int32."""
     return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in arrays.items()}
 
 

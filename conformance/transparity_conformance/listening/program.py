@@ -140,11 +140,9 @@ class Program:
         self.lines.setdefault(step.line, []).append(step.number)
 
     def makers(self, number: int) -> set[int]:
-        """Return the steps that computed a step's inputs."""
         return {self.maker[index] for index in self.steps[number].inputs if index in self.maker}
 
     def readers_of(self, number: int) -> set[int]:
-        """Return the steps that read a step's results."""
         return {reader for index in self.steps[number].outputs for reader in self.readers.get(index, ())}
 
     def run(

@@ -59,7 +59,6 @@ def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int
 
 
 def _alike(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """Return the length of the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (left, right) in pairs if left != right), min(len(one), len(other)))
 

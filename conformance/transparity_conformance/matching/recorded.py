@@ -130,7 +130,6 @@ class Recorded:
 
     @functools.cached_property
     def relevant(self) -> frozenset[int]:
-        """Return the operations on which the answer depends."""
         last = self.made_answer or (len(self.operations) - 1,)
         return frozenset(ancestors(last, lambda index: self.operations[index].inputs))
 

@@ -42,8 +42,9 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the starts of consecutive segments, from the last segment to the first, or None. The last segment ends
-        at this step; a segment with count n starts at the n-th value of `starts` before its end."""
+        """Return the values at which consecutive segments start, from the last segment to the first; None if a start is
+        missing. The last segment ends at this step. The count of a segment says how far its start is before its end, in
+        values of `starts`."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -227,7 +228,7 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the value of which another value is a view, or the value itself. If `in_order` is set, do not follow views
+    """Return the value behind a view, or the value itself if it is no view. If `in_order` is set, do not follow views
     that change the order of the numbers."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]

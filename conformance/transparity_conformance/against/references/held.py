@@ -29,7 +29,7 @@ class Walk:
         self._undo.clear()
 
     def __call__(self, node: Any, path: str = "") -> Any:
-        """Visit an object; return it, or a copy of a container whose arrays changed."""
+        """Visit an object. Return the object, or a copy of a container in which arrays are replaced."""
         if isinstance(node, str | bytes | int | float | bool | type | ModuleType | None):
             return node
         if id(node) not in self._seen:

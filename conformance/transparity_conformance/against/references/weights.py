@@ -236,7 +236,7 @@ class _Search:
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return a step's computed inputs; views count as the values behind them."""
+        """Return the computed inputs of a step; if an input is a view, return the value behind it."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 

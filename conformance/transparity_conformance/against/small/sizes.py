@@ -168,7 +168,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages, but still return as many of the last stages."""
+        """If each layer is a stage, shorten the list of stages; the small model returns the same number of last stages."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -250,7 +250,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of positions. If the scaling depends on the text's length, apply it to short texts."""
+        """Keep the scaling of positions. If the scaling depends on the text's length, make it apply to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]

@@ -75,7 +75,6 @@ class Expected:
 
     @functools.cached_property
     def own(self) -> tuple[Gradients, Gradients]:
-        """Return the gradients in float64, and in the reference's precision."""
         return self._pair(self.reference.exact, self.reference.rounded)
 
     @property

@@ -156,7 +156,6 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
 
 @kept_in(0)
 def best_scores(request: Request) -> np.ndarray:
-    """Return the scores (batch,) of the reference's beams."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
 
@@ -181,5 +180,4 @@ def margins(request: Request) -> np.ndarray:
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the `values` (batch, steps, vocab) at the tokens (batch, steps)."""
     return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

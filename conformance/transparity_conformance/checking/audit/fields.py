@@ -207,7 +207,6 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
 
 
 def reason_of(error: PortError) -> str:
-    """Return an error's message without the probe's name."""
     return str(error).partition(" on the probe ")[0].removesuffix(".")
 
 

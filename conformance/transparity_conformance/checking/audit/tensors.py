@@ -43,7 +43,6 @@ class TensorFile:
     """The model's folder, which every edit copies; None if every edit writes the model."""
 
     def logits(self, port: Audited, edit: Edit) -> np.ndarray | PortError:
-        """Return the port's logits after an edit, or its error."""
         return port.logits(edit, self.probe, self.folder)
 
     @property
@@ -54,7 +53,6 @@ class TensorFile:
         return {*first.values(), *last.values()}
 
     def is_same(self, one: np.ndarray | PortError, other: np.ndarray) -> bool:
-        """Return whether `one` is no error and equals `other` up to rounding."""
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:

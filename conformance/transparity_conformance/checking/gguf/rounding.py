@@ -15,7 +15,7 @@ FLOATS = {KINDS.F32: 0.0, KINDS.F64: 0.0, KINDS.F16: 2.0**-11, KINDS.BF16: 2.0**
 """The relative rounding error of each type."""
 
 LEAST = {KINDS.F16: 2.0**-25}
-"""The absolute rounding error of each type near zero."""
+"""The largest absolute error of a number near zero that is rounded to each type."""
 
 QUANTIZED = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 

@@ -82,7 +82,6 @@ class Arguments:
 
     @functools.cached_property
     def long(self) -> list[LongProbe]:
-        """Return the long prompts that the user asked for."""
         first = next(iter(self.probes.values()))
         return long_probes(first.config, first.parameters, self.lengths)
 
@@ -136,7 +135,6 @@ class Evidence(LastReport):
 
     @property
     def first(self) -> Probe:
-        """Return the first probe, which has the requested sizes."""
         return next(iter(self.ran.probes.values()))
 
     @property
@@ -162,7 +160,6 @@ class Evidence(LastReport):
         return self.group
 
     def is_steady(self) -> bool:
-        """Return whether two runs had the same results."""
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
@@ -184,7 +181,6 @@ class Evidence(LastReport):
         return self.new_clock()
 
     def new_clock(self) -> Clock:
-        """Return a clock with the whole time budget."""
         return Clock(self.arguments.budget, self.progress)
 
     @property

@@ -171,7 +171,6 @@ def _judged(
 
 
 def find_unsteady_line(evidence: Evidence) -> None:
-    """Find the first line at which two runs of a port differ."""
     evidence.report = with_unsteady_line(evidence.report, evidence.ran.forward, evidence.first)
 
 

@@ -226,7 +226,6 @@ def call_long(evidence: Evidence) -> None:
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
-    """Record the long prompts that are skipped because shorter prompts are wrong."""
     reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
 
 

@@ -70,7 +70,7 @@ class Classifier:
     fields: Fields
     """The `TransformerConfig` fields that all models with this head share."""
     task: str = "ForSequenceClassification"
-    """The end of the class's name."""
+    """The end of the name of a class with this head."""
     size: str = "id2label"
     """The field with the number of outputs: `id2label` for classes, or a projection's width."""
 
@@ -171,7 +171,6 @@ class Family:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Return `transformers`' values for missing fields."""
         return {name: value for row in self.rows for name, value in row.defaults.items()}
 
     @property

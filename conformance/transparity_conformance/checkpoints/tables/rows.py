@@ -49,7 +49,6 @@ def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
 
 
 def as_activation(fields: Fields, name: str) -> str:
-    """Return the reference's name for the activation in a field."""
     return as_one_of(fields, name, ACTIVATIONS)
 
 
@@ -122,7 +121,7 @@ class FieldRow:
     """A row for one field of config.json, or for several that are converted together."""
 
     name: str
-    """The first field's name; a variant's row replaces the row of the same name."""
+    """The name of the first field. In a variant of a family, a row replaces the row of the same name."""
     reads: tuple[str, ...]
     """The fields of config.json that the row reads."""
     defaults: Fields

@@ -68,7 +68,6 @@ class Answer:
 
     @functools.cached_property
     def sites(self) -> list[str]:
-        """Return all taps at which a fault may be."""
         return candidate_sites(max(self.alone.values(), key=lambda each: each.share("logits")), "logits")
 
     @functools.cached_property

@@ -291,7 +291,6 @@ class Search:
 
     @functools.cached_property
     def _same_size(self) -> list[Probe]:
-        """Return the probes of the size of `screen`."""
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:

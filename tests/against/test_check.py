@@ -221,9 +221,16 @@ FUSED = {
 """Edits that rename and reorder tensors, and pack three tensors in one."""
 
 
-def checked_with(text: str, folder: Path) -> Any:
+def replaced(text: str, edits: dict[str, str]) -> str:
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def checked_with(text: str, folder: Path, theirs: str = THEIRS) -> Any:
     written(folder, "port", text)
-    written(folder, "theirs", THEIRS)
+    written(folder, "theirs", theirs)
     (folder / "inputs.py").write_text("import numpy\ninputs = [{'tokens': numpy.arange(14).reshape(2, 7)}]")
     command = ["check", "port.py:Model", "--against", "theirs.py:Model", "--inputs", "inputs.py"]
     return invoke(*command)
@@ -233,13 +240,52 @@ def test_tensors_with_other_names_are_paired_by_what_the_port_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = THEIRS
-    for old, new in FUSED.items():
-        assert old in text
-        text = text.replace(old, new)
-    result = checked_with(text, tmp_path)
+    result = checked_with(replaced(THEIRS, FUSED), tmp_path)
     assert result.exit_code == 0, result.output
     assert "paired by their order" not in result.output
+
+
+THREE_MAPS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 12)
+        self.query, self.key, self.value = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(12, 6)
+        self.output = nn.Linear(12, 50)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        return self.output(query + torch.cat([key.tanh(), value], -1))
+"""
+
+ONE_MAP = {
+    "self.query, self.key, self.value = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(12, 6)": (
+        "self.all = nn.Linear(12, 24)"
+    ),
+    "query, key, value = self.query(x), self.key(x), self.value(x)": (
+        "key, query, value = self.all(x).split([6, 12, 6], -1)"
+    ),
+}
+"""Edits that fuse three maps of unequal sizes, in another order than that of their definition."""
+
+
+@pytest.mark.parametrize("is_port", [True, False], ids=["port", "reference"])
+def test_a_tensor_that_is_fused_from_tensors_of_unequal_sizes_is_paired_with_them(
+    is_port: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fused = replaced(THREE_MAPS, ONE_MAP)
+    one, other = (fused, THREE_MAPS) if is_port else (THREE_MAPS, fused)
+    result = checked_with(one, tmp_path, other)
+    assert result.exit_code == 0, result.output
+    assert "paired by their order" not in result.output
+    wrong = checked_with(one.replace("tanh", "sigmoid"), tmp_path, other)
+    assert "sigmoid, where the reference applies `tanh`" in re.sub(r"\s+", " ", wrong.output)
 
 
 def test_a_tensor_without_a_counterpart_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def _lines(report: Report, port: Path, theirs: Path) -> list[int]:
     if not report.faults:
         return []
     fault, found = report.faults[0], []
-    if fault.source is not None and Path(fault.source["file"]) == port:
+    if fault.source is not None and Path(fault.source["file"]).resolve() == port.resolve():
         found.append(fault.source["line"])
     if fault.reference_source is not None and Path(fault.reference_source["file"]) == theirs:
         found += _in_port(theirs, port).get(fault.reference_source["line"], [])

@@ -138,7 +138,8 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass with the reference's numbers in its tensors, even if the tensors have other names."""
+    """Makes the port's forward pass with the reference's numbers in its tensors, even if the tensors have other
+    names."""
 
     make: Make
     reference: Reference

@@ -97,10 +97,14 @@ class Departures:
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
         """Return the differences in a call, and the comparison after their edits. `before` has the differences of
-        another call, whose edits are applied first."""
+        another call, whose edits are applied first. If an edit of `before` fails here, return no differences."""
         found: list[Departure] = []
-        now: Comparison = self.comparer.compared(self.changes_of(before))
-        now = self.comparer.measured(now) if before else now
+        now: Comparison = self.comparer.compared({})
+        if before:
+            changed = self.comparer.tried(self.changes_of(before), now)
+            if changed is None:
+                return found, now
+            now = self.comparer.measured(changed)
         while not now.agrees:
             port, steps = self.comparer.fronts(now)
             if not port and not steps:

@@ -45,7 +45,8 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the entry of parameters that are stacked along the first axis. `rows` has each parameter's number of rows."""
+    """Return the entry of parameters that are stacked along the first axis. `rows` has each parameter's number of
+    rows."""
     return by_group(rows, 1)
 
 

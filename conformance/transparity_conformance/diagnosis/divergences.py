@@ -215,7 +215,8 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment. Faults that were already found in the sublayer are not applied."""
+        """Explain the sublayer of a tap as one segment. Faults that were already found in the sublayer are not
+        applied."""
         end, results = joined(self.results, tap, faulty, found, self.dtype)
         if not end:
             return Explanation()

@@ -87,7 +87,8 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record the current content of an array that was written in parts, with the name and line of the last write."""
+        """Record the current content of an array that was written in parts, with the name and line of the last
+        write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return

@@ -27,7 +27,8 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of each loop over the inputs' shapes `tokens`, (batch, length), or over a number of `heads`."""
+    """Stack the iterations of each loop over the inputs' shapes `tokens`, (batch, length), or over a number of
+    `heads`."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})

@@ -104,6 +104,8 @@ class Edit:
     """The segments that the edit changes, as the counts of `At.behind`; empty for an edit of a single step."""
     module: str = ""
     """The module in which the edit changes all steps that use parameters; otherwise empty."""
+    view_of: int = -1
+    """The position of an operand, if the edit leaves out the view that reorders this operand; otherwise -1."""
 
     @functools.cached_property
     def says(self) -> str:
@@ -111,6 +113,8 @@ class Edit:
 
     def steps(self, at: At) -> list[Step]:
         """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier segment."""
+        if self.view_of >= 0 and (view := reordering(at.program, at.step.args[self.view_of].index)) is not None:
+            return [view]
         found = at.behind(*self.behind)
         if not self.behind or found is None:
             return [at.step]
@@ -236,6 +240,13 @@ def behind_views(program: Program, index: int, *, in_order: bool = False) -> int
             break
         index = made.inputs[0]
     return index
+
+
+def reordering(program: Program, index: int) -> Step | None:
+    """Return the last view behind a value that changes the order of the numbers, or None."""
+    index = behind_views(program, index, in_order=True)
+    made = program.steps[program.maker[index]] if index in program.maker else None
+    return made if made is not None and made.inputs and short(made) in VIEWS else None
 
 
 def given_of(program: Program, item: Any) -> int:

@@ -16,8 +16,10 @@ from transparity_conformance.against.edits.edit import (
     Edit,
     Function,
     behind_views,
+    line_of,
     origin,
     references,
+    reordering,
     short,
     with_item,
 )
@@ -33,11 +35,16 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
     """Yield edits that swap operands, or that replace an operand by an earlier value of the same size."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
-        theirs = origin(program, behind_views(program, item.index, in_order=True))
+        theirs, view = behind_views(program, item.index, in_order=True), reordering(program, item.index)
+        unturned = None if view is None else behind_views(program, view.inputs[0], in_order=True)
         for other in itertools.islice(_others(program, step, item.index), MOST):
-            yours = origin(program, behind_views(program, other.index(), in_order=True))
-            says = f"passes {yours} to `{short(step)}`, where the reference passes {theirs}"
-            yield Edit("operand", says, functools.partial(_taking, place=place, site=step.site, other=other), rank=3)
+            yours = behind_views(program, other.index(), in_order=True)
+            make = functools.partial(_taking, place=place, site=step.site, other=other)
+            if view is not None and yours == unturned:
+                yield Edit("left out", f"leaves out `{line_of(view)}`", make, rank=3, view_of=place)
+                continue
+            says = f"passes {{}} to `{short(step)}`, where the reference passes {{}}"
+            yield Edit("operand", says.format(origin(program, yours), origin(program, theirs)), make, rank=3)
     for place, item in enumerate(step.args):
         if isinstance(item, list) and len(item) > 1 and all(isinstance(each, Ref) for each in item):
             says = f"reverses the list of tensors in `{at.line}`"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,9 @@ NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
 """The largest number of pairings that are tried for one operation, to limit time."""
+
+PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
+"""Operations that return parts of a tensor."""
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -51,9 +55,26 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The parts of a fused tensor along an axis; the other side has a tensor for each part."""
+
+    axis: int
+    sizes: tuple[int, ...]
+
+    def starts(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, size) of each part."""
+        return zip(itertools.accumulate((0, *self.sizes)), self.sizes, strict=False)
+
+
+Cuts = Mapping[tuple[int, str], Cut]
+"""The cuts of fused tensors, by (side, name); the side is 1 for the port, -1 for the reference."""
+
+
+@dataclass(frozen=True)
 class Paired:
     places: Mapping[str, Place]
     """For each tensor of the reference, the port's tensor that receives its numbers."""
+    cuts: Cuts
     confirmed: frozenset[str] = frozenset()
     """The tensors whose pairing the port's values confirm."""
 
@@ -66,7 +87,7 @@ class Paired:
 
     def fill(self, theirs: Tensors, forward: Any) -> None:
         port = ask(forward, "tensors")
-        ask(forward, "assign", self.values(dict(_in_parts(theirs, port)), port))
+        ask(forward, "assign", self.values(dict(_in_parts(theirs, self.cuts)), port))
 
     @property
     def notes(self) -> list[str]:
@@ -100,36 +121,142 @@ def paired(
         ask(forward, "assign", dict(values))
         return listen()
 
-    parts = dict(_in_parts(theirs, port))
-    search = _Search(program, shares(program, dtype), theirs, parts, port, listen_with)
-    return search.run(Paired(_guessed(parts, port)))
+    cuts = _cuts(theirs, port)
+    best, shown = None, 0
+    for each in _orders(cuts):
+        parts = dict(_in_parts(theirs, each))
+        search = _Search(program, shares(program, dtype), theirs, parts, port, listen_with)
+        found = search.run(Paired(_guessed(parts, port, each), each))
+        cut = {part for part, place in found.places.items() if part not in theirs or place.size >= 0}
+        if cut <= found.confirmed:
+            return found
+        if len(cut & found.confirmed) > shown:
+            best, shown = found, len(cut & found.confirmed)
+    if best is None:
+        raise PortError(
+            "The port computes no value of the reference that shows the order of the parts of "
+            f"{', '.join(sorted({_pattern(name) for _, name in cuts}))}; give two loaders and --checkpoint FOLDER."
+        )
+    return best
 
 
-def _in_parts(theirs: Tensors, port: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors. Split a tensor into halves or thirds if only the parts have the shape of a port's
-    tensor."""
-    shapes = {_sizes(value) for value in port.values()}
+@dataclass(frozen=True)
+class _Group:
+    """The tensors of one shape whose names differ only in numbers."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    side: int
+    """1 for the port, -1 for the reference."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.shape))
+
+
+def _groups(tensors: Tensors, side: int) -> list[_Group]:
+    found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, value in tensors.items():
+        found.setdefault((_pattern(name), value.shape), []).append(name)
+    return [_Group(tuple(names), shape, side) for (_, shape), names in found.items()]
+
+
+def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
+    """Cut fused tensors of both sides so that the fewest tensors have no counterpart."""
+    groups = [*_groups(port, 1), *_groups(theirs, -1)]
+    surplus: Counter[tuple[int, ...]] = Counter()
+    for group in groups:
+        surplus[group.sizes] += group.side * len(group.names)
+    return {(whole.side, name): cut for whole, cut in _fewest_left(surplus, groups, 0) for name in whole.names}
+
+
+def _fewest_left(surplus: Counter[tuple[int, ...]], groups: list[_Group], first: int) -> list[tuple[_Group, Cut]]:
+    """Return the cuts of the groups from index `first` on that leave the fewest tensors without a counterpart."""
+
+    def left(cuts: list[tuple[_Group, Cut]]) -> int:
+        return sum(map(abs, _after(surplus, cuts).values()))
+
+    best: list[tuple[_Group, Cut]] = []
+    for number, whole in enumerate(groups[first:], first + 1):
+        for cut in _possible(whole, [each for each in groups if _is_surplus(each, surplus)]):
+            after = _after(surplus, [(whole, cut)])
+            found = [(whole, cut), *_fewest_left(after, groups, number)]
+            best = min(best, found, key=left)
+            if not left(best):
+                return best
+    return best
+
+
+def _is_surplus(group: _Group, surplus: Counter[tuple[int, ...]]) -> bool:
+    return surplus[group.sizes] * group.side >= len(group.names)
+
+
+def _after(surplus: Counter[tuple[int, ...]], cuts: list[tuple[_Group, Cut]]) -> Counter[tuple[int, ...]]:
+    """Return the surplus of each shape after the cuts."""
+    found = surplus.copy()
+    for whole, cut in cuts:
+        count = whole.side * len(whole.names)
+        found[whole.sizes] -= count
+        for size in cut.sizes:
+            found[tuple(sorted(_with_size(whole.shape, cut.axis, size)))] += count
+    return found
+
+
+def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _possible(whole: _Group, groups: list[_Group]) -> Iterator[Cut]:
+    """Yield the cuts of a group of fused tensors into two or three neighboring groups of the other side."""
+    if whole not in groups:
+        return
+    others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
+    for axis, size in enumerate(whole.shape):
+        rest = tuple(sorted(_with_size(whole.shape, axis, 0)))
+        sizes = []
+        for other in others:
+            for along in range(len(other.shape)):
+                if tuple(sorted(_with_size(other.shape, along, 0))) == rest:
+                    sizes.append(other.shape[along])
+                    break
+        runs = [range(start, start + count) for count in (3, 2) for start in range(len(sizes) - count + 1)]
+        yield from (Cut(axis, run) for each in runs if sum(run := tuple(sizes[i] for i in each)) == size)
+
+
+def _orders(cuts: Cuts) -> Iterator[Cuts]:
+    """Yield the cuts with their parts in every order; tensors with equally many parts have the same order."""
+    tried: list[Cuts] = []
+    for order in itertools.permutations(range(max((len(cut.sizes) for cut in cuts.values()), default=0))):
+        made = {
+            whole: replace(cut, sizes=tuple(cut.sizes[number] for number in order if number < len(cut.sizes)))
+            for whole, cut in cuts.items()
+        }
+        if made not in tried:
+            tried.append(made)
+            yield made
+
+
+def _pattern(name: str) -> str:
+    return NUMBER.sub("#", name)
+
+
+def _in_parts(theirs: Tensors, cuts: Cuts) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the reference's tensors, and the parts of fused tensors instead of the whole tensors."""
     for name, value in theirs.items():
-        parts = _split(value, shapes) if _sizes(value) not in shapes else None
-        yield from [(name, value)] if parts is None else ((f"{name}[{n}]", each) for n, each in enumerate(parts))
-
-
-def _split(value: np.ndarray, shapes: set[tuple[int, ...]]) -> list[np.ndarray] | None:
-    for axis, count in itertools.product(range(value.ndim), (3, 2)):
-        if value.shape[axis] % count == 0:
-            parts = np.split(value, count, axis)
-            if _sizes(parts[0]) in shapes:
-                return parts
-    return None
+        if (cut := cuts.get((-1, name))) is None:
+            yield name, value
+            continue
+        parts = np.split(value, np.cumsum(cut.sizes)[:-1], cut.axis)
+        yield from ((f"{name}[{number}]", each) for number, each in enumerate(parts))
 
 
 def _sizes(value: np.ndarray) -> tuple[int, ...]:
     return tuple(sorted(value.shape))
 
 
-def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
+def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
     """Pair tensors of equal shapes, in the order of definition."""
-    free = [place for name, value in port.items() for place in _places(name, value, theirs)]
+    free = [place for name in port for place in _places(name, cuts.get((1, name)))]
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
     maps = {value.shape for value in theirs.values() if value.ndim == 2 and value.shape[0] != value.shape[1]}
@@ -154,16 +281,9 @@ def _guessed(theirs: Tensors, port: Tensors) -> dict[str, Place]:
     return found
 
 
-def _places(name: str, value: np.ndarray, theirs: Tensors) -> Iterator[Place]:
-    """Yield a port's tensor. Split the tensor into halves or thirds if only the parts have the shape of a reference's
-    tensor."""
-    shapes = {_sizes(each) for each in theirs.values()}
-    if _sizes(value) in shapes or (parts := _split(value, shapes)) is None:
-        yield Place(name)
-        return
-    axis = next(axis for axis in range(value.ndim) if value.shape[axis] != parts[0].shape[axis])
-    size = parts[0].shape[axis]
-    yield from (Place(name, axis, number * size, size) for number in range(len(parts)))
+def _places(name: str, cut: Cut | None) -> list[Place]:
+    """Return a tensor of the port, or the parts into which the tensor is cut."""
+    return [Place(name)] if cut is None else [Place(name, cut.axis, start, size) for start, size in cut.starts()]
 
 
 def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
@@ -228,7 +348,7 @@ class _Search:
             if [self.theirs[each].shape for each in mine] == [self.theirs[each].shape for each in yours]:
                 for a, b in zip(mine, yours, strict=True):
                     places[a], places[b] = now.places[b], now.places[a]
-                yield Paired(places)
+                yield Paired(places, now.cuts)
 
     def _makers(self, step: Step) -> list[int]:
         """Return the last step with tensors on each path that leads to a step."""
@@ -245,15 +365,15 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port computes a step's value, or a part into which later steps split it."""
-        waiting, values = [step], self.program.values
-        while waiting:
-            made = waiting.pop()
-            if any(known.equal_to(values[index], self.within.get(index, 0.0)) for index in made.outputs):
-                return True
-            readers = (self.program.steps[number] for number in self.program.readers_of(made.number))
-            waiting += [each for each in readers if short(each) in {*VIEWS, "split", "slice", "select", "chunk"}]
-        return False
+        """Return whether the port computes a step's value, or all parts into which later steps split the value."""
+        if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in step.outputs):
+            return True
+        readers = [self.program.steps[number] for number in self.program.readers_of(step.number)]
+        views = [each for each in readers if short(each) in VIEWS]
+        parts = [each for each in readers if short(each) in PARTS]
+        return any(self._has(each, known) for each in views) or (
+            bool(parts) and all(self._has(each, known) for each in parts)
+        )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
         """Yield pairings that assign other tensors of the port to the names `parts`. If a tensor was assigned to
@@ -271,7 +391,7 @@ class _Search:
                 places[other] = self._turned_for(other, places[name])
                 places[name] = place
             if places != now.places:
-                yield Paired(places)
+                yield Paired(places, now.cuts)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
         """Yield the port's tensors that fit a name: the current one first, transposed square tensors last."""
@@ -296,7 +416,7 @@ def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dic
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:
             ours, theirs = NUMBER.findall(name), NUMBER.findall(known)
-            if not ours or ours == theirs or NUMBER.sub("#", name) != NUMBER.sub("#", known):
+            if not ours or ours == theirs or _pattern(name) != _pattern(known):
                 continue
             place, numbers = found[known], dict(zip(theirs, ours, strict=True))
             parts = re.split(r"(\d+)", place.name)

@@ -31,7 +31,7 @@ KINDS = {
     "pooled": r"^mm_tokens_per_image$",
     "image": r"^(\w*_)?(image|img|crop|spec)_size$",
     "patch": r"^patch_size$",
-    "place": r"_layer(_id|_index)?$",
+    "place": r"(?<!^n)_layer(_id|_index)?$",
     "places": r"(idxs|indexes|indices|layer_ids)$",
     "depths": r"^(enc_|dec_)?depths?$|blocks(_per_stage)?$|repeats$|self_attends_per_block$",
     "layers": r"layers?$",

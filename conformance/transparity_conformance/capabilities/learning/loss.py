@@ -1,4 +1,5 @@
-"""The capability `loss`, compared with the cross-entropy of the port's own logits: wrong logits may have a right loss."""
+"""The capability `loss`, compared with the cross-entropy of the port's own logits: wrong logits may have a right
+loss."""
 
 from __future__ import annotations
 

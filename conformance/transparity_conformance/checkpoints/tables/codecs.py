@@ -175,7 +175,8 @@ class Family:
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that the family reads, and the fields whose unsupported values it refuses."""
+        """Return the fields of config.json that the family reads, and the fields whose unsupported values it
+        refuses."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:

@@ -138,8 +138,7 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass with the reference's numbers in its tensors, even if the tensors have other
-    names."""
+    """Makes the port's forward pass with the reference's numbers in its tensors, whatever the tensors' names."""
 
     make: Make
     reference: Reference
@@ -322,8 +321,7 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons on the probes' own inputs, in order. Repeated calls come last: they reveal a state that earlier calls
-left."""
+"""The comparisons on the probes' own inputs. Repeated calls come last: they show a state that earlier calls left."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:

@@ -81,8 +81,7 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences in the call, and the comparison after their edits. These edits also explain the other
-        calls."""
+        """Return the differences in the call, and the comparison after their edits, which explain all calls."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()

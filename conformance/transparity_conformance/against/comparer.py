@@ -95,8 +95,7 @@ class Comparer:
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Run the reference with `changes`, which include the changes of `since`; return None if an edited step raises
-        an exception."""
+        """Run the reference with more `changes` than `since` has; return None if an edited step fails."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():

@@ -76,8 +76,7 @@ class Departure:
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the edited steps in the program of another call. A step is found by its line, and by its order on this
-        line."""
+        """Return the edited steps in another call's program, found by their line and by their order on this line."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -199,8 +198,7 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield (similarity, the port's value in the step's layout, operation, step) for each pair of results of equal
-        size."""
+        """Yield (similarity, port's value in the step's layout, operation, step) for results of equal size."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:

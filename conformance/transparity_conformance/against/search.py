@@ -119,8 +119,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Apply an edit in all layers, and in a single layer; yield the attempts that leave fewer unmatched
-        operations."""
+        """Apply an edit in all layers, and in one layer; yield attempts that leave fewer unmatched operations."""
         for scope in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, scope, now.changes), now)
             if after is None:
@@ -237,8 +236,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result has the same shape and numbers as an operation's result, but in another
-        order."""
+        """Return the step whose result has an operation's shape and numbers, but in another order."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)

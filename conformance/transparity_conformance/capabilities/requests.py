@@ -225,8 +225,7 @@ def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Run beam search. If there is an end token, some continuations end. Further requests use a single row, or a single
-    beam."""
+    """Run beam search; an end token ends some continuations. Further requests use a single row, or a single beam."""
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())

@@ -150,8 +150,7 @@ def named_systems(options: Options) -> list[System]:
 def chosen_systems(
     check: Check, options: Options, named: Sequence[System], imported: Callable[[Path, str | None], Checkpoint]
 ) -> Iterator[System]:
-    """Yield the `named` configurations, a checkpoint, or its layers one at a time. Raise `UsageError` for the wrong
-    kind of port."""
+    """Yield the `named` configurations, a checkpoint, or its layers. Raise `UsageError` for the wrong kind of port."""
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
         check.is_loader("--by-layer")

@@ -1,5 +1,4 @@
-"""Write models as Hugging Face folders, with the tables that `importing` uses, and edit such folders to test
-loaders."""
+"""Write models as Hugging Face folders, with the tables of `importing`, and edit such folders to test loaders."""
 
 from __future__ import annotations
 

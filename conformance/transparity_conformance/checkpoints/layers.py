@@ -84,8 +84,7 @@ def _check_has_pieces(opened: Opened) -> None:
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint to check in parts; an encoder returns hidden states unless `head` requests another output than
-    logits."""
+    """Open a checkpoint to check in parts; an encoder with no `head`, or `logits`, returns hidden states."""
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
@@ -107,8 +106,7 @@ def _stack(config: TransformerConfig) -> str:
 
 
 def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: object) -> TransformerConfig:
-    """Return the configuration with other numbers of layers and tokens, without special tokens outside the
-    vocabulary."""
+    """Return the configuration with other numbers of layers and tokens; drop special tokens outside the vocabulary."""
     stack = _stack(config)
     side = "source" if stack == "encoder" else "target"
     special = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}

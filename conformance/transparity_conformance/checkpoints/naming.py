@@ -45,8 +45,7 @@ def flat(name: str) -> StoredTensor:
 
 
 def stacked(rows: Mapping[str, int]) -> StoredTensor:
-    """Return the entry of parameters that are stacked along the first axis. `rows` has each parameter's number of
-    rows."""
+    """Return the entry of parameters with these numbers of `rows`, stacked along the first axis."""
     return by_group(rows, 1)
 
 
@@ -130,8 +129,7 @@ def is_any_of(name: str, patterns: Collection[str], prefixes: Sequence[str]) -> 
 
 
 def called(parameter: str, table: Table) -> str:
-    """Return the name of the first tensor that contains a parameter. If no tensor contains it, return the parameter's
-    name."""
+    """Return the name of the first tensor that contains a parameter; without one, the parameter's name."""
     found = _entries([parameter], table).get(parameter)
     return parameter if found is None else _numbered(found[0], dict(found[1]))
 

@@ -265,8 +265,7 @@ class PackedExperts:
 
 
 def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
-    """Load tensors as float32, or leave them in their files. Raise `CheckpointError` for a dtype or shape that MXFP4
-    lacks."""
+    """Load tensors as float32, or leave them in their files. Raise `CheckpointError` if they are not MXFP4."""
     found = {name: _experts(where, name) for name in names}
     return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}
 

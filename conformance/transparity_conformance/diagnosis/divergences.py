@@ -215,8 +215,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment. Faults that were already found in the sublayer are not
-        applied."""
+        """Explain the sublayer of a tap as one segment, without the faults that were already found in it."""
         end, results = joined(self.results, tap, faulty, found, self.dtype)
         if not end:
             return Explanation()
@@ -283,8 +282,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Give a tap with a wrong shape the cause of a later tap, if that cause is a single fault that also explains the
-    shape."""
+    """Give a tap with a wrong shape the cause of a later tap, if this single fault also explains the shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:

@@ -160,8 +160,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the causes of the faults `chosen`. If the faults are complete, the last cause explains the whole
-    difference."""
+    """Return the causes of the faults `chosen`; if complete, the last cause explains the whole difference."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 

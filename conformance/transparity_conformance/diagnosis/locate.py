@@ -220,8 +220,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for some A and b. Return False if there are not more positions than
-    features."""
+    """Return whether actual = ours · A + b for some A and b; this needs more positions than features."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -239,8 +238,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether every head of the port is one of ours. Scores may be scaled, and may have a constant added to each
-    row."""
+    """Return whether every head of the port is one of ours; scores may be scaled, with a constant per row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

@@ -100,8 +100,7 @@ def _rounded_products(results: Results) -> Cause | None:
 
 
 def _share_left(result: ProbeResult, hypothesis: Hypothesis) -> float:
-    """Return the largest fraction of a difference, at any tap, that remains if the reference rounds in the same
-    manner."""
+    """Return the largest fraction of a tap's difference that remains if the reference rounds in this manner."""
     if not result.wrong:
         return 0.0
     ours, rounded = walk(result.probe, result.recorded), walk(result.probe, result.recorded, (hypothesis,))

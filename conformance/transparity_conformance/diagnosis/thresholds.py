@@ -70,5 +70,4 @@ COHERENT = Threshold(
     "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test does not run "
     "in float32, because the budgets of float32 are narrow, and the ratio reached 1.93 in float32",
 )
-"""The largest accepted projection of an error onto a fault's effect, relative to the largest of the reference's
-rounding."""
+"""The largest accepted projection of an error onto a fault's effect, relative to projections of rounding."""

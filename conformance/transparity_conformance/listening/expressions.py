@@ -31,8 +31,7 @@ class Site:
     name: str
     """The operator's NumPy name, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The operands' numbers. The first operand is the called function, or the array of a subscript, attribute or
-    assignment."""
+    """The operands' numbers, first of the called function, or of the array of a subscript, attribute or assignment."""
     writes: bool = False
     """Whether a call writes its result into the argument `out`."""
 

@@ -57,8 +57,7 @@ _active: list[_Listener] = []
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record the NumPy operations of this thread within the context, in functions that also run during a first
-    `call`."""
+    """Record this thread's NumPy operations within the context, in functions that run during a first `call`."""
     hooks = {
         expressions.VALUE: _value,
         expressions.OPERAND: _operand,

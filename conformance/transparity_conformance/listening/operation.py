@@ -145,8 +145,7 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return a file's installed package; empty if it is not installed, and None for files of Python and this
-    package."""
+    """Return a file's installed package; empty for other files, and None for files of Python and this package."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -158,8 +157,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line. For a compound statement such as `for`, return only the
-    head."""
+    """Return the statement at a line, joined to one line; for a compound statement, only its head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]

@@ -40,8 +40,7 @@ class _Memory:
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """A write of data from other ranks, which completes after its call. The numbers are read when another operation
-    uses them."""
+    """A write of data from other ranks, completed after its call; the numbers are read when they are used."""
 
 
 class Record:
@@ -60,8 +59,7 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a copy in float64; None for dtypes that are not recorded. A complex array gets a last axis (real,
-        imaginary)."""
+        """Return a float64 copy, with a last axis (real, imaginary) for complex arrays; None for other dtypes."""
         if array.dtype.kind == "c":
             return np.stack([array.real, array.imag], -1).astype(np.float64)
         is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
@@ -87,8 +85,7 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record the current content of an array that was written in parts, with the name and line of the last
-        write."""
+        """Record an array that was written in parts, with the name and line of the last write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return

@@ -27,8 +27,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Stack the iterations of each loop over the inputs' shapes `tokens`, (batch, length), or over a number of
-    `heads`."""
+    """Stack the iterations of loops over rows or tokens, (batch, length) of the inputs, or over `heads` heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -42,8 +41,7 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """Return one operation for each group, with the inputs of all members. An operation outside all groups is replaced
-    by its inputs."""
+    """Return one operation for each group, with all members' inputs; skip operations outside all groups."""
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):

@@ -46,8 +46,7 @@ def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lam
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return index pairs of a longest common subsequence, in order; among several, the last elements are paired
-    first."""
+    """Return index pairs of a longest common subsequence, in order; if several exist, pair the last elements first."""
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]

@@ -202,8 +202,7 @@ class Recorded:
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield each of `indices` whose value has the numbers of `ours`. If `ours` has no finite number, yield
-        nothing."""
+        """Yield each of `indices` whose value has the numbers of `ours`; nothing without a finite number in `ours`."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)

@@ -201,8 +201,7 @@ def line_of(step: Step) -> str:
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps by the expression that runs them. If it also runs other steps, name the operations
-    too."""
+    """Describe consecutive steps by their expression. If it also runs other steps, add the operations' names."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"

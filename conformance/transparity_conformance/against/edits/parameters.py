@@ -118,8 +118,7 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _in_sibling(name: str, mine: str, theirs: str) -> str:
-    """Replace the module `mine` by its sibling `theirs` in a parameter's name; leave names of other modules
-    unchanged."""
+    """Replace the module `mine` by its sibling `theirs` in a parameter's name; ignore other modules."""
     owner, _, leaf = name.rpartition(".")
     parent, dot, module = owner.rpartition(".")
     return f"{parent}{dot}{theirs}.{leaf}" if module == mine else name

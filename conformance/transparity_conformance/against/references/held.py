@@ -15,8 +15,7 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """Visits all arrays within an object. `change(name, array)` returns the replacement of each array; `undo` restores
-    the arrays."""
+    """Visits all arrays within an object. `change(name, array)` returns the replacement; `undo` restores the array."""
 
     def __init__(self, change: Change) -> None:
         self.change = change

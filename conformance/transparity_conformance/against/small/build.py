@@ -30,8 +30,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""For each attempt to shrink a configuration, the kinds of fields that stay unchanged; `ratios` keeps the ratios of
-widths."""
+"""For each attempt to shrink a configuration, the kinds of fields to keep; `ratios` keeps the ratios of widths."""
 
 AUTO = (
     "CAUSAL_LM",
@@ -85,8 +84,7 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small float32 model in evaluation mode, with random weights. The reductions of `KEPT` are tried until a
-    model runs."""
+    """Return a small float32 model in evaluation mode, with random weights; try the reductions of `KEPT` in turn."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:

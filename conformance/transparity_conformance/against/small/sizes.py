@@ -168,8 +168,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages; the small model returns the same number of last
-        stages."""
+        """If each layer is a stage, shorten the list of stages, and keep the number of returned last stages."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])

@@ -96,8 +96,7 @@ class Expected:
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return the budget of each gradient, from several slightly changed weights; the error of one run may be small
-        by chance."""
+        """Return the budget of each gradient, from several slightly changed weights; one run may have a small error."""
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:

@@ -142,8 +142,7 @@ def _describe(request: Request) -> dict[str, Any]:
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
-    """Return a request's arrays: prompt, source, lengths, random numbers, and parameters that differ from the
-    probe's."""
+    """Return a request's arrays: prompt, source, lengths, random numbers, and changed parameters."""
     arrays = {name: getattr(request, name) for name in ("prompt", "source", "lengths", "uniforms")}
     changed = {
         f"parameters/{name}": value for name, value in request.parameters.items() if value is not probe.parameters[name]

@@ -142,8 +142,7 @@ CACHE_FAULTS = _read(
 
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""The vocabulary is padded to a multiple of one of these numbers; the number may be multiplied by the number of ranks.
-"""
+"""A vocabulary is padded to a multiple of one of these numbers, possibly times the number of ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
 """Splits an array into one part per rank."""

@@ -138,8 +138,7 @@ class Disagreement:
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error if the gradients in `settled` replace the port's; infinite unless all gradients are
-        then right."""
+        """Return the largest error if `settled` replaces gradients of the port; infinite unless all are right."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)

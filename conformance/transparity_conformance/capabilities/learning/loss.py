@@ -1,5 +1,4 @@
-"""The capability `loss`, compared with the cross-entropy of the port's own logits: wrong logits may have a right
-loss."""
+"""The capability `loss`, compared with the cross-entropy of the port's own logits, even if these are wrong."""
 
 from __future__ import annotations
 

@@ -90,8 +90,7 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Add the effects of quantization and of mistakes on the logits. If a wrong tensor has no known mistake, search
-        for causes."""
+        """Add the effects of quantization and mistakes on the logits; search for causes of unknown mistakes."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact = config, system.parameters

@@ -102,8 +102,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Add a fault for declared replicas that differ between ranks by more than the largest relative budget of all
-    taps."""
+    """Add a fault for replicas that differ by more than the largest relative budget of all taps."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
@@ -133,8 +132,7 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
-    """Compare the entries that each rank drops, if the port has a method for it; raise `PortError` if the method
-    fails."""
+    """Compare which entries each rank drops, if the port offers this; raise `PortError` if its method fails."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port has no such method"])

@@ -30,8 +30,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Fields that change the results of any family, with their supported values. A missing field or null is supported, too.
-"""
+"""Fields that change the results of any family, with their supported values besides null."""
 
 UNNEEDED = frozenset(
     {
@@ -175,8 +174,7 @@ class Family:
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that the family reads, and the fields whose unsupported values it
-        refuses."""
+        """Return the fields of config.json that the family reads, or whose unsupported values it refuses."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:

@@ -34,8 +34,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
-    """Return the impact of the deviations at `taps`, or of all deviations if `taps` is empty; None if logits are
-    missing."""
+    """Return the impact of the deviations at `taps`, or of all if empty; None if logits are missing."""
     real = changed = moved = padded = 0
     for result in results.values():
         if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:

@@ -13,8 +13,7 @@ BUDGET = 30.0
 """The time, in seconds, after which the search ends."""
 
 WALKS = 20_000
-"""The number of runs of the reference after which the search ends. A small model runs about this often in `BUDGET`
-seconds."""
+"""The runs of the reference after which the search ends; a small model makes them in about `BUDGET` seconds."""
 
 CANDIDATES = 300
 """The approximate number of candidates per segment."""

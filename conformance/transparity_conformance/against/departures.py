@@ -30,7 +30,6 @@ class Departure:
     """A place where the port computes other numbers than the reference."""
 
     by: Departures
-    """The search that found the departure."""
     operation: int
     """The index of the port's first operation at this place."""
     step: Step

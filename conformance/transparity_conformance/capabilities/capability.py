@@ -203,7 +203,7 @@ class Capability:
     missing_is_wrong: bool = False
     """Whether a request with missing tensors is judged as wrong."""
     is_long: bool = False
-    """Whether longer requests need a larger `max_length`."""
+    """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
     """Returns (rows, tokens) of a request; None if the report does not state them."""
     is_discrete: bool = False

@@ -43,7 +43,7 @@ from transparity_conformance.report.report import (
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
-"""The capabilities that can be checked with given parameters, such as a checkpoint."""
+"""The capabilities that can be checked with given parameters, such as the weights of a checkpoint."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 

@@ -58,7 +58,7 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """The output (or the argument) of a step, by its position."""
+    """A result or an argument of a step, by its position."""
 
     step: Step
     output: int = -1

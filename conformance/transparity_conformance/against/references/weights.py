@@ -207,7 +207,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: list[_Group]) -> Iterator[Cut]:
-    """Yield the cuts of a group of fused tensors into two or three neighboring groups of the other side."""
+    """Yield cuts that split fused tensors into two or three neighboring groups of the other side."""
     if whole not in groups:
         return
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]

@@ -35,7 +35,7 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens; exceed all windows, buckets and original lengths of the variants."""
+"""The numbers of source and target tokens, which exceed the variants' windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
 """The rows of mixed inputs whose queries all see a token: one full, one padded on the right, one padded inside."""

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek-AI, 2024): latent attention, and grouped experts in all layers but the first few."""
+"""DeepSeek-V3 (DeepSeek-AI, 2024): latent attention, and grouped experts in all layers except the first few."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_conformance.running.process.running import listen_in_full
 
 Make = Callable[[Path | None, Mapping[str, np.ndarray]], Callable[..., Any]]
-"""A function that makes the port's forward pass, from the folder of a loader or the tensors of a module."""
+"""A function that makes the port's forward pass from a model folder or from the reference's tensors by name."""
 
 TRANSFORMERS = "transformers"
-"""The name of the reference that needs only a config.json."""
+"""A reference that needs only a config.json: the `transformers` model of this configuration."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,6 @@ def _name_of(given: Any) -> str:
 
 @contextlib.contextmanager
 def _made_by(asked: Request) -> Iterator[Make]:
-    """Yield the function that makes the port's forward pass."""
     if asked.port == TRANSFORMERS:
         yield lambda folder, _: called_by_its_names(from_transformers(folder))
         return
@@ -139,10 +138,7 @@ def _made_by(asked: Request) -> Iterator[Make]:
 
 @dataclass
 class FilledPort:
-    """Makes the port's forward pass, and fills the port with the reference's tensors.
-
-    The tensors may have other names in the port.
-    """
+    """Makes the port's forward pass with the reference's numbers in its tensors, whatever the tensors' names."""
 
     make: Make
     reference: Reference
@@ -185,16 +181,12 @@ def _made_here(asked: Request, folder: Path | None, weights: Mapping[str, np.nda
 
 
 def _is_maker(given: Any, folder: Path | None) -> bool:
-    """Return whether an object makes a model: a class, or a function if there is a folder to load."""
     return inspect.isclass(given) or (inspect.isroutine(given) and folder is not None)
 
 
 @contextlib.contextmanager
 def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
-    """Yield the reference and the folder for loaders.
-
-    With a configuration, the folder is temporary and contains a small model.
-    """
+    """Yield the reference and the folder for loaders; with a configuration, a temporary folder with a small model."""
     if asked.config is not None and asked.checkpoint is not None:
         raise UsageError("--config makes a small model and --checkpoint names one; give one of the two.")
     with tempfile.TemporaryDirectory(prefix="transparity-") as root, _quiet():
@@ -214,10 +206,8 @@ def _opened(asked: Request) -> Iterator[tuple[Reference, Path | None]]:
 
 
 def _configure(model: Any, folder: Path | None) -> None:
-    """Give a model without a configuration the folder's configuration, from which inputs can be drawn.
-
-    If transformers does not have the model type, or is not installed, calls of the model show its inputs instead.
-    """
+    """Set a model's configuration to the folder's, so that inputs can be drawn. If `transformers` cannot read the
+    folder, the inputs are found by calling the model."""
     if folder is None or is_configured(model):
         return
     with contextlib.suppress(ImportError, TransparityError, AttributeError):  # a model with slots takes no attribute
@@ -229,7 +219,6 @@ def _configure(model: Any, folder: Path | None) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the progress bars and hints of transformers."""
     try:
         import transformers
     except ImportError:
@@ -245,7 +234,7 @@ def _quiet() -> Iterator[None]:
 
 
 def from_transformers(folder: Path | None) -> Any:
-    """Return the model in a folder, with the class that its config.json names."""
+    """Return the model in a folder, in the class that its config.json names."""
     if folder is None:
         raise UsageError(
             "--against transformers needs a configuration; add --config config.json or --checkpoint FOLDER."
@@ -291,10 +280,7 @@ def _model_of(given: Any, folder: Path | None) -> Any:
 def _report(
     sides: Sides, probes: Mapping[str, Inputs], source: Source | None, asked: Request
 ) -> tuple[Report, Sequence[Answer]]:
-    """Compare a port with a reference; return the report, and the answers of the forward pass.
-
-    If the forward passes agree, the report also covers other calls, such as generation.
-    """
+    """Compare a port with a reference. If the forward passes agree, also compare other calls, such as generation."""
     reference = sides.reference
     given, left_out = taken(probes, signature_of(sides.forward))
     if given:
@@ -335,10 +321,7 @@ COMPARISONS: dict[str, Callable[[Sides, Mapping[str, Inputs]], CapabilityResult]
     "gradients": compare_gradients,
     "repeated calls": calls.compare_repeats,
 }
-"""The comparisons with the inputs of the forward passes, in order.
-
-Repeated calls come last, because they show a state that an earlier call changed.
-"""
+"""The comparisons on the probes' own inputs. Repeated calls come last: they show a state that earlier calls left."""
 
 
 def with_ways(report: Report, sides: Sides, probes: Mapping[str, Inputs], source: Source | None) -> Report:

@@ -32,7 +32,7 @@ Listen = Callable[[Inputs], tuple[np.ndarray, Sequence[Operation]]]
 
 
 class Call:
-    """A call of both implementations. The port's operations are recorded when they are needed."""
+    """A call of both implementations; the port's operations are recorded on first use."""
 
     def __init__(self, reference: Reference, listen: Listen, answer: Answer) -> None:
         self.reference, self.listen, self.answer, self.inputs = reference, listen, answer, answer.inputs
@@ -43,7 +43,6 @@ class Call:
         return Recorded(operations, np.asarray(answer, np.float64))
 
     def departures(self, experts: str, clock: Clock) -> Departures:
-        """Return the search for differences in the call; `experts` names the reference's implementation of experts."""
         reference, inputs = self.reference, self.inputs
         program, main = reference.program(inputs, experts), reference.main(inputs)
         kept = reference.kept(inputs, self.recorded.answer.shape)
@@ -52,7 +51,6 @@ class Call:
         return Departures(comparer, EditSearch(comparer, reference.numbers, clock), has_others=has_others)
 
     def is_explained(self, found: Sequence[Departure]) -> bool:
-        """Return whether the reference with the edits gives the port's answer, up to rounding."""
         return any(self._is_explained_in(experts, found) for experts in self.reference.experts)
 
     def _is_explained_in(self, experts: str, found: Sequence[Departure]) -> bool:
@@ -74,10 +72,8 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Confirming:
-    """Finds edits of the reference that explain one call and that give the port's answer in every other call.
-
-    Another call may show more differences, for example beyond a window or at padding.
-    """
+    """Finds edits that explain one call, and keeps those that also give the port's answer in every other call. Another
+    call may show further differences, for example beyond a window or at padding."""
 
     departures: Departures
     others: Sequence[Call]
@@ -85,10 +81,7 @@ class Confirming:
     clock: Clock
 
     def found(self) -> tuple[list[Departure], Comparison]:
-        """Return the differences found in the call, and the comparison after their edits.
-
-        Every edit also gives the port's answer in the other calls.
-        """
+        """Return the differences in the call, and the comparison after their edits, which explain all calls."""
         further: list[Departure] = []
         while True:
             found, now = self.departures.found()
@@ -118,11 +111,9 @@ class Confirming:
         return next((each for each in self.others if not each.is_explained(found)), None)
 
     def _with_further(self, found: Sequence[Departure], failing: Call | None, now: Comparison) -> list[Departure]:
-        """Return the differences `found`, and the further differences of each call in which their edits fail.
-
-        The last difference has no edit if the search finds none. The list is empty if the search finds no further
-        difference, or if all edits together no longer explain the first call.
-        """
+        """Return `found` and the further differences of each call that the edits of `found` do not explain. The last
+        difference has no edit if none explains it. The list is empty if no further difference is found, or if all edits
+        together do not explain the first call."""
         more = list(found)
         while failing:
             added, after = failing.departures(self.experts, self.clock).found(more)
@@ -133,7 +124,7 @@ class Confirming:
         return more if self._run_again(more, now).agrees else []
 
     def _is_alike(self, found: Sequence[Departure]) -> bool:
-        """Return whether the most informative of the other wrong calls differs only on the lines in `found`."""
+        """Return whether the most informative other wrong call differs only on the lines in `found`."""
         wrong = {call.answer: call for call in self.others if not call.answer.agrees}
         if not wrong:
             return True
@@ -151,8 +142,6 @@ Port = Callable[[Inputs], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The comparison of a port with a reference."""
-
     answers: Sequence[Answer]
     faults: Sequence[Divergence] = ()
     """The differences, each with the port's line, the reference's line and the edit that explains it."""
@@ -197,7 +186,7 @@ def _answer(reference: Reference, port: Port, name: str, inputs: Inputs) -> Answ
 def answer_of(
     reference: Reference, name: str, inputs: Inputs, actual: np.ndarray, expected: np.ndarray, budget: float
 ) -> Answer:
-    """Compare an answer of the port with the expected answer, without padding."""
+    """Compare the port's answer with the expected answer; ignore padding."""
     if actual.shape != expected.shape:
         return Answer(name, inputs, math.inf, budget, actual, expected.size, 0, expected.shape)
     errors = apart(actual, expected, reference.kept(inputs, expected.shape))
@@ -208,7 +197,7 @@ def answer_of(
 
 
 def explained(reference: Reference, listen: Listen, outcome: Outcome, clock: Clock, progress: Progress) -> Outcome:
-    """Find edits that explain the most informative wrong answer, and confirm them on the other probes."""
+    """Find edits that explain the most informative wrong answer, and confirm them on the other calls."""
     chosen, found = most_telling(outcome.wrong), outcome
     rest = sorted((each for each in outcome.answers if each is not chosen), key=lambda each: each.size)
     call, *others = (Call(reference, listen, each) for each in (chosen, *rest))

@@ -22,8 +22,6 @@ from transparity_conformance.matching.values import Known, agreeing, apart
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The values of a port, matched with one run of the reference."""
-
     changes: Mapping[int, Change]
     values: Values
     have: Mapping[int, Sequence[int]]
@@ -37,7 +35,7 @@ class Comparison:
 
     @functools.cached_property
     def matched(self) -> Mapping[int, Sequence[int]]:
-        """Return the reference's values that equal each operation's result, by the operation's index."""
+        """Map each operation of the port, by index, to the reference's values that equal its result."""
         found: dict[int, list[int]] = {}
         for index in sorted(self.have):
             for operation in self.have[index]:
@@ -46,8 +44,6 @@ class Comparison:
 
 
 class Comparer:
-    """Compares a call of a port with runs of the reference."""
-
     def __init__(
         self, program: Program, port: Recorded, dtype: str, main: Collection[str], kept: np.ndarray | None = None
     ) -> None:
@@ -64,22 +60,21 @@ class Comparer:
         return ancestors([program.maker[program.answer]], program.makers) if made else frozenset()
 
     def at(self, number: int, changes: Mapping[int, Change] = MappingProxyType({})) -> At:
-        """Return the place of a step in the changed program, at which edits can be made."""
+        """Return a step of the changed program, as the position of an edit."""
         return At(self.program, self.flow.within(changes), self.program.steps[number])
 
     def changes(self, edit: Edit, numbers: Collection[int], before: Mapping[int, Change]) -> dict[int, Change]:
-        """Return the changes that an edit makes at some steps, added to the changes `before`."""
+        """Add the changes that an edit makes at some steps to the changes `before`."""
         return {**before, **changes_at(edit, numbers, self.program, self.flow.within(before))}
 
     def compared(self, changes: Mapping[int, Change], within: Mapping[int, float] | None = None) -> Comparison:
-        """Run the reference with changes, and match its values with the port's values."""
         values = self.program.run(changes) if changes else self.program.values
         return self._matched(changes, values, {}, within or self._shares)
 
     def _matched(
         self, changes: Mapping[int, Change], values: Values, have: dict[int, Sequence[int]], within: Mapping[int, float]
     ) -> Comparison:
-        """Add the matches of all further values to `have`, and return the comparison."""
+        """Match the values that `have` lacks, add them to `have`, and return the comparison."""
         program = self.program
         for index in values.keys() - have.keys():
             if program.maker.get(index, -1) in self.relevant or index in program.given:
@@ -92,17 +87,15 @@ class Comparer:
         return Comparison(changes, values, have, lost, self.is_answer(values, within), within)
 
     def is_answer(self, values: Values, within: Mapping[int, float]) -> bool:
-        """Return whether a run of the reference gives the port's answer."""
         return agreeing(values[self.program.answer], self.port.answer, within.get(self.program.answer, 0.0), self.kept)
 
     def residual(self, now: Comparison) -> float:
-        """Return the largest difference between the port's answer and the answer of a run."""
+        """Return the largest difference between the port's answer and the reference's answer in this run."""
         ours, theirs = now.values[self.program.answer].numpy(), self.port.answer
         return float(apart(ours, theirs, self.kept).max())
 
     def tried(self, changes: Mapping[int, Change], since: Comparison) -> Comparison | None:
-        """Apply more changes to the reference than `since` has, and compare again; return None if a change raises an
-        error."""
+        """Run the reference with more `changes` than `since` has; return None if an edited step fails."""
         other = {number for number, change in changes.items() if since.changes.get(number) is not change}
         try:
             if not since.changes.keys() <= changes.keys():
@@ -114,17 +107,15 @@ class Comparer:
             return None
 
     def measured(self, now: Comparison) -> Comparison:
-        """Compare again with the tolerances of the changed reference, which may round more."""
+        """Repeat a comparison with the tolerances of the changed reference, which may round more."""
         try:
             return self.compared(now.changes, shares(self.program, self.dtype, now.changes))
         except Exception:  # noqa: BLE001 - a change may not run in the port's precision
             return now
 
     def fronts(self, now: Comparison) -> tuple[list[int], list[int]]:
-        """Return the port's first unmatched operations, and the reference's first unmatched steps.
-
-        Steps that share an input with these operations are preferred.
-        """
+        """Return the port's first unmatched operations, and the reference's first unmatched steps. Steps that read the
+        same values as these operations come first."""
         lost, missing, program = set(now.lost), self.missing(now), self.program
         port = [index for index in now.lost if lost.isdisjoint(self.port.operations[index].inputs)]
         by_input = {number for number in missing if program.steps[number].output in self.flow.passes} or missing
@@ -134,13 +125,13 @@ class Comparer:
         return port, [number for number in first if shared & makers[number]] or first
 
     def counterparts(self, now: Comparison, port: Collection[int]) -> list[int]:
-        """Return the steps that computed the inputs of some operations of the port."""
+        """Return the reference's steps that compute the inputs of some operations of the port."""
         maker = self.program.maker
         given = {each for index in port for each in self.port.operations[index].inputs}
         return sorted({maker[value] for each in given for value in now.matched.get(each, ()) if value in maker})
 
     def codes(self, now: Comparison, operation: int) -> set[Any]:
-        """Return the code objects that run the steps whose results equal an operation's result."""
+        """Return the functions (code objects) that run the steps whose results equal an operation's result."""
         makers = (self.program.maker.get(value) for value in now.matched.get(operation, ()))
         return {code for each in makers if each is not None for code, _ in self.program.steps[each].places}
 
@@ -155,7 +146,7 @@ class Comparer:
 
 
 def changes_at(edit: Edit, numbers: Collection[int], program: Program, flow: DataFlow) -> dict[int, Change]:
-    """Return the changes that an edit makes at the steps to which it applies."""
+    """Return the changes that an edit makes; skip steps to which the edit does not apply."""
     changes = {}
     for number in numbers:
         with contextlib.suppress(Exception):  # the step has another form, for example without the argument

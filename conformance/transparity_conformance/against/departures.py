@@ -1,4 +1,4 @@
-"""Find every departure: a place where the port computes other numbers than the reference.
+"""Find every place where the port computes other numbers than the reference.
 
 The search tries edits of the reference that give the port's numbers. If no edit does, the reference continues with the
 port's value.
@@ -30,7 +30,6 @@ class Departure:
     """A place where the port computes other numbers than the reference."""
 
     by: Departures
-    """The search that found the departure."""
     operation: int
     """The index of the port's first operation at this place."""
     step: Step
@@ -38,26 +37,26 @@ class Departure:
     edit: Edit | None
     """The edit that gives the port's numbers; None if no edit does."""
     steps: Sequence[int] = ()
-    """The indices of the edited steps, one for each layer."""
+    """The indices of the edited steps, one step per layer."""
     others: Sequence[Explanation] = ()
     """Other edits that explain the departure equally well."""
     matched: Collection[int] = frozenset()
-    """The port's operations whose values were already matched before this edit."""
+    """The port's operations that matched a value before this edit."""
     users: frozenset[int] = frozenset()
     """The port's operations that use the values which the edit gives, if the edit gives no value computed from them."""
     made: Any = None
-    """If no edit explains the difference, the port's value that replaces the reference's value."""
+    """The port's value that replaces the reference's value, if no edit explains the difference."""
 
     @property
     def port_line(self) -> Source | None:
-        """Return the innermost line of the port that runs this operation, and no matched operation of the same name."""
+        """Return the innermost line of the port that runs this operation but no matched operation of the same name."""
         operations = self.by.comparer.port.operations
         operation, others = operations[self.operation], (operations[i] for i in self.matched)
         return operation.line_apart(each for each in others if each.name == operation.name)
 
     @property
     def reference_line(self) -> Source | None:
-        """Return the innermost line that runs the edited steps and no other steps."""
+        """Return the innermost line of the reference that runs the edited steps and no others."""
         comparer, step, edit = self.by.comparer, self.step, self.edit
         program = comparer.program
         steps = [step] if edit is None else edit.steps(comparer.at(step.number))
@@ -71,14 +70,14 @@ class Departure:
 
     @property
     def only_in(self) -> list[str]:
-        """Return the modules of the edited steps, if other modules run the same line and the line is right there."""
+        """Return the modules of the edited steps if the same line is right in other modules; otherwise nothing."""
         program, relevant = self.by.comparer.program, self.by.comparer.relevant
         edited = {program.steps[number].module for number in self.steps}
         others = {program.steps[number].module for number in program.lines[self.step.line] if number in relevant}
         return sorted(edited) if edited < others else []
 
     def steps_in(self, program: Program) -> Sequence[int]:
-        """Return the edited steps in the program of another call, found by their places in the code."""
+        """Return the edited steps in another call's program, found by their line and by their order on this line."""
         own, found = self.by.comparer.program, list[int]()
         if own is program:
             return self.steps
@@ -90,19 +89,15 @@ class Departure:
 
 
 class Departures:
-    """Finds the departures in one call, in the order of computation."""
+    """Finds the differences in one call, in the order of computation."""
 
     def __init__(self, comparer: Comparer, search: EditSearch, has_others: bool = False) -> None:
         self.comparer, self.search, self.has_others = comparer, search, has_others
-        """Whether the reference has a second implementation of experts, to which further edits may apply."""
+        """Whether the reference has a second implementation of experts, in which other edits are possible."""
 
     def found(self, before: Sequence[Departure] = ()) -> tuple[list[Departure], Comparison]:
-        """Return the departures, and the comparison after their edits.
-
-        Args:
-            before: Departures found in another call, whose edits are also applied here. If an edit cannot be applied
-                here, no departures are returned.
-        """
+        """Return the differences in a call, and the comparison after their edits. `before` has the differences of
+        another call, whose edits are applied first. If an edit of `before` fails here, return no differences."""
         found: list[Departure] = []
         now: Comparison = self.comparer.compared({})
         if before:
@@ -163,11 +158,9 @@ class Departures:
         return frozenset(reader for _, reader in uses) - explained
 
     def _operation(self, found: Explanation, now: Comparison, port: Sequence[int]) -> int:
-        """Return the port's operation to report for an edit.
-
-        Report the first operation that the edit matches or, if the edit leaves out a step, the operation before this
-        step. If the edit matches no operation, report the first operation that only the port has.
-        """
+        """Return the port's operation to report, which is the first that the edit matches. If the edit leaves out a
+        step, report the operation before this step. If the edit matches nothing, report the first operation that only
+        the port has."""
         comparer, after = self.comparer, found.after
         explained = set(now.lost) - set(after.lost)
         first = next((index for index in port if index in explained), port[0] if port else -1)
@@ -185,10 +178,8 @@ class Departures:
         return next(in_function, first)
 
     def _fewest(self, found: list[Departure], now: Comparison) -> list[Departure]:
-        """Remove each departure that is not needed for the answers to agree.
-
-        If necessary, give the other departures alternative edits.
-        """
+        """Remove each difference without which the answers still agree. If necessary, the other differences get
+        alternative edits."""
         for one in [each for each in found if each.edit is not None]:
             rest = [each for each in found if each is not one]
             for tried in itertools.chain([rest] if rest else [], with_other_edits(rest)):
@@ -212,10 +203,8 @@ class Departures:
     def _continued(
         self, now: Comparison, port: Sequence[int], steps: Sequence[int]
     ) -> tuple[Departure, Comparison | None]:
-        """Let the reference continue with a value of the port that no edit explains.
-
-        The value replaces the result of the most similar step. If no replacement helps, return no comparison.
-        """
+        """Replace the result of the most similar step by the port's value, where no edit explains the difference.
+        Return no comparison if no replacement helps."""
         program = self.comparer.program
         fronts = port or now.lost[:1]
         # The port may lack the step, so its input is tried too; with additional steps, a later value fits.
@@ -234,17 +223,13 @@ class Departures:
     def _layouts(
         self, operations: Sequence[int], steps: Sequence[int], now: Comparison
     ) -> Iterator[tuple[float, Any, int, int]]:
-        """Yield pairs of an operation and a step whose results have the same size.
-
-        Each pair has the similarity, the port's value in the step's layout, the operation and the step.
-        """
+        """Yield (similarity, port's value in the step's layout, operation, step) for results of equal size."""
         near = [number for step in steps for number in self._run_by_its_line(step) if number not in now.changes]
         for operation, number in itertools.product(dict.fromkeys(operations), near):
             if (found := self._in_layout(operation, number, now)) is not None:
                 yield *found, operation, number
 
     def _run_by_its_line(self, number: int) -> list[int]:
-        """Return a step, and the steps of the same line that use its result."""
         program, line = self.comparer.program, self.comparer.program.steps[number].places[:1]
 
         def readers(step: int) -> Iterator[int]:
@@ -253,10 +238,8 @@ class Departures:
         return sorted(ancestors([number], readers))
 
     def _in_layout(self, operation: int, number: int, now: Comparison) -> tuple[float, Any] | None:
-        """Return the cosine of a port's value and a step's value, and the port's value in the step's layout.
-
-        Return None if the port's value cannot be rearranged into the step's layout.
-        """
+        """Return the cosine similarity of an operation's value and a step's value, and the former in the step's layout.
+        Return None if no layout fits."""
         import torch
 
         ours = now.values.get(self.comparer.program.steps[number].output)
@@ -278,16 +261,14 @@ class Departures:
 
 
 MOST_AXES = 5
-"""The largest number of axes, without axes of size 1, for which every order of the axes is compared."""
+"""The largest number of axes (of size > 1) for which all orders of the axes are compared."""
 
 
 def changes_of(
     found: Sequence[Departure], program: Program, flow: DataFlow, by: Departures | None = None
 ) -> dict[int, Change]:
-    """Return the changes that all departures make in a program.
-
-    A departure without an edit changes only the call that the search `by` compares, because it has the port's value.
-    """
+    """Return the changes that all differences make in a program. A difference without an edit applies only to the call
+    in which `by` found it, because it contains the port's value."""
     changes: dict[int, Change] = {}
     for each in found:
         if each.edit is not None:
@@ -298,7 +279,6 @@ def changes_of(
 
 
 def with_other_edits(found: Sequence[Departure]) -> Iterator[list[Departure]]:
-    """Yield copies of the list in which one departure has an alternative edit."""
     for place, each in enumerate(found):
         for number, other in enumerate(each.others, 1):
             rest = each.others[number:]

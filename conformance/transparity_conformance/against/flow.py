@@ -1,4 +1,7 @@
-"""The data flow of a program: which values depend on the input, and through which values all of the input passes."""
+"""The data flow of a program: which values depend on the input, and through which values all data passes.
+
+A dominator of a value is an earlier value through which all data from the inputs to this value passes.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ import numpy as np
 from transparity_conformance.listening.program import Change, Program, Step, Values
 
 START = -1
-"""A dominator that represents all inputs of the program together."""
+"""The dominator of all inputs."""
 
 
 @dataclass(frozen=True)
 class OfSegment:
-    """A change of a segment's result. When the segment runs again on another value, its own steps are unchanged."""
+    """A change of a segment's result; it does not apply when the segment's steps run again on another value."""
 
     change: Change
 
@@ -27,20 +30,18 @@ class OfSegment:
 
 
 class DataFlow:
-    """The values of a program that depend on its main input, each with its immediate dominator.
-
-    Other values, such as masks, tables of positions and parameters, do not depend on the main input.
-    """
+    """The values that depend on the program's main input, each with its immediate dominator. Masks, tables of positions
+    and parameters do not depend on the main input."""
 
     def __init__(
         self, program: Program, main: Collection[str], rounded: Mapping[str, Sequence[np.ndarray]] | None = None
     ) -> None:
         self.program, self.rounded = program, rounded or {}
-        """The port's values that half precision represents exactly, by dtype."""
+        """The port's values that `dtype` represents exactly, by `dtype` (bfloat16 or float16)."""
         self.changes: Mapping[int, Change] = {}
-        """The changes that apply to steps when they run again."""
+        """The changes that apply when steps run again."""
         self.passes: dict[int, int] = {i: START for i, name in program.names.items() if name in main}
-        """Each value's immediate dominator: the last value through which all of the input must pass to reach it."""
+        """The immediate dominator of each value."""
         self._depth = {START: 0, **dict.fromkeys(self.passes, 1)}
         for step in program.steps:
             given = [index for index in step.inputs if index in self._depth]
@@ -51,7 +52,6 @@ class DataFlow:
                     self._depth[index] = self._depth[passed] + 1
 
     def within(self, changes: Mapping[int, Change]) -> Self:
-        """Return a copy of the flow whose steps have these changes when they run again."""
         flow = copy.copy(self)
         flow.changes = {number: each for number, each in changes.items() if not isinstance(each, OfSegment)}
         return flow
@@ -66,15 +66,13 @@ class DataFlow:
         return one
 
     def behind(self, value: int) -> Iterator[int]:
-        """Yield the dominators of a value, the nearest first. All data from the inputs to the value passes through each
-        dominator."""
+        """Yield the dominators of a value, the nearest first."""
         value = self.passes.get(value, START)
         while value != START:
             yield value
             value = self.passes[value]
 
     def between(self, start: int, end: int) -> list[Step]:
-        """Return the steps between two values, in order."""
         program, wanted, steps = self.program, {end}, []
         first = program.maker.get(start, -1)
         for step in reversed(program.steps[first + 1 : program.maker[end] + 1]):
@@ -84,10 +82,7 @@ class DataFlow:
         return steps[::-1]
 
     def through(self, start: int, end: int, value: Any, values: Values) -> Any:
-        """Run the steps from `start` to `end` on another value.
-
-        A view that does not fit the value returns its input.
-        """
+        """Run the steps from `start` to `end` on another value; skip a view that does not fit its size."""
         now = {**values, start: value}
         for step in self.between(start, end):
             given = now[step.inputs[0]]

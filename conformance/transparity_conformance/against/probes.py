@@ -24,33 +24,31 @@ from transparity_conformance.running.frameworks.modules import kept
 from transparity_conformance.running.loading import load_file
 
 TEXTS = ((11, 2), (1, 1), (2, 3), (16, 1), (33, 1), (65, 1))
-"""Lengths and batches of texts. Lengths lie around powers of two and beyond the windows of small models."""
+"""(length, batch) of each text. The lengths lie around powers of two, and exceed the windows of small models."""
 
 REPEATED = 16, 2
-"""The largest length, and the batch, of texts in which each row repeats one token."""
+"""(largest length, batch) of texts in which each row repeats one token."""
 
 PADDED = {"left": (11, 3), "right": (17, 2)}
-"""For each side of the padding, the length and batch of a padded text."""
+"""(length, batch) of a padded text, for each side of the padding."""
 
 GIVE = "give the inputs: --inputs FILE, or inputs=[{…}, …] in Python"
 
 OTHERS = ((11, 1), (11, 2), (11, 3))
-"""Pairs of a length and a batch size. For inputs without a length, such as images, only the batch size is used."""
+"""(length, batch) of inputs that are not text; images use only the batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The port's answer on one probe, compared with the reference's answer."""
-
     probe: str
     inputs: Inputs
     error: float
     budget: float
     actual: np.ndarray
     changed: int
-    """The number of elements that differ by more than the budget."""
+    """The number of elements with an error above the budget."""
     first: int
-    """The first position with a wrong element; 0 for an answer with a wrong shape."""
+    """The first position with a wrong element; 0 if the shape is wrong."""
     shape: tuple[int, ...]
     """The shape of the reference's answer."""
 
@@ -72,23 +70,20 @@ class Source:
     """Draws inputs for a model."""
 
     draw: Callable[[int, int, int], Inputs]
-    """Returns inputs of a length and a batch, from a seed; a mask among them hides no position."""
+    """Returns inputs, given a length, a batch size and a seed; their mask hides no position."""
     longest: int
     """The length of the longest text that the model accepts."""
     is_text: bool
-    """Whether texts of any length up to `longest` can be drawn; other inputs have one length."""
+    """Whether texts of any length up to `longest` can be drawn; other inputs have a fixed length."""
 
     def title(self, length: int, batch: int) -> str:
-        """Return the name of a probe; inputs that are not text have no length."""
         return f"{batch} × {length}" if self.is_text else f"batch of {batch}"
 
 
 def source_of(model: Any) -> Source:
-    """Return a source of inputs with texts of at most `LONGEST` tokens.
-
-    A configuration of transformers describes the inputs. Without such a configuration, calls of the model show the
-    names of its inputs, the number of token ids and the longest text.
-    """
+    """Return a source of inputs, with texts of at most `LONGEST` tokens. The model's `transformers` configuration
+    describes the inputs. Without a configuration, calls of the model show its input names, number of token ids and
+    longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
@@ -97,7 +92,7 @@ def source_of(model: Any) -> Source:
 
 
 def probes_of(source: Source) -> dict[str, Inputs]:
-    """Draw inputs of several shapes from a source, and return the inputs by description."""
+    """Draw inputs of several shapes; return them by description."""
     found: dict[str, Inputs] = {}
     for number, (length, batch) in enumerate(TEXTS if source.is_text else OTHERS):
         if length <= source.longest:
@@ -114,7 +109,6 @@ def probes_of(source: Source) -> dict[str, Inputs]:
 
 
 def is_configured(model: Any) -> bool:
-    """Return whether a model has a configuration of transformers."""
     return hasattr(getattr(model, "config", None), "to_dict")
 
 
@@ -145,7 +139,7 @@ def _found_by_calls(model: Any) -> Source:
 
 
 def length_of(inputs: Inputs) -> int:
-    """Return the length of the longest text among inputs; 0 without a text."""
+    """Return the length of the longest text; 0 without a text."""
     texts = [each.shape[1] for each in inputs.values() if each.dtype.kind in "iu" and each.ndim == 2]
     return max(texts, default=0)
 
@@ -164,15 +158,12 @@ def _draw(model: Any, length: int, batch: int, seed: int) -> Inputs:
 
 
 def without_mask(inputs: Inputs) -> Inputs:
-    """Return the inputs without masks. The masks must not hide any position.
-
-    Some recurrent models refuse a mask if there is a cache.
-    """
+    """Remove masks that hide no position: some recurrent models refuse a mask with a cache."""
     return {name: value for name, value in inputs.items() if "mask" not in name}
 
 
 def padded(inputs: Inputs, side: str) -> Inputs | None:
-    """Return the inputs with padding in every row except the last, or None if the inputs have no mask."""
+    """Hide positions in every row but the last; return None if the inputs have no mask."""
     if "attention_mask" not in inputs:
         return None
     mask = np.ones_like(inputs["attention_mask"])
@@ -183,10 +174,8 @@ def padded(inputs: Inputs, side: str) -> Inputs | None:
 
 
 def read_inputs(given: str | Path | Sequence[Inputs]) -> dict[str, Inputs]:
-    """Return inputs by description, from a list of dicts of arrays or from `inputs` in a Python file.
-
-    `inputs` may be a list or a function that returns a list. Raise `TransparityError` for any other value.
-    """
+    """Return inputs by description, from a list of dicts of arrays or from `inputs` of a Python file. `inputs` may be a
+    list or a function that returns a list. Raise `TransparityError` for other values."""
     found: Any = given
     where = str(given) if isinstance(given, str | Path) else "the call"
     if isinstance(given, str | Path):
@@ -205,16 +194,14 @@ def is_padded(inputs: Inputs) -> bool:
 
 
 def telling(probes: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Return the first inputs, and all inputs with padding."""
+    """Return the first probe, and all probes with padding."""
     first = next(iter(probes))
     return {name: inputs for name, inputs in probes.items() if name == first or is_padded(inputs)}
 
 
 def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> tuple[dict[str, Inputs], list[str]]:
-    """Return the probes that a port accepts, and messages on probes that it does not accept.
-
-    A mask that hides no position is left out if the port does not accept a mask.
-    """
+    """Return the probes that a port accepts, and a message about each other probe. A mask that hides nothing is removed
+    if the port takes no mask."""
     if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
         return dict(probes), []
     names = set(signature.parameters)
@@ -230,11 +217,8 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer from which the cause of the difference is probably easiest to find.
-
-    Such an answer has several rows and tokens, no padding and many wrong numbers. Among equal answers, the smallest is
-    returned.
-    """
+    """Return the wrong answer whose cause is probably easiest to find: several rows and tokens, no padding, many wrong
+    numbers. Among equal answers, return the smallest."""
 
     def key(each: Answer) -> tuple[Any, ...]:
         is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1

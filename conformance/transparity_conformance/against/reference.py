@@ -1,7 +1,4 @@
-"""The implementation that a port is compared with: a PyTorch module, its exact answers and their rounding errors.
-
-The rounding errors of a program's values give their tolerances.
-"""
+"""The reference of a comparison: a PyTorch module, its answers in float64 and its rounding errors."""
 
 from __future__ import annotations
 
@@ -34,16 +31,16 @@ from transparity_conformance.running.inputs import TARGETS, answer_in, arrays, a
 Inputs = Mapping[str, np.ndarray]
 
 ASIDE = ("mask", "position", "type")
-"""Inputs whose names contain these words carry no content."""
+"""Inputs with one of these words in their name carry no content."""
 
 
 class Reference:
-    """A module in float32, called with `inputs` by the names of its arguments."""
+    """A float32 module, called with inputs by argument name."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype = name, model.eval(), dtype
         self.others = 0
-        """The number of additional arrays in the last result."""
+        """The number of arrays besides the answer in the last result."""
 
     @functools.cached_property
     def exact(self) -> Any:
@@ -51,7 +48,7 @@ class Reference:
 
     @functools.cached_property
     def neighbours(self) -> list[tuple[Any, Any]]:
-        """Return copies of the module whose weights differ by rounding, each in float64 and in `dtype`."""
+        """Copy the module with weights that differ by rounding; return each copy in float64 and in `dtype`."""
         import torch
 
         pairs, ulp, generator = [], epsilon(self.dtype), torch.Generator().manual_seed(0)
@@ -67,22 +64,16 @@ class Reference:
         return pairs
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and a budget from the rounding error of a single run.
-
-        The error of one run may be small by chance. If a port exceeds this budget, the larger budget of `answer`
-        applies.
-        """
+        """Return the answer in float64, and a budget from the rounding error of one run. The rounding error of one run
+        may be small by chance; `answer` therefore measures ports that exceed this budget again."""
         answer = self.truth(inputs)
         return answer, self.budget(inputs, answer, [(answer, self.answer_of(self.rounded, inputs))])
 
     def budget(
         self, inputs: Inputs, answer: np.ndarray, points: Iterable[tuple[np.ndarray, np.ndarray]], dtype: str = ""
     ) -> float:
-        """Return the budget of an answer, measured from pairs of an exact and a rounded answer.
-
-        The budget ignores padding, masked scores, and numbers that are not finite in both answers. `dtype` is the
-        precision; by default, it is the reference's precision.
-        """
+        """Return the budget of an answer, measured on pairs of an exact and a rounded answer. Padding, masked scores
+        and numbers that are not finite do not count. `dtype` defaults to the reference's precision."""
         dtype = dtype or self.dtype
         kept = self.kept(inputs, answer.shape)
         counted = answer if kept is None else answer[kept]
@@ -110,7 +101,7 @@ class Reference:
         return self.model if self.dtype == "float32" else copied(self.model).to(getattr(torch, self.dtype))
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and its budget, measured with several sets of slightly changed weights."""
+        """Return the answer in float64, and its budget, measured with several slightly changed weights."""
         answer, pairs = self.truth(inputs), self.neighbours
         points = [(self.exactly_of(point, inputs), self.answer_of(rounded, inputs)) for point, rounded in pairs]
         return answer, self.budget(inputs, answer, points)
@@ -119,7 +110,7 @@ class Reference:
         return self.exactly_of(self.exact, inputs)
 
     def exactly_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of a module of the same class, with all of its computation in float64."""
+        """Return the answer of a module of the same class, computed in float64."""
         try:
             with exactly():
                 return self.answer_of(model, inputs)
@@ -131,7 +122,6 @@ class Reference:
             ) from error
 
     def answer_of(self, model: Any, inputs: Inputs) -> np.ndarray:
-        """Return the answer of a module of the same class."""
         import torch
 
         try:
@@ -153,33 +143,31 @@ class Reference:
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """Return the values of further required arguments, and no cache, because a cache adds steps."""
+        """Return the values of further required arguments; switch off the cache, which adds steps."""
         takes = inspect.signature(self.model.forward)
         return settings_of(takes) | ({"use_cache": False} if "use_cache" in takes.parameters else {})
 
     @functools.cached_property
     def needs_targets(self) -> bool:
-        """Return whether the logits of all positions require targets."""
+        """Return whether the model gives logits at all positions only if it gets targets."""
         return needs_targets(self.model, inspect.signature(self.model.forward), *arrays(self.model, "torch"))
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
-        """Record a call in float64; `experts` is the name of an implementation of experts, or empty."""
+        """Record a call in float64, with the named implementation of experts if the model has experts."""
         if experts:
             self.exact.set_experts_implementation(experts)
         return record_program(self.exact, self.given(self.exact, inputs), answer_in)
 
     @functools.cached_property
     def experts(self) -> tuple[str, ...]:
-        """Return the names of the implementations of experts that transformers offers and that can be recorded.
-
-        `eager` loops over the experts, as many ports do. `batched_mm` multiplies matrices whose shapes do not depend
-        on the router's choice. For a model without experts, the only name is empty.
-        """
+        """Return the implementations of experts in `transformers` that can be recorded. `eager` loops over the experts,
+        as many ports do. `batched_mm` multiplies matrices whose shapes do not depend on the routing. The name is empty
+        for a model without experts."""
         has_experts = getattr(self.model, "_can_set_experts_implementation", lambda: False)()
         return ("eager", "batched_mm") if has_experts else ("",)
 
     def kept(self, inputs: Inputs, shape: Sequence[int]) -> np.ndarray | None:
-        """Return a mask that selects the numbers to compare, without padding; None selects all numbers."""
+        """Return the mask of the numbers to compare, without padding; None if all numbers count."""
         if len(shape) < 3:  # A pooled answer has no positions, even if its width equals the length of the text.
             return None
         masks = [value for name, value in inputs.items() if name.endswith("attention_mask")]
@@ -189,7 +177,7 @@ class Reference:
         return np.broadcast_to(mask.astype(bool).reshape(*mask.shape, *[1] * (len(shape) - 2)), shape)
 
     def main(self, inputs: Inputs) -> set[str]:
-        """Return the names of the inputs that carry the content."""
+        """Return the names of the inputs that carry content, such as token ids."""
         return {name for name in inputs if not any(part in name for part in ASIDE)}
 
     @property
@@ -198,23 +186,22 @@ class Reference:
 
     @property
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the learned tensors by name; a tensor with two names has its first name."""
+        """Return the learned tensors by name; a tied tensor has its first name."""
         return {name: value.detach().float().numpy() for name, value in self.model.named_parameters()}
 
     @functools.cached_property
     def numbers(self) -> list[float]:
-        """Return all numbers in the configuration, if the module has one."""
         return sorted(set(_numbers_in(getattr(self.model, "config", None))))
 
 
 def raised(error: Exception) -> str:
-    """Return the exception of the user's code as a clause; our own exceptions have it as their cause."""
+    """Describe the exception that the user's code raised, which is the cause of our own exceptions."""
     cause = error.__cause__ if isinstance(error, TransparityError) else None
     return describe_error(cause or error)
 
 
 def copied(module: Any) -> Any:
-    """Return a deep copy of a module, without the graphs of results that a call stored in the module."""
+    """Return a deep copy of a module. Results that a call stored in the module lose their autograd graphs."""
     import torch
 
     values = (value for part in module.modules() for value in vars(part).values())
@@ -228,7 +215,6 @@ def described(inputs: Inputs) -> str:
 
 @contextlib.contextmanager
 def exactly() -> Iterator[None]:
-    """Compute everything in float64 within the context."""
     with float64_defaults(), decomposed(), dispatched(executed_exactly):
         yield
 
@@ -248,11 +234,8 @@ def _numbers_in(config: Any) -> Iterator[float]:
 def shares(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> dict[int, float]:
-    """Return the tolerance of each value of a program, relative to the value's largest number.
-
-    The tolerances are measured by running the program on slightly changed inputs and parameters, in float64 and in
-    `dtype`.
-    """
+    """Return each value's tolerance, relative to its largest number. It is measured on slightly changed inputs and
+    parameters, in float64 and in `dtype`."""
     rule, ulp = RULES[dtype], epsilon(dtype)
     noise: dict[int, float] = {}
     for exact, rounded in neighbours(program, dtype, changes, seed):
@@ -265,7 +248,7 @@ def shares(
 def neighbours(
     program: Program, dtype: str, changes: Mapping[int, Change] | None = None, seed: int = 0
 ) -> Iterator[tuple[Values, Values]]:
-    """Yield the values of a program for slightly changed inputs and parameters, in float64 and in `dtype`."""
+    """Yield a program's values for slightly changed inputs and parameters, in float64 and in `dtype`."""
     import torch
 
     precision, ulp = getattr(torch, dtype), epsilon(dtype)
@@ -282,10 +265,8 @@ def neighbours(
 
 
 def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
-    """Return a tensor with each number changed at random by up to one ulp.
-
-    A constant x changes by up to 1 + |ln x| ulps, because it may be a rounded power, such as a rotation frequency.
-    """
+    """Change each number at random by up to one ulp. A constant x changes by up to 1 + |ln x| ulps, because it may be a
+    rounded power, such as a rotary frequency."""
     import torch
 
     if not value.is_floating_point():
@@ -296,7 +277,7 @@ def moved(value: Any, ulp: float, generator: Any, *, is_learned: bool) -> Any:
 
 
 def _apart(exact: Any, rounded: Any) -> float:
-    """Return the largest difference, as a share of the largest number; masked scores are ignored."""
+    """Return the largest difference relative to the largest number; masked scores do not count."""
     a, b = numbers_of(exact), numbers_of(rounded)
     if a is None or b is None or a.shape != b.shape or not a.size:
         return 0.0

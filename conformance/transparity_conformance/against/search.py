@@ -28,64 +28,57 @@ Maker = Callable[[At, Context], Iterator[Edit]]
 SIMPLE: tuple[Maker, ...] = (numbers, functions, operands_alone, segments, steps_before, parameters, layers, masks)
 
 LATER: tuple[Maker, ...] = (orders, uses, operands, scales, roundings)
-"""Functions that yield many edits for each step, or edits with numbers fitted to the port's values."""
+"""Functions that yield many edits per step, or edits with numbers fitted to the port's values."""
 
 LAG = 2
-"""The search tries the edits of `LATER` at a distance after it tried the edits of `SIMPLE` at that distance plus
-`LAG`."""
+"""The edits of `LATER` at one distance are tried after the edits of `SIMPLE` at this distance plus `LAG`."""
 
 RANK_OF_FITTED = 3
-"""The lowest rank of an edit with a fitted number. After such an edit, the search looks for a simpler one."""
+"""The lowest rank of edits with a fitted number. After such an edit, the search looks for a simpler edit."""
 
 MEASURED = 3
-"""The largest number of edits for which rounding is measured, to limit time."""
+"""The largest number of edits whose rounding error is measured, to limit time."""
 
 TRIES = 8
-"""The number of values after an edit that are compared before the edit is rejected, to limit time."""
+"""The largest number of values after an edit that are compared with the port, to limit time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """An edit at some steps, and the comparison after it."""
-
     edit: Edit
     step: Step
     steps: Sequence[int]
     extent: int
-    """The number of steps in the segment that compute new numbers."""
+    """The number of steps in the edited segment, without views."""
     after: Comparison
     is_denied: bool = False
-    """Whether the port also computes the value that the edit replaces, although its answer does not depend on it."""
+    """Whether the port also computes the value that the edit replaces, but does not use it for its answer."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return a sort key; the best explanation has the smallest key.
-
-        Explanations with the same `worth` are sorted by the simplicity of the edit, then by the length of the segment.
-        An edit of a value comes before an edit of its view, and an edit of many steps before an edit of few.
-        """
+        """Return a sort key, smallest for the best explanation: first `worth`, then simpler edits and shorter segments.
+        A value comes before its view, and many edited steps before few."""
         return (*self.worth, self.edit.rank, self.extent, short(self.step) in VIEWS, -len(self.steps))
 
     @property
     def worth(self) -> tuple[bool, int, bool]:
-        """Return a sort key: whether the answers still differ, the number of unmatched operations, and `is_denied`."""
+        """Return a sort key: whether the answers still differ, how many operations are unmatched, and `is_denied`."""
         return not self.after.agrees, len(self.after.lost), self.is_denied
 
 
 class EditSearch:
-    """Searches for edits near the place where the port and the reference diverge."""
+    """Searches for edits near the first difference of the port and the reference."""
 
     def __init__(self, comparer: Comparer, tried: Sequence[float], clock: Clock) -> None:
         self.comparer, self.numbers, self.clock = comparer, tried, clock
         self.program, self.port = comparer.program, comparer.port
         self.failed = False
-        """Whether the result of an edit matched a value of the port, but a later step of the edited program failed."""
+        """Whether the result of an edit matched the port, but a later step of the edited program failed."""
         self._refused: dict[Any, set[str]] = {}
         self._unused = Known(
             {index: each for index, each in self.port.prints.items() if index not in self.port.relevant}
         )
         self._reserved = 0.0
-        """The seconds that must remain for later departures."""
 
     def refuse(self, step: Step, edit: Edit) -> None:
         self._refused.setdefault(step.site, set()).add(edit.says)
@@ -113,7 +106,7 @@ class EditSearch:
         return self._ranked(best)
 
     def _ranked(self, found: list[Explanation]) -> list[Explanation]:
-        """Return the explanations, the best first, after measuring rounding for the first of them."""
+        """Sort the explanations, after measuring the rounding errors of the first few."""
         found.sort(key=lambda each: each.key)
         measured: dict[Any, Comparison] = {}  # edits with the same result have the same rounding errors
         for place, each in enumerate(found):
@@ -126,7 +119,7 @@ class EditSearch:
         return sorted(found, key=lambda each: each.key)
 
     def _explaining(self, edit: Edit, number: int, now: Comparison, port: Sequence[int]) -> Iterator[Explanation]:
-        """Make an edit in all layers, and in a single one; yield the attempts that leave fewer unmatched operations."""
+        """Apply an edit in all layers, and in one layer; yield attempts that leave fewer unmatched operations."""
         for scope in self._scopes(edit, number, now):
             after = self.comparer.tried(self.comparer.changes(edit, scope, now.changes), now)
             if after is None:
@@ -152,10 +145,8 @@ class EditSearch:
         return scopes
 
     def _rings(self, now: Comparison, port: Sequence[int], steps: Sequence[int]) -> Iterator[list[int]]:
-        """Yield groups of steps by their distance from the place where the programs diverge, the nearest first.
-
-        The groups extend forward over unmatched steps, and backward to the last matched step.
-        """
+        """Yield groups of steps by distance from the first difference, the nearest first. Groups extend forward over
+        unmatched steps, and backward to the last matched step."""
         missing, program = self.comparer.missing(now), self.program
         ring, seen, sites = sorted({*steps, *self.comparer.counterparts(now, port)}), set[int](), set[Any]()
         while ring:
@@ -176,7 +167,6 @@ class EditSearch:
     def _shown(
         self, now: Comparison, lost: Known, context: Context, ring: Sequence[int], makers: Sequence[Maker]
     ) -> Iterator[tuple[Edit, int]]:
-        """Yield the edits of the steps in `ring` that pass `_shows`."""
         for number in ring:
             made = set[bytes]()
             for edit in self._edits(number, makers, context):
@@ -195,10 +185,8 @@ class EditSearch:
                     yield edit
 
     def _shows(self, edit: Edit, number: int, now: Comparison, lost: Known, made: set[bytes]) -> bool:
-        """Return whether one of the next values after an edit equals an unmatched value of the port.
-
-        `made` contains the results of earlier edits of this step. An edit with one of these results is rejected.
-        """
+        """Return whether an edit makes one of the next values equal an unmatched value of the port. Reject an edit
+        whose result is in `made`, the results of this step's earlier edits."""
         result = self._result(edit, number, now)
         first = _first(result)
         if first is None:
@@ -221,7 +209,6 @@ class EditSearch:
         return self.comparer.is_answer(values, now.shares)
 
     def _result(self, edit: Edit, number: int, now: Comparison) -> Any:
-        """Return the result of an edit at a step, or None if it fails."""
         try:
             change = edit.make(self.comparer.at(number, now.changes))
             return None if change is None else change(now.values)
@@ -229,10 +216,8 @@ class EditSearch:
             return None
 
     def _of_order(self, now: Comparison, port: Sequence[int]) -> Explanation | None:
-        """Find the edit of the first step for which the port has the right numbers in a wrong order.
-
-        Matching ignores the order of numbers, so only later operations differ.
-        """
+        """Find the edit of the first step for which the port has the right numbers in a wrong order. Matching ignores
+        the order, so only later operations differ."""
         given = {each for index in port for each in self.port.operations[index].inputs}
         if all(self._in_another_order(now, operation) is None for operation in given):
             return None
@@ -251,7 +236,7 @@ class EditSearch:
         return None
 
     def _in_another_order(self, now: Comparison, operation: int) -> int | None:
-        """Return the step whose result has the shape and the numbers of an operation's result, in another order."""
+        """Return the step whose result has an operation's shape and numbers, but in another order."""
         theirs: np.ndarray = self.port.operations[operation].value
         alike = [i for i in now.matched.get(operation, ()) if tuple(now.values[i].shape) == theirs.shape]
         is_same = any(agreeing(now.values[i], theirs, now.shares.get(i, 0.0)) for i in alike)
@@ -259,7 +244,6 @@ class EditSearch:
 
 
 def _first(result: Any) -> Any:
-    """Return the first tensor of a result, or None."""
     if isinstance(result, tuple | list):
         return result[0] if result else None
     return result

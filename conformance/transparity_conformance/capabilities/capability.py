@@ -1,4 +1,4 @@
-"""The types that describe how each capability of a port is requested and judged."""
+"""The types that define how a capability of a port is requested and judged."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from transparity_conformance.report.report import CapabilityResult, Cause, Claim
 Build = Callable[[TransformerConfig, Arrays], Any]
 
 Probes = Mapping[str, Probe]
-"""Probes of one model, by name; a capability that needs only one probe uses the first."""
+"""Probes of one model, by name. A capability that needs only one probe uses the first probe."""
 
 Requests = Mapping[str, Any]
-"""Requests, by the prefix of the names of their tensors; each request has a `name` for messages."""
+"""Requests by key. The names of a request's tensors start with the key; messages contain the request's `name`."""
 
 Answers = Mapping[str, np.ndarray]
-"""The results of a port as tensors, by their names in a bundle."""
+"""A port's results, as tensors by their names in a bundle."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -37,11 +37,9 @@ R = TypeVar("R")
 
 
 def kept_in(position: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Cache the results of a function in its argument at `position`, so that they are freed together with the argument.
-
-    A global cache would keep every model alive. The results must not refer to the argument: only the garbage collector
-    frees such a cycle, and it does not count the memory of arrays.
-    """
+    """Cache a function's results in its argument at `position`, so that both are freed together. A global cache would
+    keep every model in memory. The results must not refer to the argument: the garbage collector frees such cycles
+    late."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -65,18 +63,17 @@ def first_of(probes: Probes) -> tuple[str, Probe]:
 
 @dataclass(frozen=True)
 class BuiltPort:
-    """A port in this process, built for the checked model and, if a capability needs it, for further models."""
+    """A port in this process, with the models that were built for its capabilities."""
 
     build: Build
-    """The port's `build` function."""
     forward: Any
     built: dict[tuple[TransformerConfig, int], tuple[Arrays, Any]] = field(default_factory=dict)
-    """The parameters and the port of each further model, by its configuration and the `id` of its parameters."""
+    """(parameters, port) of each further model, by its configuration and the `id` of its parameters."""
     of_reached: Mapping[int, Any] = field(default_factory=dict)
-    """The ports that were called at other sizes, by the `id` of their parameters."""
+    """The ports for calls at other sizes, by the `id` of their parameters."""
 
     def built_for(self, config: TransformerConfig, parameters: Arrays) -> Any:
-        """Return the port that is built with a copy of `parameters`; a repeated call returns the same object."""
+        """Return the port built with a copy of `parameters`; repeated calls return the same object."""
         if id(parameters) in self.of_reached:
             return self.of_reached[id(parameters)]
         key = config, id(parameters)  # configurations of one model may differ in the end token
@@ -88,28 +85,25 @@ class BuiltPort:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The forward pass of a port, which is needed to judge its other capabilities."""
+    """The result of a port's forward pass, which is needed to judge its other capabilities."""
 
     probes: Probes
     logits: Answers
-    """The logits of each probe, by the probe's name."""
+    """The logits by the probe's name."""
     dtype: str
     sharding: Sharding = ALONE
-    """The ranks on which the port runs."""
     reached: Sequence[ReachProbe] = ()
-    """The calls at other sizes; only calls that agree with the reference are included."""
+    """The calls at other sizes that agree with the reference."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The comparison of one result with the reference."""
-
     error: float
     budget: float
     where: str
-    """The token or the tensor with this error."""
+    """The token or tensor with this error."""
     near: tuple[str, ...] = ()
-    """The tokens and the beams for which rounding may change the choice."""
+    """The tokens or beams whose choice rounding may change."""
 
     @property
     def share(self) -> float:
@@ -119,15 +113,8 @@ class Judged:
 def result(
     claim: str, worst: Judged, explain: Callable[[], Sequence[Cause]], *, probe: str = "", notes: tuple[str, ...] = ()
 ) -> CapabilityResult:
-    """Return the result of one claim.
-
-    Args:
-        claim: The name of the claim.
-        worst: The error with the largest share of its tolerance.
-        explain: Returns the possible causes, the most likely first. It is called if the error is too large.
-        probe: The name of the probe with the error.
-        notes: Notes for the report.
-    """
+    """Return the result of one claim. `worst` has the error with the largest share of its tolerance. `explain` is
+    called for an error above the tolerance; it returns the possible causes, the most likely first."""
     agrees = worst.share <= 1
     claims = (ClaimResult(claim, "agrees" if agrees else "diverges", worst.error, worst.budget, worst.where),)
     if agrees:
@@ -154,22 +141,22 @@ class Way:
     claim: str
     requests: Callable[[Probes], Requests]
     faults: Sequence[SimulatedFault] = ()
-    """The faults that may explain a wrong result, the most likely first."""
+    """Faults that may explain a wrong result, the most likely first."""
     keywords: tuple[str, ...] = ()
-    """The keyword arguments that the port's method must accept."""
+    """Keyword arguments that the port's method must accept."""
     requires: str = ""
     """The claim that must agree before this claim is compared."""
     why_not: Callable[[Probe, str], str] = _never
-    """Returns the reason why the claim is not compared for a probe and dtype; empty if it is compared."""
+    """Returns why the claim is not compared for a probe and a dtype; empty if it is compared."""
     is_comparable: Callable[[str, ForwardPass], bool] = lambda key, forward: True
-    """Returns whether the port's forward pass is enough to judge the request with this key."""
+    """Returns whether the forward pass suffices to judge the request with this key."""
     here: Callable[[ForwardPass], Requests] | None = None
-    """Returns the requests to a port in this process; None if they are the same as for a bundle."""
+    """Returns the requests to a port in this process; None if they equal the requests of a bundle."""
     further: Callable[[ForwardPass], Requests] = lambda forward: {}
-    """Returns requests that no bundle contains: other batches, lengths and call orders, and calls across thresholds."""
+    """Returns requests that no bundle contains, such as other batches, other lengths and calls across thresholds."""
 
     def all_requests(self, forward: ForwardPass) -> Requests:
-        """Return all requests to a port in this process, except requests that cannot be judged."""
+        """Return the requests to a port in this process that can be judged."""
         first = self.here(forward) if self.here else self.requests(forward.probes)
         requests = {**first, **self.further(forward)}
         return {key: request for key, request in requests.items() if self.is_comparable(key, forward)}
@@ -177,53 +164,53 @@ class Way:
 
 @dataclass(frozen=True)
 class Capability:
-    """One capability of a port: its requests, the format of its results, and how they are judged."""
+    """A capability of a port: its requests, the format of its results, and their judgment."""
 
     name: str
-    """The name of the section in a bundle, and of the option in the command line."""
+    """The name of the bundle's section and of the command line's option."""
     attribute: str
     """The name of the port's method."""
     signature: str
     purpose: str
-    """The description in the manifest of a bundle."""
+    """The description in a bundle's manifest."""
     ways: tuple[Way, ...]
     ask: Callable[[BuiltPort, Way, str, Any], Answers]
-    """Calls a port in this process; it may raise any exception."""
+    """Calls a port in this process; may raise any exception."""
     shapes: Callable[[str, Any], Shapes]
     """Returns the names and shapes of the tensors that a port may write for a request."""
     judge: Callable[[Way, Requests, Answers, ForwardPass], CapabilityResult]
     why_not: Callable[[Probe, str], str] = _never
-    """Returns the reason why no claim is compared for a probe and dtype; empty if a claim may be compared."""
+    """Returns why no claim is compared for a probe and a dtype; empty if a claim may be compared."""
     dtypes: tuple[str, ...] = EVERY
     not_in: str = ""
-    """The reason why the capability is not compared in a dtype outside `dtypes`; `{}` stands for the dtype."""
+    """Why the capability is not compared in a dtype outside `dtypes`; `{}` becomes the dtype."""
     if_forward_diverges: str = ""
-    """The reason why the capability is not compared if the forward pass diverges; empty if it is compared."""
+    """Why the capability is not compared if the forward pass diverges; empty if it is compared."""
     needs: tuple[str, ...] = ()
-    """The other sections that a bundle with this section needs."""
+    """The other sections of a bundle that this section needs."""
     describe: Callable[[Any], dict[str, Any]] = lambda request: {}
-    """Returns the entry of a request in the manifest, as JSON."""
+    """Returns a request as the JSON of the manifest."""
     file: str = ""
-    """The name of the file in a bundle with the tensors of requests."""
+    """The bundle's file with the tensors of requests."""
     tensors: Callable[[Any, Probe], Arrays] = lambda request, probe: {}
-    """Returns the tensors of a request: integers, and floats that float32 represents exactly."""
+    """Returns a request's tensors: integers, and floats that float32 represents exactly."""
     received: Callable[[Any, Mapping[str, Any], Answers], Any] = lambda request, fields, tensors: request
-    """Returns the request with the values from a bundle, which rounding may change on another machine."""
+    """Returns the request with the bundle's values, which rounding may change on another machine."""
     free_fields: tuple[str, ...] = ()
-    """The fields of a request's manifest entry whose values come from the bundle."""
+    """The fields of the manifest's entry that `received` takes from the bundle."""
     stays: int | None = None
-    """The index of the item in the method's result that stays in the port's process, such as a cache."""
+    """The index of an item in the method's result that stays in the port's process, such as a cache."""
     missing_is_wrong: bool = False
     """Whether a request with missing tensors is judged as wrong."""
     is_long: bool = False
     """Whether the length of requests grows with `max_length`."""
     sizes: Callable[[Any], tuple[int, int]] | None = None
-    """Returns the number of rows and of tokens in a request; None if the report does not list them."""
+    """Returns (rows, tokens) of a request; None if the report does not state them."""
     is_discrete: bool = False
-    """Whether a row of the result is right or wrong as a whole, as tokens are; a fault may then show in few rows."""
+    """Whether a row is right or wrong as a whole, such as generated tokens; a fault may then show in few rows."""
 
     def reach(self, requests: Requests) -> str:
-        """Return a phrase with the number of tokens and, if `is_discrete`, a 95 % bound on the rate of wrong rows."""
+        """Describe how many tokens were compared; if `is_discrete`, add a 95 % bound on the rate of wrong rows."""
         if self.sizes is None or not requests:
             return ""
         found = [self.sizes(request) for request in requests.values()]
@@ -235,7 +222,7 @@ class Capability:
         return f"prompts of {tokens} tokens in {rows} rows (95 % confidence: at most 1 row in {1 / rate:.0f} differs)"
 
     def reason(self, probe: Probe, dtype: str) -> str:
-        """Return the reason why nothing can be compared for any port; empty if something can be compared."""
+        """Return why nothing can be compared, whatever the port; empty if something can."""
         if reason := self.why_not(probe, dtype):
             return reason
         return "" if dtype in self.dtypes else self.not_in.format(dtype)

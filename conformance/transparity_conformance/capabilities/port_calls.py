@@ -1,12 +1,12 @@
 """Calls of a port's code, all of which use `call_port`.
 
-A port may raise any exception, end the process, or change global state. Exceptions are converted to sentences. The
-state on which the checker depends is restored: NumPy's error state, warning filters, standard streams, and the handler
-of Ctrl-C. All other state is left to the port, which may need it: environment variables, working directory, random
-state, and a framework's default dtype.
+A port may raise any exception, end the process, or change global state. Exceptions become sentences. The state on which
+the checker depends is restored: NumPy's error state, warning filters, standard streams, and the handler of Ctrl-C.
+Other state belongs to the port: environment variables, working directory, random state, and a framework's default
+dtype.
 
-An exit of the process, a closed file descriptor or a patched function cannot be undone. `running.process.isolation`
-therefore runs a port in its own process.
+An exit of the process, a closed file descriptor or a patched function cannot be undone. Therefore,
+`running.process.isolation` runs a port in its own process.
 """
 
 from __future__ import annotations
@@ -31,27 +31,25 @@ from transparity_conformance.listening.operation import home
 
 
 class PortError(TransparityError):
-    """Error for a port that fails or returns an invalid result."""
+    """A port that fails, or returns an invalid result."""
 
 
 class PortProcessError(PortError):
-    """Error for a port whose process ends or does not answer in time."""
+    """A port whose process ends, or does not answer in time."""
 
 
 class PortCallError(PortError):
-    """Error for a port that raises an exception, which the message describes in one clause."""
+    """A port that raises an exception, which the message describes in one clause."""
 
 
 class ChangedInPlaceError(Exception):
-    """Exception for a port that changes its input tokens in place."""
+    """A port that changes its input tokens in place."""
 
 
 def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a function of the port, and return its result.
-
-    Raises `PortCallError` for any exception of the port, including exits and panics, and `PortProcessError` if the
-    port's own process ended. Raises `KeyboardInterrupt` only if the user pressed Ctrl-C, even if the port caught it.
-    """
+    """Call a function of the port. Raise `PortCallError` for any exception of the port, including exits and panics, and
+    `PortProcessError` if its process ended. Raise `KeyboardInterrupt` only if the user pressed Ctrl-C, even if the port
+    caught it."""
     with _interrupts() as interrupts:
         try:
             with _shared_state_kept(), tokens_kept(args, named):
@@ -66,7 +64,7 @@ def call_port(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a port's function; None if it has none, like some compiled functions."""
+    """Return the signature of a port's function; None if it has none, such as some compiled functions."""
     try:
         signature: inspect.Signature = call_port(inspect.signature, function)
     except PortCallError:
@@ -75,7 +73,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def has_method(port: Any, name: str) -> bool:
-    """Return whether a port has the method `name`, or raises an exception when this attribute is read."""
+    """Return whether a port has the method `name`, or raises an exception if this attribute is read."""
     try:
         return callable(call_port(getattr, port, name, None))
     except PortCallError:
@@ -109,24 +107,23 @@ EXTRAS = {
     "onnxruntime": "onnx",
     "gguf": "gguf",
 }
-"""The optional dependency of this project that installs each framework or each reader of files."""
+"""This project's optional dependency that installs each package."""
 
 NOT_FOUND = "ModuleNotFoundError: "
 
 
 def install(package: str) -> str:
-    """Return the command that installs a package of `EXTRAS`."""
     return f'python -m pip install "transparity[{EXTRAS[package]}]"'
 
 
 def _is_column(file: str) -> bool:
-    """Return whether a file belongs to one of the three columns, in a checkout of this project."""
     ours = PurePath(transparity.__file__).parent
     return PurePath(file).is_relative_to(ours) or any(part.startswith("transparity_") for part in PurePath(file).parts)
 
 
 def _shown_file(file: str) -> str:
-    """Return a path relative to the working directory, or else the file's name; for a package, with its folder."""
+    """Return a short path: relative to the working directory, or only the file's name. A file of a package is shown
+    with its folder."""
     path = PurePath(file)
     is_here = path.is_relative_to(Path.cwd()) and home(file) == ""
     return str(path.relative_to(Path.cwd()) if is_here else PurePath(*path.parts[-2 if home(file) else -1 :]))
@@ -134,7 +131,7 @@ def _shown_file(file: str) -> str:
 
 @contextlib.contextmanager
 def tokens_kept(args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `ChangedInPlaceError` if the code in the context changes an integer array among these arguments."""
+    """Raise `ChangedInPlaceError` if the code in the context changes an integer array among the arguments."""
     given = {f"argument {index}": value for index, value in enumerate(args, 1)} | dict(named)
     arrays = {
         name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind in "iu"
@@ -159,12 +156,8 @@ def _shared_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[BaseException]]:
-    """Yield a list that receives the exception of each Ctrl-C by the user.
-
-    If the list is empty, a `KeyboardInterrupt` was raised by the port.
-
-    Python delivers Ctrl-C only to the main thread, and only if it has a handler.
-    """
+    """Yield a list of the exceptions that the user's Ctrl-C raised. If the list is empty, a `KeyboardInterrupt` came
+    from the port. Python delivers Ctrl-C only to the main thread, and only if a handler is set."""
     raised: list[BaseException] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

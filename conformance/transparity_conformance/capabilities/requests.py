@@ -1,4 +1,4 @@
-"""Requests for generation: the weights, the prompts, and how each next token is chosen."""
+"""Requests for generation: weights, prompts, and how each next token is chosen."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ from transparity_numpy.transformer import transformer
 
 ROWS = 4
 MANY = 8
-"""The number of rows of long prompts; a fault in one of three rows is missed once in 25 times (0.67⁸)."""
+"""The rows of long prompts; a fault in one of three rows is missed once in 25 times (0.67⁸)."""
 
 PROMPT = 2
 LONG_PROMPT = 64
-"""The length of a long prompt in tokens, unless a threshold requires a longer one."""
+"""The length of a long prompt, unless a threshold requires more."""
 
 SEARCHED = 6
 """The number of new tokens in beam search."""
 
 BEAMS = 4
 COMPETING = 0.7
-"""The end token's logit is raised by this number of standard deviations of the logits in beam search.
-
-Then some continuations end, and compete with others that do not end.
-"""
+"""In beam search, the end token's logit rises by this number of standard deviations. Continuations that end then
+compete with others."""
 
 # In both settings, every option changes the result, and so does the order of the options: `top_k` often keeps more
 # tokens than `top_p`.
@@ -46,7 +44,7 @@ SAMPLINGS = (Sampling(0.5, 8, 0.5), Sampling(1.5, 8, 0.6))
 FURTHER_SAMPLINGS = (Sampling(0.25), Sampling(1.5, top_p=0.9))
 
 EXTREMES = (0.0, 2**-24, 0.9995, 1 - 2**-24)
-"""Random numbers that select the first and the last of the tokens that can be sampled."""
+"""Random numbers that select the first or the last of the tokens that can be sampled."""
 
 # These powers are so large that a missing penalty for ended continuations shows.
 PENALTIES = (2.0, 4.0)
@@ -54,8 +52,6 @@ PENALTIES = (2.0, 4.0)
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request to continue prompts: the model, the prompts, and how each token is chosen."""
-
     name: str
     config: TransformerConfig
     parameters: Arrays
@@ -70,26 +66,23 @@ class Request:
 
     @functools.cached_property
     def exact(self) -> Arrays:
-        """Return the parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     @property
     def begins(self) -> np.ndarray:
-        """Return the position (batch,) of the first new token in each row."""
+        """Return the position (batch,) of each row's first new token."""
         return np.full(len(self.prompt), self.prompt.shape[1]) if self.lengths is None else self.lengths
 
     def named(self, *keywords: str) -> dict[str, Any]:
-        """Return copies of the arguments `keywords`, and of the source if the model reads one."""
+        """Return copies of the arguments `keywords`, and of the source if there is one."""
         given = {name: getattr(self, name) for name in keywords}
         given |= {} if self.source is None else {"source": as_given(self.source)}
         return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
 
 def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: int) -> np.ndarray:
-    """Return the logits (batch, steps, vocab) that choose each new token, given the earlier `tokens`.
-
-    If no position depends on later tokens, one forward pass computes them all.
-    """
+    """Return the logits (batch, steps, vocab) that choose each new token, given the earlier `tokens`. If no position
+    depends on later tokens, one forward pass computes all of them."""
     config, end = request.config, int(request.begins.max()) + steps - 1
     sees_itself = (
         config.pad_id is None or (tokens[:, 0] != config.pad_id).all()
@@ -106,7 +99,7 @@ def following(request: Request, parameters: Arrays, tokens: np.ndarray, steps: i
 
 
 def _asked(probe: Probe, name: str, prompt: np.ndarray, steps: int) -> Request:
-    """Return a request to the probe's model; each prompt gets a row of the probe's source that is not only padding."""
+    """Return a request to the probe's model; each prompt gets a row of the source that is not only padding."""
     source = probe.inputs["source"] if probe.config.has_encoder else None
     if source is not None:
         pad = probe.config.pad_id
@@ -129,22 +122,17 @@ def _single(request: Request, name: str) -> Request:
 
 
 class Asked(NamedTuple):
-    """The requests of one claim about generation."""
-
     first: tuple[Request, ...]
     further: tuple[Request, ...] = ()
     """Requests that no bundle contains: other batches, lengths and options."""
     across: Callable[[ReachProbe], Request] | None = None
-    """Takes a call whose sizes cross a threshold, and returns a request that crosses the same threshold. The field is
-    None if the claim has no such requests."""
+    """Returns a request that crosses the same threshold as a given call; None if the claim has no such requests."""
 
 
 @kept_in(0)
 def greedy_requests(probe: Probe) -> Asked:
-    """Continue prompts beyond `max_length`, unless it is large, and until every row reaches the end token.
-
-    Further requests use the probe's own model and long prompts: a single row, one new token, an end token in a prompt.
-    """
+    """Continue prompts beyond `max_length`, unless it is large, and until every row reaches the end token. Further
+    requests use the probe's own model and long prompts: a single row, one new token, an end token in a prompt."""
     config, length = probe.config, max(1, min(probe.config.max_length, SHORT + 3) - 3)
     name = "beyond max_length" if config.max_length <= LONGEST else "far from max_length"
     beyond = _asked(probe, name, _prompt(config, 5, ROWS, PROMPT), min(config.max_length, LONGEST) + 2)
@@ -157,10 +145,8 @@ def greedy_requests(probe: Probe) -> Asked:
 
 
 def _across(probe: ReachProbe) -> Request:
-    """Continue prompts that end just before a threshold, so that the third new token exceeds it.
-
-    If a call crosses no threshold, the prompts have `LONG_PROMPT` tokens at most.
-    """
+    """Continue prompts that end just before a threshold, so that the third new token exceeds it. If a call crosses no
+    threshold, the prompts have at most `LONG_PROMPT` tokens."""
     length, crossed = probe.lengths[-1], thresholds(probe.config).values()
     longest = LONGEST if length - 1 in crossed else LONG_PROMPT
     prompt = _prompt(probe.config, 14, MANY, max(1, min(length - 2, longest)))
@@ -190,7 +176,6 @@ def given_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def given_beam_requests(probe: Probe) -> Asked:
-    """Run beam search with the probe's own model."""
     (greedy,) = given_requests(probe).first
     name, steps = "beams with the given parameters", min(SEARCHED, greedy.steps)
     return Asked((replace(greedy, name=name, steps=steps, beams=BEAMS),))
@@ -198,12 +183,8 @@ def given_beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def drawing_requests(probe: Probe) -> Asked:
-    """Sample from the whole vocabulary.
-
-    The shapes are the same as in greedy generation, because a port may be compiled for these shapes.
-
-    A further request uses the smallest and the largest random numbers.
-    """
+    """Sample from the whole vocabulary. The shapes are the same as in greedy generation, because a port may be compiled
+    for them. A further request uses the smallest and the largest random numbers."""
     beyond = greedy_requests(probe).first[0]
     # Numbers that float32 represents exactly, so that they are the same for every port.
     uniforms = np.random.default_rng(6).random((ROWS, beyond.steps), np.float32).astype(np.float64)
@@ -214,10 +195,8 @@ def drawing_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def sampling_requests(probe: Probe) -> Asked:
-    """Sample with all options together, at a low and at a high temperature.
-
-    Further requests use a single option, or a `top_k` of most of the vocabulary.
-    """
+    """Sample with all options, at a low and a high temperature. Further requests use one option, or a `top_k` of most
+    of the vocabulary."""
     (drawn,) = drawing_requests(probe).first
     further = (*FURTHER_SAMPLINGS, Sampling(1.0, top_k=max(1, probe.config.vocab_size * 3 // 4)))
     return Asked(
@@ -228,10 +207,8 @@ def sampling_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def ragged_requests(probe: Probe) -> Asked:
-    """Continue prompts of different lengths in one batch, beyond `max_length`.
-
-    A further request continues prompts whose lengths range from one token to many.
-    """
+    """Continue prompts of different lengths in one batch, beyond `max_length`. In a further request, the lengths range
+    from one token to many."""
     beyond, width = greedy_requests(probe).first[0], greedy_requests(probe).further[-1].prompt.shape[1]
     many = replace(_asked(probe, "", _prompt(probe.config, 12, MANY, width), 3), parameters=beyond.parameters)
     lengths = np.linspace(width, 1, MANY).astype(int)
@@ -242,17 +219,13 @@ def ragged_requests(probe: Probe) -> Asked:
 
 
 def _ragged(request: Request, name: str, prompt: np.ndarray, lengths: np.ndarray) -> Request:
-    """Return the request with prompts that are cut to these lengths."""
     cut = np.where(np.arange(prompt.shape[1]) < lengths[:, None], prompt, request.config.filling_id)
     return replace(request, name=name, prompt=cut, lengths=lengths)
 
 
 @kept_in(0)
 def beam_requests(probe: Probe) -> Asked:
-    """Run beam search; if there is an end token, some continuations end.
-
-    Further requests use a single row, or a single beam.
-    """
+    """Run beam search; an end token ends some continuations. Further requests use a single row, or a single beam."""
     config, parameters = probe.config, drawing_requests(probe).first[0].parameters
     if config.eos_id is not None and "head.bias" in parameters:
         spread = float(probe.oracle.expected["logits"].std())
@@ -268,7 +241,7 @@ def beam_requests(probe: Probe) -> Asked:
 
 @kept_in(0)
 def penalty_requests(probe: Probe) -> Asked:
-    """Run beam search with scores that are divided by a power of the length of each continuation."""
+    """Run beam search with scores divided by a power of each continuation's length."""
     (request,) = beam_requests(probe).first
     return Asked(
         tuple(replace(request, name=f"beams with the penalty {power:g}", length_penalty=power) for power in PENALTIES)
@@ -276,7 +249,7 @@ def penalty_requests(probe: Probe) -> Asked:
 
 
 def _with_equally_likely_tokens(probe: Probe) -> Arrays:
-    """Return parameters that make all tokens equally likely on average, so that no token repeats all the time."""
+    """Make all tokens equally likely on average, so that no token repeats all the time."""
     if probe.config.tied_head:
         return _with_changed_signs(probe)
     if "head.bias" not in probe.parameters:
@@ -289,10 +262,8 @@ def _with_equally_likely_tokens(probe: Probe) -> Arrays:
 
 
 def _with_changed_signs(probe: Probe) -> Arrays:
-    """Return changed parameters for a model with a tied head, which would otherwise mostly repeat its last token.
-
-    Half of the features of the last norm change their sign. If the head has a bias, it makes all tokens equally likely.
-    """
+    """Change half of the last norm's signs, because a model with a tied head would otherwise mostly repeat its last
+    token. A head with a bias makes all tokens equally likely."""
     config, last = probe.config, f"decoder.layers.{probe.config.num_decoder_layers - 1}.feed_forward_norm"
     name = f"{'decoder.final_norm' if config.final_norm else last}.weight"
     if name not in probe.parameters:
@@ -315,10 +286,8 @@ def _likeliest(probe: Probe) -> int:
 
 
 def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
-    """For a head without bias, return the same two requests as `_ending`, with other end tokens.
-
-    In the first request, the end token never occurs. In the second request, rows end at as many different steps as
-    possible."""
+    """Return the requests of `_ending` for a head without bias, with other end tokens. In the first request, the end
+    token never occurs. In the second request, rows end at as many different steps as possible."""
     config, begin = beyond.config, beyond.prompt.shape[1]
     endless = replace(config, eos_id=None)
     tokens = generate(endless, beyond.parameters, beyond.prompt, beyond.steps, source=beyond.source)
@@ -338,17 +307,14 @@ def _ending_without_bias(beyond: Request) -> tuple[Request, ...]:
 
 
 def _pushed(parameters: Arrays, token: int, push: float) -> Arrays:
-    """Return the parameters with `push` added to the bias of a token in the head."""
     bias = parameters["head.bias"].copy()
     bias[token] += push
     return parameters | {"head.bias": bias}
 
 
 def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
-    """Choose the bias of the end token that makes rows end at as many different steps as possible.
-
-    The tokens of a row before its end do not depend on this bias.
-    """
+    """Choose the bias of the end token so that rows end at as many different steps as possible. A row's tokens before
+    its end do not depend on this bias."""
     tokens = generate(never.config, never.parameters, never.prompt, never.steps, source=never.source)
     logits = following(never, parameters, tokens, never.steps)
     margins = np.delete(logits, eos_id, axis=-1).max(axis=-1) - logits[..., eos_id].astype(np.float64)
@@ -356,7 +322,7 @@ def _push(never: Request, eos_id: int, parameters: Arrays) -> float:
     between = (ordered[1:] + ordered[:-1]) / 2
 
     def steps(push: float) -> tuple[bool, int, int]:
-        """Return whether all rows end in time, the number of different last steps, and the earliest last step."""
+        """Return (whether all rows end in time, the number of different last steps, the earliest last step)."""
         ended = [int(np.argmax(row < push)) for row in margins if (row < push).any()]
         in_time = len(ended) == len(margins) and max(ended) + 1 < margins.shape[1]
         return in_time, len(set(ended)), min(ended, default=0)

@@ -27,23 +27,21 @@ from transparity_conformance.capabilities.port_calls import PortError
 from transparity_conformance.report.comparison import gap
 
 PADDING = -1
-"""The index that marks an entry as padding."""
+"""The index of a padding entry."""
 
 WORDS = "expected replicated, partial, sharded:AXIS or rank:NUMBER, and padded:AXIS after it"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement of one value on several ranks."""
-
     kind: str = "replicated"
-    """One of `replicated`, `partial`, `sharded` and `rank`."""
+    """`replicated`, `partial`, `sharded` or `rank`."""
     number: int = 0
-    """The axis of the shards, or the only rank that has the value."""
+    """The axis of the shards, or the only rank with the value."""
     padded: int | None = None
-    """The axis at whose end padding was added; None if the value has no padding."""
+    """The axis that ends with padding; None without padding."""
     indices: tuple[tuple[int, ...], ...] | None = None
-    """The indices of each rank's entries along the sharded axis; None if the indices are consecutive."""
+    """The indices of each rank's entries along the sharded axis; None if they are consecutive."""
 
     def __str__(self) -> str:
         words = self.kind if self.kind in ("replicated", "partial") else f"{self.kind}:{self.number}"
@@ -55,28 +53,23 @@ REPLICATED = Placement()
 
 @dataclass(frozen=True)
 class Joined:
-    """The joined value, and the largest difference between its replicas."""
-
     value: np.ndarray
     gap: float = 0.0
     rank: int = 0
-    """The rank whose replica differs most from the replica of rank 0."""
+    """The rank whose replica differs most from rank 0's."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The number of ranks of a port, and the placements that it declares."""
-
     ranks: int = 1
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def of(self, name: str) -> Placement:
-        """Return the first placement that matches the name of a tap, a parameter, or a method."""
+        """Return the first placement that matches the name of a tap, a parameter or a method."""
         fitting = (placement for pattern, placement in self.placements.items() if fnmatchcase(name, pattern))
         return self.placements.get(name) or next(fitting, REPLICATED)
 
     def is_sharded(self, name: str) -> bool:
-        """Return whether the ranks have different parts of a parameter."""
         return self.of(name).kind == "sharded"
 
 
@@ -84,7 +77,7 @@ ALONE = Sharding()
 
 
 def read_placements(declared: Any, ranks: int) -> dict[str, Placement]:
-    """Return the placements that a port declares; raise `PortError` if they are not valid."""
+    """Return the placements that a port declares; raise `PortError` if they are invalid."""
     if not isinstance(declared, Mapping):
         raise PortError(f"placements is {shown(declared)}; expected a dict of names and placements.")
     return {str(name): _read(str(name), value, ranks) for name, value in declared.items()}
@@ -114,7 +107,6 @@ def _read(name: str, value: Any, ranks: int) -> Placement:
 
 
 def _words(value: Any) -> dict[str, Any]:
-    """Return a placement as a dict."""
     if isinstance(value, str):
         words = [word.partition(":") for word in value.split()]
         return {word: number if colon else None for word, colon, number in words}
@@ -153,7 +145,6 @@ def join(name: str, values: Sequence[np.ndarray | None], placement: Placement, s
 
 
 def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement) -> None:
-    """Raise `PortError` if the shapes on two ranks contradict the placement."""
     axis, first = placement.number if placement.kind == "sharded" else None, values[0]
     if axis is not None and not -first.ndim <= axis < first.ndim:
         raise PortError(f"{name} is declared sharded:{axis}, but has only {first.ndim} axes.")
@@ -169,7 +160,7 @@ def _check_shapes(name: str, values: Sequence[np.ndarray], placement: Placement)
 
 
 def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Joined:
-    """Join values that all ranks have, in shapes that fit the placement."""
+    """Join values of all ranks, in shapes that fit the placement."""
     if placement.kind == "partial":
         return Joined(np.sum(np.stack(values), axis=0, dtype=np.result_type(values[0], np.float32)))
     if placement.kind == "replicated":
@@ -184,7 +175,7 @@ def _joined(name: str, values: Sequence[np.ndarray], placement: Placement) -> Jo
 def _by_index(
     name: str, values: Sequence[np.ndarray], placement: Placement, indices: tuple[tuple[int, ...], ...]
 ) -> Joined:
-    """Join the shards by their indices, and compare entries that several ranks have."""
+    """Join shards by their indices, and compare the entries that several ranks have."""
     entries: dict[int, np.ndarray] = {}
     worst, farthest = 0.0, 0
     for rank, (value, places) in enumerate(zip(values, indices, strict=True)):
@@ -206,7 +197,6 @@ def _by_index(
 
 
 def _unpadded(name: str, value: np.ndarray, placement: Placement, shape: Any) -> np.ndarray:
-    """Return the value without the declared padding."""
     axis = placement.padded
     if axis is None or shape is None or len(shape) != value.ndim or not -value.ndim <= axis < value.ndim:
         return value
@@ -240,7 +230,7 @@ def _check_whole(name: str, value: np.ndarray, placement: Placement, shape: Any,
 
 
 def split(value: np.ndarray, placement: Placement, ranks: int) -> list[np.ndarray]:
-    """Return the part of a joined value that each rank has; a replicated value is whole on every rank."""
+    """Return each rank's part of a joined value; a replicated value is whole on every rank."""
     if placement.kind != "sharded":
         return [value] * ranks
     if placement.indices is None:

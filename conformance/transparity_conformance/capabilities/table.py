@@ -1,9 +1,7 @@
-"""The table of all capabilities of a port besides its forward pass, and their comparison with the reference.
+"""The table of all capabilities besides the forward pass, and their comparison with the reference.
 
-Checks in this process, bundles, the command line and the documentation use this table. The name of a capability is the
-name of a section in a bundle and of an option in the command line.
-
-A port in this process may raise any exception. Its results are judged as arrays by the functions in each `Capability`.
+Checks in this process, bundles, the command line and the documentation use this table. A capability's name is the name
+of the bundle's section and of the command line's option.
 """
 
 from __future__ import annotations
@@ -45,23 +43,20 @@ from transparity_conformance.report.report import (
 CAPABILITIES = {row.name: row for row in (LOSS, GRADIENTS, GENERATION, BEAMS, STEPS, TRAINING)}
 
 OF_GIVEN = (LOSS, GRADIENTS_OF_GIVEN, GENERATION_OF_GIVEN, BEAMS_OF_GIVEN, STEPS)
-"""The capabilities that can be checked if the user gives the parameters, such as a checkpoint."""
+"""The capabilities that can be checked with given parameters, such as the weights of a checkpoint."""
 
 ATTRIBUTES = tuple(row.attribute for row in CAPABILITIES.values())
 
 
 def offered_by(forward: object) -> list[Capability]:
-    """Return the capabilities that a port has."""
     return [row for row in CAPABILITIES.values() if has_method(forward, row.attribute)]
 
 
 def compare_capabilities(
     port: BuiltPort, forward: ForwardPass, rows: Iterable[Capability], left_out: Mapping[str, str], *, is_right: bool
 ) -> CapabilityResult:
-    """Compare every capability in `rows` that a port has, except those in `left_out`.
-
-    `left_out` maps the names of methods to reasons. `is_right` tells whether the forward pass agrees.
-    """
+    """Compare every capability in `rows` that a port has, except the methods in `left_out`, which states reasons.
+    `is_right` tells whether the forward pass agrees."""
     offered = {row.attribute for row in offered_by(port.forward)}
     missing = [name for name in ATTRIBUTES if name not in offered | left_out.keys()]
     found = not_compared(*(f"{name}: the port has no such method" for name in missing))
@@ -74,7 +69,6 @@ def compare_capabilities(
 def compare_capability(
     row: Capability, port: BuiltPort, forward: ForwardPass, *, is_right: bool = True
 ) -> CapabilityResult:
-    """Compare all claims of one capability."""
     reason = row.reason(first_of(forward.probes)[1], forward.dtype)
     if reason := reason or ("" if is_right else row.if_forward_diverges):
         return not_compared(f"{row.attribute}: {reason}")
@@ -90,7 +84,7 @@ def compare_capability(
 
 
 def why_not(way: Way, forward: ForwardPass, verdicts: Mapping[str, Verdict]) -> str:
-    """Return the reason why a claim is not compared for any port; empty if it is compared."""
+    """Return why a claim is not compared, whatever the port; empty if it is compared."""
     if way.requires and verdicts.get(way.requires) != "agrees":
         return "this depends on greedy generation, which is wrong"
     return way.why_not(first_of(forward.probes)[1], forward.dtype)
@@ -126,7 +120,6 @@ def _compare_way(row: Capability, way: Way, port: BuiltPort, forward: ForwardPas
 
 
 def failed(claim: str, key: str, error: PortError) -> CapabilityResult:
-    """Return the result of a capability whose call raised an exception."""
     cause = Cause("raises", f"it raised {error}")
     result = ClaimResult(claim, "diverges", math.inf, 0.0, key)
     return CapabilityResult((result,), (Divergence(claim, math.inf, 0.0, (cause,), probe=key),))

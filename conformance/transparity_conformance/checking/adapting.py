@@ -1,4 +1,4 @@
-"""The command `transparity adapt`, which writes the adapter of a port and reports how certain it is."""
+"""The command `transparity adapt`: write the adapter of a port, and report how certain it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = {
     "up": {"up"},
     "down": {"down"},
 }
-"""Common words for the role of a parameter, as they occur in names of tensors."""
+"""Common words for a parameter's role in names of tensors."""
 
 
 def adapt_port(
@@ -41,12 +41,8 @@ def adapt_port(
     budget: float,
     progress: Progress,
 ) -> tuple[str, list[str], int]:
-    """Find the adapter of a port in a separate process, and write it.
-
-    Returns: The text of the adapter, lines for people, and the exit code.
-
-    The exit code is 0 if the logits agree, 1 if they differ, and 3 if the adapter is incomplete.
-    """
+    """Find a port's adapter in a separate process, and write it. Return the adapter's text, lines for people, and the
+    exit code. The exit code is 0 if the logits agree, 1 if they differ, and 3 if the adapter is incomplete."""
     name, chosen = _chosen(preset, config, family)
     build = isolated_build(port, timeout, "")
     try:
@@ -75,7 +71,6 @@ def _chosen(preset: str | None, config: Path | None, family: str | None) -> tupl
 
 
 def remarks(port: str, option: str, known: list[str], config: TransformerConfig) -> list[str]:
-    """Return the comment at the top of the adapter."""
     letters = ", ".join(f"{letter} {field}" for letter, field in letters_of(config).items())
     return [
         f"The tensors of {safe(port)}, written by `transparity adapt {safe(port)} {safe(option)}`.",
@@ -118,7 +113,7 @@ def summary(result: Adapted) -> tuple[list[str], int]:
 
 
 def contradicting(lines: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each line whose tensor has a name that belongs to another role."""
+    """Yield a sentence for each tensor whose name suggests another role."""
     found = []
     for ours, line in lines.items():
         role, said = ours.split(".")[-2], called(line)
@@ -131,6 +126,5 @@ def contradicting(lines: Mapping[str, str]) -> list[str]:
 
 
 def called(line: str) -> set[str]:
-    """Return the roles that occur in the name of a tensor."""
     words = set(re.split(r"[^a-z]+", line.partition(".view(")[0].partition("[")[0].lower()))
     return {role for role, names in WORDS.items() if words & names}

@@ -1,6 +1,6 @@
-"""Calls of a port on every probe and at other sizes.
+"""Calls of a port on every probe, and at other sizes.
 
-If the port refuses a model of other sizes, either when it is built or for a single token, the coverage excludes these
+A port may refuse a model of other sizes when it is built, or for a single token; the coverage then excludes these
 sizes. If the port accepts a single token but fails on longer inputs, the verdict is inconclusive.
 """
 
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
-    """Return the port's result, or the error that it raised; raise if the port's process has ended."""
+    """Return the port's result or its error; raise if its process has ended."""
     try:
         return call()
     except PortProcessError:
@@ -37,8 +37,6 @@ def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one call with the reference."""
-
     probe: ReachProbe
     error: float
     budget: float
@@ -50,13 +48,12 @@ class Comparison:
 
     @property
     def call(self) -> Call:
-        """The name, the longest input and the result of the call."""
         return Call(self.probe.name, max(self.probe.lengths), self.is_wrong)
 
 
 @dataclass
 class ReachedCalls:
-    """Calls at other sizes: those that were compared, and those that were not, with the reasons."""
+    """Calls at other sizes: calls that were compared, and calls that were not, with the reasons."""
 
     compared: list[Comparison] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -66,9 +63,9 @@ class ReachedCalls:
     is_history: bool = False
     """Whether a newly built port answers the first wrong call correctly."""
     forwards: dict[int, Callable[..., Any]] = field(default_factory=dict)
-    """The built ports, by the identity of their parameters."""
+    """The built ports by their parameters' `id`."""
     notes: list[str] = field(default_factory=list)
-    """Notes for the report about wrong calls, such as the number of wrong positions."""
+    """Notes on wrong calls, such as the number of wrong positions."""
 
     @property
     def probes(self) -> list[ReachProbe]:
@@ -76,7 +73,6 @@ class ReachedCalls:
 
     @property
     def wrong(self) -> list[Comparison]:
-        """The wrong calls, the shortest first."""
         wrong = [comparison for comparison in self.compared if comparison.is_wrong]
         return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 
@@ -92,15 +88,14 @@ class Ran:
     actual: dict[str, Mapping[str, np.ndarray]]
     reached: ReachedCalls
     forwards: dict[int, Callable[..., Any]]
-    """The built ports by the identity of their parameters; the first port belongs to the first probe."""
+    """The built ports by their parameters' `id`; the first one belongs to the first probe."""
     probes: dict[str, Probe]
-    """The probes that ran; if the port refused the sizes of a probe, a probe of other sizes replaces it."""
+    """The probes that ran, in other sizes if the port refused the original sizes."""
     raised: PortError | None = None
-    """The first error at the requested sizes; None if the port failed on no probe, or on all probes of these sizes."""
+    """The first error at the requested sizes; None if the port failed on no probe or on all."""
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """The port that was built for the first probe."""
         return next(iter(self.forwards.values()))
 
 
@@ -112,10 +107,8 @@ def run_all(
     logits_only: bool,
     answered: Callable[[Probe, Mapping[str, np.ndarray]], None] = lambda probe, taps: None,
 ) -> Ran:
-    """Run a port on every probe; `answered` is called with each result immediately.
-
-    If a probe has other sizes than the first probe and the port refuses them, further sizes are tried.
-    """
+    """Run a port on every probe; pass each result to `answered` at once. If the port refuses a probe with other sizes
+    than the first, try further sizes."""
     first = next(iter(probes.values()))
     ran = Ran({}, ReachedCalls(), {id(first.parameters): built(build, first)}, {})
     for done, (key, probe) in enumerate(probes.items()):
@@ -130,7 +123,7 @@ def run_all(
 
 
 def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: bool) -> bool:
-    """Build the port for a probe if it is not yet built, and return whether it is built."""
+    """Build the port for a probe if necessary; return whether it is built."""
     name = f"probe {key} (embed_dim {probe.config.embed_dim}, feed_forward_dim {probe.config.feed_forward_dim})"
     if id(probe.parameters) not in ran.forwards:
         made = build_model(build, probe, name, ran.reached, is_derived=is_derived)
@@ -139,7 +132,7 @@ def _can_be_built(build: Port, key: str, probe: Probe, ran: Ran, is_derived: boo
 
 
 def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool) -> Mapping[str, np.ndarray] | None:
-    """Call the port on a probe; an error on any probe but the first is stored in `ran`."""
+    """Call the port on a probe; store an error on any probe but the first in `ran`."""
     forward, is_derived = ran.forwards[id(probe.parameters)], probe.config != first.config
     taps = answer_or_error(lambda: call_model(forward, probe, ran.reached, is_derived, logits_only=logits_only))
     if not isinstance(taps, PortError):
@@ -154,7 +147,7 @@ def _called(key: str, probe: Probe, ran: Ran, first: Probe, *, logits_only: bool
 def build_model(
     build: Port, probe: Probe, name: str, reached: ReachedCalls, *, is_derived: bool
 ) -> Callable[..., Any] | None:
-    """Build a port; if the port refuses a model of derived sizes, add a note and return None."""
+    """Build a port; return None, with a note, if it refuses derived sizes."""
     made = answer_or_error(lambda: built(build, probe))
     if not isinstance(made, PortError):
         return made
@@ -173,11 +166,9 @@ def call_model(
     logits_only: bool,
     may_refuse: bool = False,
 ) -> Mapping[str, np.ndarray] | None:
-    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None.
-
-    A port that gets its weights with each call can refuse them only in a call, even for a single token. With
-    `may_refuse`, the port may also refuse a length that the user did not ask for.
-    """
+    """Run a port on a probe; if the port fails on a model of derived sizes, add a note and return None. A port that
+    gets its weights with each call can refuse them only in a call, even for one token. With `may_refuse`, the port may
+    also refuse a length that the user did not request."""
     began = time.monotonic()
     taps = answer_or_error(lambda: run(function, probe, logits_only=logits_only))
     try:
@@ -196,5 +187,5 @@ def call_model(
 
 
 def whole(probe: ReachProbe) -> Probe:
-    """Return the same call as a probe with all taps, not only with logits."""
+    """Return the call as a probe with all taps."""
     return Probe(probe.case, probe.name, probe.purpose, probe.config, probe.parameters, probe.inputs)

@@ -35,8 +35,6 @@ __all__ = ["Actual", "Port", "PortError", "Progress", "assert_conforms", "check"
 
 
 class Against(TypedDict, total=False):
-    """The options of `check` for comparing a port with another implementation."""
-
     against: Any
     """A module, a loader, or a name as on the command line; a list of two of them adds a third implementation."""
     checkpoint: Any
@@ -89,7 +87,6 @@ def check(
 
 
 def _names(build: Port | str, name: str | None, ranks: int) -> tuple[str, int]:
-    """Return the name of a port in its report, and the number of its ranks."""
     return name or name_of(build), ranks if isinstance(build, str) else max(ranks, ranks_of(build))
 
 
@@ -103,7 +100,7 @@ ALONE: Mapping[str, Any] = {
     "lengths": (),
     "quick": False,
 }
-"""Options that exclude `against`, with their defaults."""
+"""Options that cannot be combined with `against`, with their defaults."""
 
 
 def _check_against(given: Mapping[str, Any]) -> Report:
@@ -126,7 +123,6 @@ def _check_against(given: Mapping[str, Any]) -> Report:
 
 
 def _report(evidence: Evidence) -> Report:
-    """Run the stages whose conditions hold, and return the resulting report."""
     with evidence.kept():
         for run, *conditions in STAGES:
             if all(is_met(evidence) for is_met in conditions):
@@ -138,7 +134,7 @@ def _report(evidence: Evidence) -> Report:
 def _system(
     preset: str | None, family: str | None, config: TransformerConfig | None, parameters: Arrays | None, ranks: int
 ) -> tuple[str | None, TransformerConfig | None]:
-    """Return the name and the configuration to check; for several ranks, sizes are made divisible by their number."""
+    """Return the name and the configuration to check; on several ranks, sizes are multiples of their number."""
     is_own = config is not None or parameters is not None
     if family is not None:
         preset, config = preset or family, config or example_config(family)
@@ -176,11 +172,11 @@ STAGES: tuple[tuple[Callable[[Evidence], Any], ...], ...] = (
     (ranks.judge_ranks, Evidence.is_on_ranks),
     (audit_loader, Evidence.is_whole),
 )
-"""The stages of a check in order, each with the conditions under which it runs."""
+"""The stages in order, each with the conditions under which it runs."""
 
 
 def name_of(build: Any) -> str:
-    """Return the name of a port in reports: `module:build` for a function, otherwise the name of the class."""
+    """Return a port's name in reports: `module:build` for a function, otherwise the class."""
     if isinstance(build, str):
         return build
     while isinstance(build, functools.partial):

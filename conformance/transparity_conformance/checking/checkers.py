@@ -1,4 +1,4 @@
-"""The command `transparity check`: its options, and checks on several configurations."""
+"""The command `transparity check`: its checks, on several configurations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ Check = Callable[[System, Progress], Report]
 
 
 def checker(options: Options) -> Check:
-    """Return the check of a configuration; the port is a function, an artifact or a program in a separate process."""
+    """Return the check of one configuration. The port, which is a function, an artifact or a program, runs in a
+    separate process."""
     if options.command is not None:
         names = ("dtype", "logits_only", "budget", "located", "sections", "ranks")
         named = {name: getattr(options, name) for name in names} | {"timeout": checked_timeout(options.timeout)}
@@ -58,7 +59,7 @@ def checker(options: Options) -> Check:
 
 
 class PortCheck:
-    """The check of a port in a separate process; all configurations share the process until it ends."""
+    """The check of a port in a separate process, which all configurations share until it ends."""
 
     def __init__(self, options: Options) -> None:
         if options.adapter is not None:
@@ -105,7 +106,7 @@ class PortCheck:
         return replace(report, not_compared=not_compared, notes=notes, timing={**starts, **report.timing})
 
     def systems(self, checkpoint: Checkpoint) -> Iterator[System]:
-        """Yield the configurations for a port with a checkpoint; the limits of an artifact apply to all calls."""
+        """Yield the configurations for a port with a checkpoint; an artifact's limits apply to all calls."""
         if runtime_of(self.spec) is None:
             yield from checkpoint_systems(checkpoint, for_loader=self.is_loader())
             return
@@ -118,10 +119,8 @@ class PortCheck:
         yield artefact_system(checkpoint, limits)
 
     def is_loader(self, needed_by: str = "") -> bool:
-        """Return whether the port is a loader, according to its signature.
-
-        Raises `UsageError` if the port is neither a loader nor a `build`, or if an option needs a loader.
-        """
+        """Return whether the port is a loader, by its signature. Raise `UsageError` if it is neither a loader nor a
+        `build`, or if an option needs a loader."""
         count = required_arguments(signature_of(self.build))
         if count not in (1, 2, None):
             raise UsageError(
@@ -137,10 +136,8 @@ class PortCheck:
 
 
 def named_systems(options: Options) -> list[System]:
-    """Return the configurations of families, or of presets and a configuration file; empty with a checkpoint.
-
-    Raises `UsageError` if a name is unknown.
-    """
+    """Return the configurations of families, or of presets and a file; empty with a checkpoint. Raise `UsageError` for
+    an unknown name."""
     if options.checkpoint is not None:
         return []
     return list(
@@ -153,10 +150,7 @@ def named_systems(options: Options) -> list[System]:
 def chosen_systems(
     check: Check, options: Options, named: Sequence[System], imported: Callable[[Path, str | None], Checkpoint]
 ) -> Iterator[System]:
-    """Yield the configurations of a command: the `named` ones, a checkpoint, or its layers one at a time.
-
-    Raises `UsageError` if the port has the wrong kind.
-    """
+    """Yield the `named` configurations, a checkpoint, or its layers. Raise `UsageError` for the wrong kind of port."""
     if options.checkpoint is not None and "--by-layer" in options.given:
         assert isinstance(check, PortCheck)
         check.is_loader("--by-layer")
@@ -181,13 +175,9 @@ def check_all(
     progress: Callable[[], AbstractContextManager[Progress]],
     show: Callable[[Report], None],
 ) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check every configuration and show each report.
-
-    An error ends only the check of one configuration. Ctrl-C ends all checks; if a divergence is known by then, its
-    report is shown first.
-
-    Returns: The reports, and the names of the configurations by error message.
-    """
+    """Check every configuration, and show each report. Return the reports, and the names of configurations by error
+    message. An error ends only the check of one configuration. Ctrl-C ends all checks; a report on a divergence that is
+    already known is shown first."""
     reports: list[Report] = []
     errors: dict[str, list[str]] = {}
     for system in systems:

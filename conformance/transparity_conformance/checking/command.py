@@ -1,4 +1,4 @@
-"""Checks of ports that are programs: each is run on a bundle with a time limit, and its outputs are judged."""
+"""Checks of ports that are programs: run each on a bundle with a time limit, and judge its outputs."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def _with_ranks(
 
 
 def _failed(report: Report, failure: str) -> Report:
-    """Return the report on a program that failed, whose verdict cannot be `agrees`."""
+    """Return the report on a program that failed; its verdict cannot be `agrees`."""
     verdict = "inconclusive" if report.verdict == "agrees" else report.verdict
     return dataclasses.replace(report, verdict=verdict, notes=(failure, *report.notes))
 
 
 def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapping[str, str]]) -> list[Completed]:
-    """Run a program on the bundle in `folder`, once for each environment, with a separate output file each time."""
+    """Run a program on the bundle, once per environment, each with its own output file."""
     copies = []
     for rank, environment in enumerate(environments):
         own = folder / f"{rank}-of-{len(environments)}"
@@ -95,7 +95,7 @@ def _run(command: str, folder: Path, timeout: float, environments: Sequence[Mapp
 
 
 def _outputs(command: str, actual: Path, failure: str | None, bundle: Bundle) -> Actual:
-    """Return the outputs of a program; if the program was stopped while writing, only the complete outputs."""
+    """Return the outputs of a program; if the program was stopped while writing, return only complete outputs."""
     if not os.path.lexists(actual):
         ended = f"The command {shown(command)} exited normally" if failure is None else failure.removesuffix(".")
         raise BundleError(f"{ended}, but wrote no {actual.name}.")
@@ -113,12 +113,8 @@ def _beside_one(
     outputs: Actual,
     bundle: Bundle,
 ) -> tuple[RanksComparison, Differing, list[str]]:
-    """Compare the outputs of the first rank with a single rank and with the other ranks.
-
-    The last result is a line for the report about ranks that wrote no file; empty if all wrote one.
-
-    Raises `BundleError` if the file of another rank is invalid.
-    """
+    """Compare the first rank's outputs with a single rank and with the other ranks. The last result is a line about
+    ranks that wrote no file; empty if all wrote a file. Raise `BundleError` if the file of another rank is invalid."""
     count, differing, probes = len(completed), Differing(), bundle.probes
     silent = [str(rank) for rank, each in enumerate(completed) if not os.path.lexists(each.actual)]
     absent = [f"ranks {', '.join(silent)}: they wrote no file"] if silent else []
@@ -137,7 +133,6 @@ def _beside_one(
 
 
 def _note(differing: Differing, outputs: Actual, others: Actual, rank: int) -> None:
-    """Note the differences between the outputs of the first rank and another rank."""
     for group in outputs.keys() & others.keys():
         for name in outputs[group].keys() & others[group].keys():
             ours, theirs = outputs[group][name], others[group][name]

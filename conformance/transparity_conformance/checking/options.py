@@ -1,4 +1,4 @@
-"""The options of `transparity check`, and rules for combining them. Imports are fast, so errors appear at once."""
+"""The options of `transparity check`, and their rules. Imports are fast, so that errors appear at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `transparity check`."""
-
     port: str | None = None
     command: str | None = None
     preset: Sequence[str] | None = None
@@ -44,17 +42,16 @@ class Options:
     sections: Sequence[str] = ()
     """The optional sections of a program's bundle."""
     located: Callable[[Report], None] = lambda report: None
-    """A function that is called with the report on a diverging port, before the search for causes."""
+    """Receives the report on a diverging port, before the search for causes."""
 
     @property
     def spec(self) -> str:
-        """The name of the port, which is not a `command`."""
         assert self.port is not None
         return self.port
 
     @property
     def given(self) -> set[str]:
-        """The names of the options that were given, as they are written in `RULES`."""
+        """Return the names of the given options, as in `RULES`."""
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
         given = {f"--{name}": getattr(self, name) for name in names}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
@@ -76,17 +73,16 @@ class Options:
 
 @dataclass(frozen=True)
 class OptionRule:
-    """A rule for combining one option with others, and the message for a command that breaks the rule."""
+    """A rule on one option, and the message for a command that breaks the rule."""
 
     option: str
     says: str
     excludes: str = ""
-    """The options that must be absent, separated by spaces."""
+    """Options that must be absent, separated by spaces."""
     needs: str = ""
-    """The options of which at least one must be present, separated by spaces."""
+    """Options of which at least one must be present, separated by spaces."""
 
     def is_broken(self, given: set[str]) -> bool:
-        """Return whether the given options break the rule."""
         lacks = bool(self.needs) and given.isdisjoint(self.needs.split())
         return self.option in given and (lacks or not given.isdisjoint(self.excludes.split()))
 
@@ -129,7 +125,6 @@ RULES = (
     OptionRule("--adapter", OF_MODELS.format("--adapter", "", " with its own weights"), "ARTEFACT"),
     OptionRule("ARTEFACT", OF_OWN, needs="--checkpoint"),
 )
-"""Options that exclude each other or need another option."""
 
 
 def one_sentence(error: BaseException) -> str:
@@ -143,7 +138,7 @@ def one_sentence(error: BaseException) -> str:
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:
-    """Return the checkpoint to check with; if none is given and the port is a Hugging Face folder, the port itself."""
+    """Return the checkpoint. Without a checkpoint, a port that is a Hugging Face folder is itself the checkpoint."""
     runtime = runtime_of(port)
     if checkpoint is not None or port is None or runtime is not HUB or any(others):
         return checkpoint

@@ -1,4 +1,4 @@
-"""The configurations on which a port is checked: presets, a configuration in a file, or a checkpoint.
+"""The configurations on which a port is checked: presets, a configuration file, or a checkpoint.
 
 The limits of an artifact become part of the reference's configuration, so that no call exceeds them. The report lists
 each limit as not compared.
@@ -33,26 +33,26 @@ from transparity_conformance.running.loading import Limits
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """A configuration to check, its name in reports, and the parameters of a checkpoint."""
+    """A configuration to check, its name in reports, and a checkpoint's parameters."""
 
     name: str
     config: TransformerConfig
     parameters: Arrays | None = None
     model_type: str | None = None
-    """The family of the folders that a loader reads; None if the port is a `build`."""
+    """The family of a loader's folders; None for a `build`."""
     dtype: str | None = None
     """The precision of an artifact; None for the requested precision."""
     not_compared: tuple[str, ...] = ()
-    """The limits of an artifact, each with its consequence."""
+    """An artifact's limits, each with its consequence."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether the user chose the sizes, instead of the probe sizes of the checker."""
+        """Return whether the user chose the sizes; otherwise they are the checker's probe sizes."""
         return self.parameters is not None or self.name in ("config", self.model_type)
 
 
 def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
-    """Yield the named presets and the configuration in a file; if neither is given, yield all presets."""
+    """Yield the named presets and the configuration in a file; all presets if neither is given."""
     for name in dict.fromkeys(names or (() if config else PRESETS)):
         yield System(name, preset(name).resized())
     if config is not None:
@@ -60,13 +60,13 @@ def systems(names: Sequence[str], config: Path | None) -> Iterator[System]:
 
 
 def family_systems(names: Sequence[str], changes: Sequence[str] = (), head: str | None = None) -> Iterator[System]:
-    """Yield the small model of each family with random weights; `example_config` explains the other arguments."""
+    """Yield each family's small model with random weights; `example_config` explains the other arguments."""
     for name in dict.fromkeys(names):
         yield System(name, example_config(name, changes, head), model_type=name)
 
 
 def checkpoint_systems(checkpoint: Checkpoint, *, for_loader: bool) -> Iterator[System]:
-    """Yield a checkpoint with its weights; for a loader, also yield its configuration at probe size."""
+    """Yield a checkpoint with its weights; for a loader, also its configuration at probe size."""
     name, config = checkpoint.model_type, checkpoint.config
     yield System(name, config, checkpoint.parameters, name if for_loader else None)
     if for_loader:
@@ -99,7 +99,7 @@ def layer_systems(folder: Path, head: str | None, layers: str | None) -> Iterato
 
 
 def layer_numbers(text: str) -> list[int]:
-    """Return the numbers in a text such as `0,7,31`, or raise `UsageError`."""
+    """Read a text such as `0,7,31`; raise `UsageError` if it is no list of numbers."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise UsageError(f"--layers is {shown(text)}; expected numbers separated by commas, from 0: 0,7,31.")
@@ -107,7 +107,7 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def named_config(name: str, *, resized: bool) -> TransformerConfig:
-    """Return the configuration of a preset (with `resized`, at probe size), of a family's small model, or in a file."""
+    """Return the configuration of a preset (at probe size if `resized`), of a family's small model, or in a file."""
     if label(name) == "config":
         return read_config(Path(name))
     if name in templates() and name not in PRESETS:
@@ -120,24 +120,21 @@ def named_config(name: str, *, resized: bool) -> TransformerConfig:
 
 
 def label(name: str) -> str:
-    """Return the name of a preset, or `config` for a path."""
     return "config" if name.endswith(".json") else name
 
 
 SEED = 5
 
 LEAST_OF_A_HEAD = 4
-"""The number of features per head: two pairs, with different rotation angles."""
+"""Features per head: two pairs, with different rotation angles."""
 
 LEAST_OF_A_RANK = 2
-"""The number of heads per rank; with a single head, a wrong order of heads would not show."""
+"""Heads per rank; with one head, a wrong order of heads would not show."""
 
 
 def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration at probe size, with heads, features, tokens and layers that are divisible by `ranks`.
-
-    If there are several key-value heads, there is at least one for each rank.
-    """
+    """Return the configuration at probe size, with heads, features, tokens and layers that `ranks` divides. Several
+    key-value heads become at least one per rank."""
     resize = functools.partial(small_system, config) if config.shared_embedding else config.resized
     small = resize()
     heads = max(_multiple(small.num_heads, ranks), LEAST_OF_A_RANK * ranks)
@@ -155,7 +152,7 @@ def divisible(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
-    """Return the configuration with square weights, as in `other_sizes`, in sizes that are divisible by `ranks`."""
+    """Return the configuration with square weights, as in `other_sizes`, in sizes that `ranks` divides."""
     heads = LEAST_OF_A_RANK * ranks
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, ranks)
     width = LEAST_OF_A_HEAD * heads
@@ -165,7 +162,7 @@ def square(config: TransformerConfig, ranks: int) -> TransformerConfig:
 
 
 def probes_on(probes: Mapping[str, Probe], ranks: int) -> dict[str, Probe]:
-    """Return the probes, with sizes of the probe `square` that are divisible by `ranks`."""
+    """Return the probes; the sizes of the probe `square` are divisible by `ranks`."""
     made = dict(probes)
     if ranks > 1 and "square" in made:
         probe, first = made["square"], next(iter(made.values()))
@@ -184,7 +181,7 @@ def _multiple(size: int, ranks: int) -> int:
 
 
 def artefact_system(checkpoint: Checkpoint, limits: Limits) -> System:
-    """Return the checkpoint with its weights, restricted to the limits of an artifact."""
+    """Return the checkpoint, restricted to an artifact's limits."""
     config, parameters, lines = checkpoint.config, checkpoint.parameters, []
     for narrow in (_masked, _typed, _short):
         config, parameters, line = narrow(config, parameters, limits)
@@ -199,7 +196,7 @@ Narrowed = tuple[TransformerConfig, Arrays, str]
 
 
 def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Use the artifact's mask for padding; without a mask, use no padding."""
+    """Use the artifact's mask for padding; an artifact without a mask gets no padding."""
     if config.reads_pixels or config.reads_frames:
         return config, parameters, ""
     if limits.has_mask:
@@ -212,7 +209,7 @@ def _masked(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Na
 
 
 def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """If token types are not inputs, add the embedding of the first type to the token embeddings."""
+    """If token types are no inputs, add the first type's embedding to the token embeddings."""
     if limits.has_token_types or not config.num_token_types:
         return config, parameters, ""
     stack = config.stacks[0]
@@ -227,7 +224,7 @@ def _typed(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Nar
 
 
 def _short(config: TransformerConfig, parameters: Arrays, limits: Limits) -> Narrowed:
-    """Limit sequences to the length that the artifact fixes."""
+    """Limit sequences to the artifact's fixed length."""
     length = limits.length
     if length is None:
         return config, parameters, ""

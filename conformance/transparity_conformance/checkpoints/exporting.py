@@ -1,4 +1,4 @@
-"""Write models as Hugging Face folders, with the tables that `importing` uses; edit such folders to test loaders."""
+"""Write models as Hugging Face folders, with the tables of `importing`, and edit such folders to test loaders."""
 
 from __future__ import annotations
 
@@ -27,16 +27,11 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 def export_checkpoint(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], folder: str | Path
 ) -> Checkpoint:
-    """Write a model as a Hugging Face folder in float32, import the folder again to verify it, and return the import.
+    """Write a model as a float32 Hugging Face folder; import the folder again to verify it, and return the import.
 
-    Args:
-        model_type: The family, one of `families.FAMILIES`.
-        config: A configuration that the family can express.
-        parameters: The parameters of `config`, exactly representable in float32.
-        folder: A new or empty folder.
-
-    Raises `CheckpointError` if the family cannot express the configuration, or if the folder is not empty or not
-    writable. Raises `ParameterError` if the parameters do not fit `config`.
+    The folder must be new or empty, and float32 must represent the parameters exactly. Raise `CheckpointError` if the
+    family cannot express the configuration, or if the folder is not empty or not writable. Raise `ParameterError` if
+    the parameters do not fit `config`.
     """
     family, folder = family_called(model_type), Path(folder)
     check_parameters(config, parameters)
@@ -59,7 +54,7 @@ def export_checkpoint(
 
 
 def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of config.json for a configuration that the family can express."""
+    """Return the config.json of a configuration that the family can express."""
     return {
         "model_type": model_type,
         "architectures": [family.model],
@@ -71,7 +66,7 @@ def fields_of(model_type: str, family: Family, config: TransformerConfig) -> dic
 
 
 def _token_fields(family: Family, config: TransformerConfig) -> Fields:
-    """Return the fields of the special tokens; the tokens with a default in the family come first."""
+    """Return the fields of the special tokens; tokens with a default in the family come first."""
     found = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "bos_token_id": config.bos_id}
     found |= {"decoder_start_token_id": config.bos_id} if config.architecture == "encoder-decoder" else {}
     return {name: found[name] for name in (*family.defaults, *found) if name in found}
@@ -80,10 +75,8 @@ def _token_fields(family: Family, config: TransformerConfig) -> Fields:
 def tensors_in(
     family: Family, config: TransformerConfig, parameters: Mapping[str, np.ndarray], *, with_computed: bool = True
 ) -> dict[str, np.ndarray]:
-    """Return the float32 tensors of model.safetensors by transformers' names.
-
-    If `with_computed` is false, tensors that contain no parameter are left out.
-    """
+    """Return the tensors of model.safetensors, in float32, by `transformers`' names. If `with_computed` is false, leave
+    out tensors without a parameter."""
     absent = set(family.absent(config))
     table = {theirs: ours for theirs, ours in family.table(config).items() if theirs not in absent}
     exact = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
@@ -100,7 +93,7 @@ def tensors_in(
 
 
 def written(model_type: str, family: Family, config: TransformerConfig) -> dict[str, Any] | None:
-    """Return the content of config.json for a configuration; None if the family cannot express the configuration."""
+    """Return a configuration's config.json; None if the family cannot express it."""
     try:
         fields: dict[str, Any] = json.loads(json.dumps(fields_of(model_type, family, config)))
         again = read_beside(family, config, fields)
@@ -110,18 +103,15 @@ def written(model_type: str, family: Family, config: TransformerConfig) -> dict[
 
 
 def read_beside(family: Family, config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig:
-    """Convert `fields` to a configuration, for a checkpoint with the tensors of `config`."""
+    """Read a configuration from `fields`, for a file with the tensors of `config`."""
     zeros = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(config).items()}
     tensors = tensors_in(family, config, zeros, with_computed=False)
     return configuration(family, fields, {without_prefix(name, family.prefixes) for name in tensors})
 
 
 def accepted_by(model_type: str | None) -> Callable[[TransformerConfig], bool]:
-    """Return a function that decides whether a port accepts a configuration.
-
-    A loader accepts a configuration if its family can express it. Any other port has no `model_type` and accepts every
-    configuration.
-    """
+    """Return a function that tells whether a port accepts a configuration. A loader accepts what its family can
+    express; a port without `model_type` accepts everything."""
     if model_type is None:
         return lambda config: True
     family = family_called(model_type)
@@ -134,8 +124,7 @@ OF_HEADS = ("head.", "head_transform.", "head_norm.")
 def _check_same(
     model_type: str, config: TransformerConfig, parameters: Mapping[str, np.ndarray], again: Checkpoint
 ) -> None:
-    """Raise `CheckpointError` unless the imported checkpoint `again` has this configuration and bitwise equal
-    parameters."""
+    """Raise `CheckpointError` unless `again`, the import, has this configuration and bitwise equal parameters."""
     asked, found = explicit(config), explicit(again.config)
     if names := [name for name, value in asked.items() if found[name] != value]:
         fields = listed([f"{name} {shown(asked[name])} (imported as {shown(found[name])})" for name in names])
@@ -151,14 +140,14 @@ def _check_same(
 
 
 def explicit(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of a configuration, to compare it with another; implied numbers replace None."""
+    """Return a configuration's fields, for comparisons; implied numbers replace None."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     heads = {"num_key_value_heads": config.key_value_heads, "attention_head_dim": config.head_dim}
     return fields | _by_layer(config) | heads
 
 
 def _by_layer(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that may differ by layer; each has one value, or a list with the value of every layer."""
+    """Return the fields that may differ by layer. Each has one value, or a list with a value per layer."""
     layers = [config.for_layer(stack, i) for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     found: dict[str, Any] = {"layer_types": (), "layer_overrides": {}}
     for name in PER_LAYER:
@@ -169,20 +158,18 @@ def _by_layer(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change to a folder that `export_checkpoint` wrote."""
+    """A change of a folder that `export_checkpoint` wrote."""
 
     fields: Mapping[str, Any] | None = None
-    """The new content of config.json; None leaves the file unchanged."""
+    """The new config.json; None for no change."""
     without: str | None = None
-    """The name of a tensor to remove from model.safetensors."""
+    """The tensor to remove from model.safetensors."""
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Tensors to add to model.safetensors."""
     seed: int = 0
     """The seed of Python, NumPy and PyTorch while the folder is loaded."""
 
 
 def edit_folder(folder: Path, edit: Edit) -> None:
-    """Apply an edit to a folder that `export_checkpoint` wrote."""
     if edit.fields is not None:
         (folder / CONFIG).write_text(json.dumps(dict(edit.fields), indent=2) + "\n", encoding="utf-8")
     if edit.without is not None or edit.beside:

@@ -1,4 +1,4 @@
-"""Reading of untrusted files: sizes are checked first, and JSON is parsed strictly."""
+"""Reading untrusted files: sizes are checked first, and JSON is parsed strictly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LARGEST_JSON = 16 * 2**20
 
 
 class BundleError(TransparityError):
-    """Error for an invalid bundle, or for invalid output that a port wrote for a bundle."""
+    """An invalid bundle, or invalid output of a port for a bundle."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a file; raise `BundleError` for a pipe, a device or a file of more than `most` bytes."""
+    """Return a file's content; raise `BundleError` for a pipe, a device or more than `most` bytes."""
     if (size := files.file_size(path, BundleError)) > most:
         raise BundleError(f"{path} has {size} bytes; expected at most {most}.")
     try:
@@ -30,10 +30,8 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse strict JSON; raise `BundleError` for a repeated field.
-
-    `constant` converts NaN, Infinity and −Infinity; without it, they raise `BundleError`.
-    """
+    """Parse strict JSON; raise `BundleError` for a repeated field. `constant` converts NaN and ±Infinity, which
+    otherwise raise `BundleError`."""
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=files.without_repetition, parse_constant=constant or refuse_constant
@@ -43,5 +41,4 @@ def parse_json(path: Path, text: bytes, constant: Callable[[str], Any] | None = 
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Raise `ValueError` for NaN, Infinity or −Infinity, which are not valid JSON."""
     raise ValueError(f"{name} is not a JSON number")

@@ -1,7 +1,6 @@
-"""Identification of a checkpoint's tensors by dtype, shape and the sha256 of their bytes.
+"""Identify a checkpoint's tensors by dtype, shape and the sha256 of their bytes.
 
-It does not matter how the tensors are divided into files. Bytes are read in pieces, so that large tensors fit into
-memory.
+The division of tensors into files does not matter. Bytes are read in pieces, so that large tensors fit into memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A tensor in a safetensors file, as its header describes it."""
+    """A tensor's entry in the header of a safetensors file."""
 
     path: Path
     dtype: str
@@ -33,16 +32,12 @@ class TensorBytes:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes."""
         return self.end - self.begin
 
 
 def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
-    """Return the header entries of all tensors, in the order of their files.
-
-    Args:
-        where: The file of each tensor; each file was already opened as a safetensors file.
-    """
+    """Return the header entries of all tensors, in the order of their files. `where` has the file of each tensor; these
+    must be safetensors files."""
     found: dict[str, TensorBytes] = {}
     for path in dict.fromkeys(where.values()):
         try:
@@ -59,7 +54,7 @@ def headers(where: Mapping[str, Path]) -> dict[str, TensorBytes]:
 
 
 def hashes(tensors: Mapping[str, TensorBytes], progress: Progress) -> Iterator[tuple[str, str]]:
-    """Yield the name and sha256 of each tensor, file by file; raise `CheckpointError` if a file cannot be read."""
+    """Yield each tensor's name and sha256, file by file; raise `CheckpointError` if a file cannot be read."""
     files = list(dict.fromkeys(tensor.path for tensor in tensors.values()))
     for number, path in enumerate(files):
         progress(f"hashing {path.name}", number, len(files))

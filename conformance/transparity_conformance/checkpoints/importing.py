@@ -1,4 +1,4 @@
-"""Import a checkpoint: convert its configuration and parameters, and list the parts that are ignored."""
+"""Import a checkpoint: convert its configuration and parameters, and list what is ignored."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 PARAMETERS = "parameters.safetensors"
 
 AS_THEY_ARE = (np.asarray, np.transpose)
-"""Conversions that need no copy of a matrix, so that the matrix can stay in its file."""
+"""Conversions that need no copy, so that a matrix can stay in its file."""
 
 MOST_NAMED = 100
-"""The largest number of names that one remark lists. Remarks on published checkpoints list fewer names."""
+"""The largest number of names in one remark; published checkpoints need fewer."""
 
 
 class InFolder(dict[str, Any]):
@@ -61,11 +61,8 @@ class InFolder(dict[str, Any]):
 
     @functools.cached_property
     def is_given_itself(self) -> bool:
-        """Return whether a loader receives the folder itself instead of a copy in float32.
-
-        The reasons are that the folder is already such a copy, that its matrices have scales, or that a copy does not
-        fit into memory.
-        """
+        """Return whether a loader gets the folder itself instead of a float32 copy. This is necessary if the folder is
+        already such a copy, if its matrices have scales, or if a copy does not fit into memory."""
         is_other = self.is_ours or self.stored_as != ""
         return is_other or 2 * 4 * sum(value.size for value in self.values()) > available_memory()
 
@@ -75,9 +72,9 @@ class Checkpoint:
     model_type: str
     config: TransformerConfig
     parameters: dict[str, Any]
-    """The parameters as arrays; the matrices of a large model stay in their files."""
+    """The parameters as arrays; matrices of a large model stay in their files."""
     remarks: tuple[str, ...]
-    """The fields and tensors that were ignored or changed; each line describes one group of them."""
+    """A line for each group of fields and tensors that were ignored or changed."""
 
 
 def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint:
@@ -109,7 +106,7 @@ def import_checkpoint(folder: str | Path, head: str | None = None) -> Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint whose configuration was read; its parameters are read on request."""
+    """A checkpoint with its configuration; parameters are read on request."""
 
     folder: Path
     family: Family
@@ -119,18 +116,15 @@ class Opened:
     where: Mapping[str, Path]
     """The file of each tensor."""
     quantised: Fields | None = None
-    """The `quantization_config`, if matrices are stored with scales."""
+    """The `quantization_config` of matrices with scales."""
 
     @property
     def model_type(self) -> str:
         return str(self.given["model_type"])
 
     def read(self, names: Collection[str]) -> tuple[dict[str, np.ndarray], set[str]]:
-        """Read the parameters `names`; return them, and the names of the tensors that contain them.
-
-        Raises `CheckpointError` if a tensor is missing, has a wrong shape or dtype, or differs from another tensor that
-        should have equal numbers.
-        """
+        """Read parameters; return them, and the names of their tensors. Raise `CheckpointError` if a tensor is missing,
+        has a wrong shape or dtype, or differs from its copy."""
         folder, family, where = self.folder, self.family, self.files
         shapes = {name: shape for name, shape in parameter_shapes(self.config).items() if name in names}
         parts = parts_in(family, self.config, where, shapes)
@@ -169,7 +163,7 @@ class Opened:
     def tensors(
         self, names: Collection[str], in_place: Collection[str] = (), *, experts_in_place: bool = False
     ) -> dict[str, Any]:
-        """Load the tensors `names`, as `reading.load_tensors` does; MXFP4 experts are converted."""
+        """Load tensors as float32; MXFP4 experts are converted. `reading.load_tensors` explains the arguments."""
         packed = [name for name in names if name not in self.where]
         plain = [name for name in names if name in self.where]
         experts = reading.load_experts(self.where, packed, in_place=experts_in_place)
@@ -177,19 +171,19 @@ class Opened:
 
     @property
     def stored_as(self) -> str:
-        """Return the format of the matrices that have scales; empty if none have scales."""
+        """Return the format of matrices with scales; empty without scales."""
         return "" if self.quantised is None else STORED_AS[str(self.quantised["quant_method"])]
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Return the number of rows and of columns of the block that shares one scale; None without blocks."""
+        """Return (rows, columns) of the block that shares a scale; None without blocks."""
         block = (self.quantised or {}).get("weight_block_size")
         is_pair = isinstance(block, list) and len(block) == 2 and all(is_whole(size, 1) for size in block)
         return (block[0], block[1]) if is_pair else None  # type: ignore[index] # a pair is a list
 
 
 def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
-    """Read the configuration of a checkpoint and locate its tensors; see `import_checkpoint` for the arguments."""
+    """Read a checkpoint's configuration and locate its tensors; `import_checkpoint` explains the arguments."""
     path = Path(folder)
     folder, fields = reading.read_tower(path)
     given, quantised = _without_scales(fields)
@@ -209,7 +203,7 @@ def open_checkpoint(folder: str | Path, head: str | None = None) -> Opened:
 
 
 def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Path]) -> set[str]:
-    """Return the names of stored tensors whose numbers the reference computes itself."""
+    """Return the stored tensors whose numbers the reference computes itself."""
     held = {name: without_prefix(name, family.prefixes) for name in where}
     tensors = reading.load_tensors(where, [name for name, bare in held.items() if bare in family.computed])
     exact = {held[name]: (family.computed[held[name]](config), tensor) for name, tensor in tensors.items()}
@@ -217,7 +211,7 @@ def _computed(family: Family, config: TransformerConfig, where: Mapping[str, Pat
 
 
 STORED_AS = {"fp8": "float8", "compressed-tensors": "float8", "mxfp4": "MXFP4"}
-"""The format of matrices with scales, by the `quant_method` in config.json."""
+"""The format of matrices with scales, by `quant_method`."""
 
 
 def _without_scales(given: Fields) -> tuple[Fields, Fields | None]:
@@ -245,7 +239,6 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> None:
 
 
 def family_of(folder: Path, given: Fields) -> Family:
-    """Return the family that the `model_type` of config.json names."""
     kind = given.get("model_type")
     if "architecture" in given and "model_type" not in given:
         raise CheckpointError(f"{folder / CONFIG} is a configuration that was already imported; pass it as --config.")
@@ -258,7 +251,7 @@ def family_of(folder: Path, given: Fields) -> Family:
 
 
 def family_called(model_type: str) -> Family:
-    """Return the family with a `model_type`; raise `CheckpointError` if no family has it."""
+    """Return a family; raise `CheckpointError` if it is unknown."""
     if model_type in reading.TOWERS:
         towers = " or ".join(str(tower["model_type"]) for tower in reading.TOWERS[model_type].values())
         raise CheckpointError(f"The family {model_type} has two towers; expected one of them: {towers}.")
@@ -268,7 +261,7 @@ def family_called(model_type: str) -> Family:
 
 
 def _unknown(says: str, name: Any) -> CheckpointError:
-    """Return the error for an unknown family, which suggests the nearest name and other commands."""
+    """Return the error for an unknown family, with the nearest name and other commands."""
     near = difflib.get_close_matches(str(name), FAMILIES, 1)
     error = CheckpointError(f"{says}{f'; the nearest family is {near[0]}' if near else ''}.")
     error.add_note(f"Families: {', '.join(FAMILIES)}.")
@@ -279,7 +272,7 @@ def _unknown(says: str, name: Any) -> CheckpointError:
 
 
 def configuration(family: Family, given: Fields, names: Collection[str], head: str | None = None) -> TransformerConfig:
-    """Convert the fields of config.json to a configuration, for a checkpoint with the tensors `names`."""
+    """Convert fields of config.json to a configuration, for a file with the tensors `names`."""
     found = family.read(given, names)
     if head is not None:
         if "head" not in found:
@@ -303,10 +296,8 @@ def configuration(family: Family, given: Fields, names: Collection[str], head: s
 
 
 def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the special tokens, with None for a token outside the vocabulary.
-
-    The first token of an encoder-decoder is `decoder_start_token_id`.
-    """
+    """Return the special tokens, None if outside the vocabulary. An encoder-decoder starts with
+    `decoder_start_token_id`."""
     sizes = [found[name] for name in ("source_vocab_size", "target_vocab_size") if is_whole(found.get(name), 1)]
     begins = "decoder_start_token_id" if found["architecture"] == "encoder-decoder" else "bos_token_id"
     named = {"pad_id": "pad_token_id", "bos_id": begins, "eos_id": "eos_token_id"}
@@ -321,7 +312,7 @@ def _tokens(fields: Fields, found: Mapping[str, Any]) -> dict[str, int | None]:
 def parameters_from(
     family: Family, config: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Compute the parameters from the tensors of a Hugging Face model, and return them in the reference's order."""
+    """Compute the parameters from a Hugging Face model's tensors, in the reference's order."""
     shapes = parameter_shapes(config)
     parts = parts_in(family, config, tensors, shapes).items()
     made = {ours: np.ascontiguousarray(convert(tensors[name])) for name, found in parts for ours, convert in found}
@@ -329,7 +320,7 @@ def parameters_from(
 
 
 def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[str]:
-    """Return the tensors without which the import of a folder with these fields and tensor names fails."""
+    """Return the tensors without which the import fails, for a folder with these fields and tensor names."""
     bare = {name: without_prefix(name, family.prefixes) for name in names}
     known: dict[TransformerConfig, tuple[Shapes, dict[str, list[Part]]]] = {}
     found = set()
@@ -349,7 +340,7 @@ def needed(family: Family, given: Fields, names: Collection[str]) -> frozenset[s
 
 
 def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, shape: tuple[int, ...]) -> Any:
-    """Convert a tensor to a parameter; raise `CheckpointError` unless it has the expected `shape`."""
+    """Convert a tensor to a parameter; raise `CheckpointError` unless it has the given `shape`."""
     in_file = tensor.T if convert is np.transpose else tensor
     value: Any = in_file if isinstance(tensor, Mapped) else convert(tensor)
     if value.shape != shape:
@@ -364,7 +355,7 @@ def _converted(path: Path, name: str, tensor: Any, convert: Convert, ours: str, 
 def parts_in(
     family: Family, config: TransformerConfig, names: Collection[str], shapes: Collection[str]
 ) -> dict[str, list[Part]]:
-    """Return, for each tensor, the parameters that it contains, among the parameters in `shapes`."""
+    """Return the parameters in each tensor; only parameters in `shapes` count."""
     owned = {
         name: [(_owner(config, ours), convert) for ours, convert in found]
         for name, found in parts_of(names, family.table(config), family.prefixes).items()
@@ -374,7 +365,7 @@ def parts_in(
 
 
 def _owner(config: TransformerConfig, name: str) -> str:
-    """Return the name of the parameter that is stored for `name`: a tied head is stored as a token embedding."""
+    """Return the name under which a parameter is stored: a tied head is the token embedding."""
     if name == "head.weight" and config.has_tied_head:
         name = f"{config.stacks[-1]}.token_embedding.weight"
     if name == "decoder.token_embedding.weight" and config.shared_embedding:
@@ -385,7 +376,7 @@ def _owner(config: TransformerConfig, name: str) -> str:
 def _remarks(
     family: Family, given: Fields, config: TransformerConfig, where: Mapping[str, Path], used: Collection[str]
 ) -> tuple[str, ...]:
-    """Return remarks about an import. Each remark lists the fields or tensors of one group."""
+    """Return remarks on an import, one for each group of fields or tensors."""
     understood = family.understood
     unneeded = {*UNNEEDED, *family.unneeded} - understood
     ignored = [name for name in given if name not in understood | unneeded] + _ignored_tokens(given, config)
@@ -406,7 +397,7 @@ def _remarks(
 
 
 def _ignored_tokens(given: Fields, config: TransformerConfig) -> list[str]:
-    """Return the fields of special tokens that the import does not use."""
+    """Return the special tokens' fields that the import does not use."""
     ids = (config.pad_id, config.bos_id, config.eos_id, None)
     # An encoder-decoder does not use bos_token_id.
     unused = "bos_token_id" if config.architecture == "encoder-decoder" else None

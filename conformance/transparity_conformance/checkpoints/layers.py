@@ -1,8 +1,8 @@
-"""Checks of a checkpoint one layer at a time: each layer becomes a model of its own.
+"""Checks of a checkpoint one layer at a time: each layer becomes a separate model.
 
-The embedding table of this model contains the layer's inputs, which the reference computed; token t selects row t. An
-untied head is the identity, so that the model returns the layer's output. A loader of the family can read each model,
-and one layer at a time fits into memory.
+This model's embedding table contains the layer's inputs, which the reference computed; token t selects row t. An untied
+head is the identity, so that the model returns the layer's output. A loader of the family can read each model, and one
+layer at a time fits into memory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from transparity_numpy.transformer import transformer
 Arrays = dict[str, np.ndarray]
 
 ROWS, LENGTH = 4, 64
-"""The number of rows and of positions in the random tokens that produce the inputs of the layers."""
+"""The rows and positions of the random tokens from which the layers' inputs are computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a checkpoint, as a model of its own."""
+    """A part of a checkpoint, as a separate model."""
 
     name: str
     config: TransformerConfig
@@ -42,15 +42,11 @@ class Piece:
 
 
 def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Piece]:
-    """Yield the parts of a checkpoint as models: the embedding with the head, and then each layer.
+    """Yield the parts of a checkpoint as models: the embedding with the head, and each layer.
 
-    The embedding and the head are divided into blocks of the vocabulary, each as large as a layer.
-
-    Args:
-        opened: A checkpoint with one stack: a decoder, or an encoder that returns hidden states.
-        layers: The numbers of the layers, from 0; None means all layers.
-
-    Raises `CheckpointError` for an unknown layer, or if a layer of this checkpoint cannot become a model.
+    The embedding and the head are divided into blocks of the vocabulary that are as large as a layer. `opened` has one
+    stack: a decoder, or an encoder that returns hidden states. `layers` are numbers from 0; None means all. Raise
+    `CheckpointError` for an unknown layer, or if a layer cannot become a model.
     """
     config = opened.config
     _check_has_pieces(opened)
@@ -70,7 +66,7 @@ def pieces(opened: Opened, layers: Collection[int] | None = None) -> Iterator[Pi
 
 
 def _check_has_pieces(opened: Opened) -> None:
-    """Raise `CheckpointError` if a layer of this checkpoint cannot become a model of its own."""
+    """Raise `CheckpointError` if this checkpoint's layers cannot become separate models."""
     config = opened.config
     obstacles = {
         "is an encoder-decoder; expected a model with one stack": config.architecture == "encoder-decoder",
@@ -88,7 +84,7 @@ def _check_has_pieces(opened: Opened) -> None:
 
 
 def open_for_pieces(folder: Path, head: str | None) -> Opened:
-    """Open a checkpoint that is checked in pieces; an encoder with no `head`, or `logits`, returns hidden states."""
+    """Open a checkpoint to check in parts; an encoder with no `head`, or `logits`, returns hidden states."""
     opened = open_checkpoint(folder, head)
     is_hidden = head in (None, "logits") and opened.config.architecture == "encoder"
     return open_checkpoint(folder, "hidden") if is_hidden else opened
@@ -96,10 +92,8 @@ def open_for_pieces(folder: Path, head: str | None) -> Opened:
 
 @contextlib.contextmanager
 def written(piece: Piece, model_type: str, no_gradients: str = "") -> Iterator[InFolder]:
-    """Write a piece of a model to a temporary folder in the format of `model_type`; yield the piece's parameters.
-
-    Raises `CheckpointError` if the family cannot express the piece, or if the folder cannot be written.
-    """
+    """Write a part to a temporary folder in the format of `model_type`; yield its parameters. Raise `CheckpointError`
+    if the family cannot express it, or if the folder cannot be written."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         folder = Path(root, model_type)
         again = export_checkpoint(model_type, piece.config, piece.parameters, folder)
@@ -122,11 +116,8 @@ def _of(config: TransformerConfig, layers: int, vocabulary: int, **fields: objec
 
 
 def _ends(config: TransformerConfig, outside: Arrays) -> Iterator[Piece]:
-    """Yield models without layers, each with a block of the vocabulary: its embeddings, the final norm and its head.
-
-    Args:
-        outside: The parameters outside the layers.
-    """
+    """Yield models without layers: embeddings, final norm and head for a block of the vocabulary. `outside` has the
+    parameters outside the layers."""
     stack = _stack(config)
     vocabulary = config.stack_vocab_size(stack)
     tables = {f"{stack}.token_embedding.weight", "head.weight", "head.bias"}
@@ -162,7 +153,7 @@ class _Front:
 
 
 def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
-    """Embed random tokens with the parameters outside the layers; return the inputs of layer 0."""
+    """Embed random tokens; return the inputs of layer 0. `outside` has the parameters outside the layers."""
     stack = _stack(config)
     shape = ROWS, min(LENGTH, config.max_length)
     drawn = np.random.default_rng(0).integers(0, config.stack_vocab_size(stack), shape)
@@ -178,14 +169,14 @@ def _embedded(config: TransformerConfig, outside: Arrays) -> _Front:
 
 
 def _taps(config: TransformerConfig, parameters: Arrays, tokens: np.ndarray) -> Arrays:
-    """Run the reference without padding, and return all activations."""
+    """Run the reference without padding; return all activations."""
     found: Arrays = {}
     transformer(dataclasses.replace(config, pad_id=None), parameters, tokens=tokens, tap=recording(found))
     return found
 
 
 def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
-    """Return a layer as a model, whose embedding table contains the inputs of the layer."""
+    """Return a layer as a model; the layer's inputs are its embedding table."""
     config, stack = opened.config, _stack(opened.config)
     own = f"{stack}.layers.{layer}."
     read, _ = opened.read([name for name in parameter_shapes(config) if name.startswith(own)])
@@ -202,13 +193,13 @@ def _layer(opened: Opened, layer: int, front: _Front) -> Piece:
 
 
 def _plain(config: TransformerConfig, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a parameter that changes nothing: ones for a norm's gain, or zeros for a bias."""
+    """Return a parameter that has no effect: ones for the gain of a norm, zeros for a bias."""
     is_gain = name.endswith("norm.weight") and config.norm_gain == "weight"
     return np.full(shape, float(is_gain), np.float32)
 
 
 def _behind(piece: Piece, front: _Front) -> _Front:
-    """Run the model of a layer, and return the inputs of the next layer."""
+    """Run a layer's model; return the next layer's inputs."""
     config, stack = piece.config, _stack(piece.config)
     x = _taps(config, piece.parameters, front.tokens)[f"{stack}.layers.0.output"].reshape(-1, config.embed_dim)
     if not config.embedding_norm:

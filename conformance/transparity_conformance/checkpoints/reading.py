@@ -1,6 +1,6 @@
-"""Reading of a Hugging Face folder: config.json, and the tensors in one safetensors file or in several.
+"""Reading a Hugging Face folder: config.json, and the tensors in one or several safetensors files.
 
-Files store the experts of MXFP4 as two tensors of bytes; they are read as one tensor with all experts.
+MXFP4 experts, two tensors of bytes in the file, are read as one tensor.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from transparity_conformance.checkpoints.files import LARGEST_JSON, parse_json, 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 UNREADABLE = (OSError, SafetensorError, OverflowError, MemoryError)
-"""The exceptions that an invalid header causes."""
+"""The exceptions that invalid headers cause."""
 
 DTYPES = ("F32", "F16", "BF16")
-"""The dtypes whose values float32 represents exactly."""
+"""The dtypes that float32 represents exactly."""
 
 SCALES = ("_scale_inv", "_scale")
-"""The possible suffixes of the tensor with a matrix's scales."""
+"""The possible suffixes of a matrix's scales."""
 
 
 TOWERS = {
@@ -44,15 +44,15 @@ TOWERS = {
         "vision_config": {"model_type": "clip_vision_model", "architectures": ["CLIPVisionModelWithProjection"]},
     }
 }
-"""The sections of config.json for models with two towers, and the class and `model_type` of each tower."""
+"""The sections of config.json of models with two towers, and each tower's class and `model_type`."""
 
 
 class CheckpointError(TransparityError):
-    """Error for a checkpoint that cannot be read, or whose model no configuration describes."""
+    """A checkpoint that cannot be read, or a model that no configuration describes."""
 
 
 def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder and the config.json fields of a checkpoint, or of one tower: `clip/text_config`."""
+    """Return the folder and config.json of a checkpoint, or of one tower: `clip/text_config`."""
     folder, section = path.parent, path.name
     if is_folder(path) or section not in {name for sections in TOWERS.values() for name in sections}:
         return path, read_fields(path)
@@ -69,10 +69,7 @@ def read_tower(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """Return the fields of config.json.
-
-    Raises `CheckpointError` if the file is missing, and `BundleError` if it is not JSON.
-    """
+    """Return config.json; raise `CheckpointError` if it is missing, and `BundleError` if it is not JSON."""
     if not is_folder(folder):
         if folder.suffix in PICKLES and is_file(folder):
             raise _pickled(folder)
@@ -87,7 +84,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 
 def _infinite(name: str) -> dict[str, str]:
-    """Convert an infinite number to the form of transformers 5; raise an error for NaN."""
+    """Convert an infinite number to `transformers` 5's form; raise for NaN."""
     return refuse_constant(name) if name == "NaN" else {"__float__": name}
 
 
@@ -113,12 +110,11 @@ def load_tensors(
     in_place: Collection[str] = (),
     block: tuple[int, int] | None = None,
 ) -> dict[str, np.ndarray | Mapped]:
-    """Load the `wanted` tensors as float32, which is exact for float16 and bfloat16.
+    """Load tensors as float32, which is exact for float16 and bfloat16.
 
-    Matrices whose names are in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has one
-    scale, one for each row, or one for each `block` of rows and columns.
-
-    Raises `CheckpointError` for another dtype, and for tensors that do not fit into memory.
+    Matrices in `in_place` stay in their files. A float8 matrix is multiplied by its scales. It has a single scale, a
+    scale per row, or a scale per `block` of rows and columns. Raise `CheckpointError` for other dtypes, and for tensors
+    that do not fit into memory.
     """
     tensors: dict[str, np.ndarray | Mapped] = {}
     for path in dict.fromkeys(where[name] for name in wanted):
@@ -148,7 +144,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, int] | None) -> Float8 | None:
-    """Return a float8 matrix with its scales; None if the dtype is not float8."""
+    """Return a float8 matrix with its scales; None for another dtype."""
     dtype, shape = found.get_dtype(), tuple(found.get_shape())
     if dtype not in FLOAT8:
         return None
@@ -170,7 +166,7 @@ def _float8(found: Any, name: str, where: Mapping[str, Path], block: tuple[int, 
 
 
 def scale_of(name: str, where: Collection[str]) -> str | None:
-    """Return the name of the tensor with the scales of a matrix; None without scales."""
+    """Return the tensor with a matrix's scales, or None."""
     return next((name + suffix for suffix in SCALES if name + suffix in where), None)
 
 
@@ -184,7 +180,7 @@ def _shape(found: Any, name: str, path: Path) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the safetensors files that the index names; without an index, the only file."""
+    """Return the index's safetensors files; without an index, the only file."""
     index = folder / INDEX
     if is_file(index):
         return _indexed(index)
@@ -227,16 +223,15 @@ def _pickled(path: Path) -> CheckpointError:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON, on one line and shortened."""
     return safe(json.dumps(value), VALUE)
 
 
 NUMBERS, EXPONENTS = "_blocks", "_scales"
-"""The suffixes of the two tensors of MXFP4 experts: 4-bit numbers, and the exponents of blocks of these numbers."""
+"""The suffixes of MXFP4 experts' two tensors: 4-bit numbers, and exponents of blocks of numbers."""
 
 
 def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the file of every tensor; the two tensors of MXFP4 experts become one entry."""
+    """Return the file of every tensor; MXFP4 experts' two tensors become one."""
     names = [name.removesuffix(NUMBERS) for name in where if name.endswith(NUMBERS)]
     whole = {name: where[name + NUMBERS] for name in names if name + EXPONENTS in where}
     bytes_of = {name + ending for name in whole for ending in (NUMBERS, EXPONENTS)}
@@ -245,10 +240,8 @@ def unpacked_files(where: Mapping[str, Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """The MXFP4 matrices of all experts, (experts, in, out), which NumPy reads as an array.
-
-    The matrix of one expert, or every n-th of its output features, can stay in the file.
-    """
+    """The MXFP4 matrices of all experts, (experts, in, out). One expert's matrix, or every n-th of its output features,
+    can stay in the file."""
 
     name: str
     blocks: Stored
@@ -272,10 +265,7 @@ class PackedExperts:
 
 
 def load_experts(where: Mapping[str, Path], names: Collection[str], *, in_place: bool) -> dict[str, Any]:
-    """Load the tensors `names` as float32, or leave them in their files if `in_place`.
-
-    Raises `CheckpointError` for a dtype or shape that MXFP4 does not have.
-    """
+    """Load tensors as float32, or leave them in their files. Raise `CheckpointError` if they are not MXFP4."""
     found = {name: _experts(where, name) for name in names}
     return dict(found) if in_place else {name: np.asarray(experts) for name, experts in found.items()}
 

@@ -1,1 +1,1 @@
-"""The diagnosis of a port: the computations that are wrong, and the search for causes."""
+"""The diagnosis of a port: which computations are wrong, and why."""

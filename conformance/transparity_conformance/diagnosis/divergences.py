@@ -1,4 +1,4 @@
-"""Explanations of every wrong segment: first a fault of the whole model, then faults of each segment in turn."""
+"""Explain every wrong segment: first by a fault of the whole model, then by faults of each segment."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from transparity_conformance.report.comparison import gap, share
 from transparity_conformance.report.report import Cause, Divergence
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, the number of finished steps, and the number of all steps."""
+"""Receives the name of a stage, the number of finished steps, and the number of all steps."""
 
 MOST_EXPLAINED = 40
-"""The number of segments for which causes are searched; further segments are listed without a cause."""
+"""The number of segments whose causes are searched for; further segments are listed without a cause."""
 
 
 def explain_all(
@@ -48,13 +48,12 @@ def explain_all(
     ranks: int = 1,
     answer: Answer | None = None,
 ) -> tuple[Divergence, ...]:
-    """Explain every segment in `faulty`; segments that an earlier cause also explains are left out.
+    """Explain every segment in `faulty`, except those that an earlier cause explains. On several `ranks`, faults of the
+    sharding are also tried.
 
-    Activations that were found by value may be matched wrongly. If activations were found by value, `answer` contains
-    the logits, and only causes that reproduce the logits are reported. The search tries single faults first, then the
-    fewest faults that explain the segments, then pairs.
-
-    On several `ranks`, faults of the sharding are also tried.
+    Activations that were found by value may be matched wrongly. `answer` then contains the logits, and only causes that
+    reproduce them are reported. The search tries single faults, then the fewest faults that explain the segments, then
+    pairs.
     """
     if answer and (told := _by_answer(answer, results, faulty, answer.singles)):
         return told
@@ -74,11 +73,11 @@ def _consistent(
     divergences: Sequence[Divergence],
     explanations: Mapping[str, Explanation],
 ) -> list[Divergence]:
-    """Drop the causes that the logits contradict, and the divergences of activations that the model does not use.
+    """Drop causes that the logits contradict, and divergences of activations that the model does not use.
 
-    Only causes at activations that were found by value can be wrong. Drop all of these causes if the reference with all
-    causes, and with the port's values at unexplained taps, does not reproduce the logits. Also drop a cause next to an
-    unexplained tap, because the activation may be matched wrongly.
+    Only causes at activations that were found by value can be wrong. All of these are dropped unless the reference with
+    all causes, and with the port's values at unexplained taps, reproduces the logits. A cause next to an unexplained
+    tap is also dropped, because the activation may be matched wrongly.
     """
     unexplained = [each.where for each in divergences if not each.causes and not each.is_misshapen]
     told = tuple(hypothesis for each in explanations.values() for hypothesis in each.chosen)
@@ -105,7 +104,7 @@ def _consistent(
 
 
 def fed_by(tap: str, results: Results, known: Combination = ()) -> list[str]:
-    """Return the taps whose values the reference, with the faults `known`, computes directly from a tap."""
+    """Return the taps that the reference, with the faults `known`, computes directly from a tap."""
     result = next(each for each in results.values() if tap in each.recorded)
     changed = {**result.recorded, tap: 2 * result.recorded[tap] + 1}
     ours, theirs = (walk(result.probe, given, known) for given in (result.recorded, changed))
@@ -119,7 +118,8 @@ def _by_answer(
     every: Sequence[Combination],
     earlier: Mapping[str, Explanation] = MappingProxyType({}),
 ) -> tuple[Divergence, ...]:
-    """Return the divergences of the combination that leaves the fewest activations, all found by value, wrong."""
+    """Return the divergences of the combination that leaves the fewest activations wrong. Return nothing if an
+    activation that stays wrong was not found by value."""
     wrong = [(answer.wrong_with(results, faulty, each), each) for each in every[:BEAM]]
     wrong.sort(key=lambda each: len(each[0]))
     if not wrong or not {*wrong[0][0]} <= {*answer.found, "logits"}:
@@ -157,10 +157,8 @@ def _ids(chosen: Combination) -> set[str]:
 
 
 class _BySegment:
-    """Explains each segment separately, until the faults that were found reproduce the logits.
-
-    If no cause is found for a segment, the whole sublayer is searched as one segment.
-    """
+    """Explains each segment separately, until the faults reproduce the logits. If a segment has no cause, its whole
+    sublayer is searched as one segment."""
 
     def __init__(self, results: Results, dtype: str, clock: Clock, ranks: int, answer: Answer | None) -> None:
         self.results, self.dtype, self.clock, self.ranks, self.answer = results, dtype, clock, ranks, answer
@@ -172,7 +170,7 @@ class _BySegment:
         self.known: Combination = ()
 
     def run(self, faulty: Sequence[str], progress: Progress) -> Combination:
-        """Explain the segments; return the fewest faults that reproduce the logits, if they were found."""
+        """Explain the segments; return the fewest faults that reproduce the logits, if any were found."""
         self.known = _whole_model_fault(self.results, [*faulty], self.dtype)
         if self.known:
             self.divergences.append(_whole_model_divergence(self.results, faulty[0], self.known))
@@ -217,7 +215,7 @@ class _BySegment:
             self.divergences.append(_remaining(segment, self.known))
 
     def _explain_jointly(self, tap: str, faulty: Sequence[str], found: Collection[str]) -> Explanation:
-        """Explain the sublayer of a tap as one segment; faults that were already found in it are not applied."""
+        """Explain the sublayer of a tap as one segment, without the faults that were already found in it."""
         end, results = joined(self.results, tap, faulty, found, self.dtype)
         if not end:
             return Explanation()
@@ -229,17 +227,17 @@ class _BySegment:
 
 
 def _named(divergences: Sequence[Divergence], explanations: Mapping[str, Explanation]) -> tuple[Divergence, ...]:
-    """Return the divergences; swaps get the name of the swap, and wrong shapes the cause that explains the shape."""
+    """Name swaps, and give wrong shapes the cause that explains the shape."""
     return tuple(_exchanged(_reshaped(each, explanations), explanations) for each in divergences)
 
 
 def _worst(results: Results, tap: str) -> ProbeResult:
-    """Return the result of the probe on which a tap has the largest share of its budget."""
+    """Return the result of the probe on which a tap's error is largest relative to its budget."""
     return max((each for each in results.values() if tap in each.errors), key=lambda each: each.share(tap))
 
 
 def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "") -> Divergence:
-    """Return the divergence of a segment. If `dtype` is set and there is no cause, add the profile of the error."""
+    """Return the divergence of a segment; with `dtype` and without a cause, it gets the error's profile."""
     worst, profile = _worst(results, tap), {}
     is_misshapen = tap in worst.misshapen
     if dtype and not found.causes:
@@ -251,7 +249,7 @@ def divergence_of(results: Results, tap: str, found: Explanation, dtype: str = "
 
 
 def departures_note(results: Results, divergences: Sequence[Divergence], dtype: str, clock: Clock) -> list[str]:
-    """If the port shows only wrong logits, and no cause was found, return a note on fields that probably differ."""
+    """If the port shows only wrong logits without a cause, return a note on fields that probably differ."""
     segment = segment_of(results, "logits", dtype)
     if any(divergence.causes or divergence.is_misshapen for divergence in divergences) or not segment.probes:
         return []
@@ -274,7 +272,7 @@ def departures_note(results: Results, divergences: Sequence[Divergence], dtype: 
 
 
 def _remaining(segment: Segment, known: Combination) -> Divergence:
-    """Return the divergence that remains with the `known` faults, on the probe where it is largest."""
+    """Return the divergence that remains with the faults `known`, on the probe where it is largest."""
     probe = max(segment.probes, key=lambda probe: segment.share(probe, known))
     recorded = segment.recorded[probe.name]
     ours = walk(probe, recorded, known, until=segment.tap)[segment.tap]
@@ -284,7 +282,7 @@ def _remaining(segment: Segment, known: Combination) -> Divergence:
 
 
 def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """If a tap has a wrong shape, and a single fault explains the shape and a later tap, return its cause too."""
+    """Give a tap with a wrong shape the cause of a later tap, if this single fault also explains the shape."""
     for explanation in explanations.values() if divergence.is_misshapen else ():
         fault = _alone(explanation)
         if fault is not None and fault.reshapes == divergence.where and not explanation.remains:
@@ -293,7 +291,7 @@ def _reshaped(divergence: Divergence, explanations: Mapping[str, Explanation]) -
 
 
 def _exchanged(divergence: Divergence, explanations: Mapping[str, Explanation]) -> Divergence:
-    """Name a swap if two sites use each other's parameters, or three sites in a cycle; otherwise change nothing."""
+    """Name a swap if two sites use each other's parameters, or three sites in a cycle."""
     fault = _alone(explanations.get(divergence.where))
     if not divergence.causes or fault is None or not (fault.taken_from and fault.exchange):
         return divergence
@@ -321,7 +319,7 @@ def _alone(explanation: Explanation | None) -> Fault | None:
 
 
 def _whole_model_fault(results: Results, faulty: list[str], dtype: str) -> Combination:
-    """Return the fault of the whole model that leaves the fewest segments wrong, if it leaves at most half of them."""
+    """Return the fault of the whole model that leaves the fewest segments wrong, and at most half of them."""
     if len(faulty) < 2:
         return ()
     config = next(iter(results.values())).probe.config

@@ -1,7 +1,7 @@
 """Causes: faults that remove a difference when they are put into the reference.
 
-All single faults are tried first, then faults with a fitted number, then pairs. A cause is reported only if the
-remaining difference is within the budget on every probe.
+The search tries single faults, then faults with a fitted number, then pairs. A cause is reported only if the remaining
+difference is within the budget on every probe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transparity_conformance.report.report import Cause
 
 @dataclass(frozen=True)
 class Explanation:
-    """The causes that were found for one segment."""
+    """The causes of one segment."""
 
     causes: tuple[Cause, ...] = ()
     chosen: Combination = ()
@@ -84,7 +84,7 @@ def explained_by(
     *,
     remains: bool = False,
 ) -> Explanation:
-    """Return the explanation of the difference at `segment` by the first of several equally good combinations."""
+    """Return the explanation by the first of several equally good combinations."""
     (chosen, *rest), screen = found, screen_of(segment, known)
     causes = _causes(segment, known, chosen, rms(segment.left(screen, known)), screen, is_complete=not remains)
     causes = (*causes[:-1], _with_numbers(causes[-1], chosen, rest))
@@ -98,11 +98,9 @@ def explained_by(
 def _uncontradicted_first(
     segment: Segment, known: Combination, screen: Probe, found: list[Combination]
 ) -> list[Combination]:
-    """Drop leading combinations that make a right segment wrong; if all combinations do, return all.
-
-    For example, a residual that is missing after both sublayers explains the last segment as well as a residual that is
-    missing only there.
-    """
+    """Drop leading combinations that make a right segment wrong; if all combinations do, keep all. For example, a
+    residual that is missing after both sublayers explains the last segment as well as a residual that is missing only
+    there."""
     for index, combination in enumerate(found):
         if not segment.is_contradicted(screen, (*known, *combination)):
             return [*found[index:]]
@@ -112,7 +110,7 @@ def _uncontradicted_first(
 def _same_as_earlier(
     segment: Segment, known: Combination, before: float, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> Explanation | None:
-    """Return the explanation of an earlier segment of the same kind, if its faults also explain this segment."""
+    """Return the explanation of an earlier segment of this kind, if its faults also explain this segment."""
     for chosen, each in _made_before(segment, screen, earlier):
         if segment.share(screen, (*known, *chosen)) <= 1 and segment.vanishes((*known, *chosen)):
             *others, last = _causes(segment, known, chosen, before, screen)
@@ -125,7 +123,7 @@ def _same_as_earlier(
 def _made_before(
     segment: Segment, screen: Probe, earlier: Mapping[str, Explanation]
 ) -> list[tuple[Combination, Explanation]]:
-    """Apply the faults of earlier segments of this kind to this segment; return the results with their explanations."""
+    """Apply the faults of earlier segments of this kind to this segment; return them with the earlier explanations."""
     made: list[tuple[Combination, Explanation]] = []
     for tap, each in earlier.items():
         if not each.chosen or tap_kind(tap) != tap_kind(segment.tap) or any(one.sites != (tap,) for one in each.chosen):
@@ -137,7 +135,7 @@ def _made_before(
 
 
 def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
-    """Return the variant of a fault for this segment, or None if the fault cannot be made here."""
+    """Return the variant of a fault for this segment, or None."""
     every = faults_at(screen.config, segment.tap, segment.ranks)
     made = next((each for each in every if (each.id, each.variant) == (fault.id, fault.variant)), None)
     fitted = (each.make(1.0).id for each, _ in fittables(screen.config, [segment.tap]))
@@ -145,7 +143,6 @@ def _made_at(fault: Fault, segment: Segment, screen: Probe) -> Fault | None:
 
 
 def tap_kind(tap: str) -> str:
-    """Return the kind of a tap, such as `norms` or `scores`."""
     last = tap.rpartition(".")[2]
     if last in ("query", "key", "value"):
         return "query_key_value"
@@ -163,7 +160,7 @@ def tap_kind(tap: str) -> str:
 def _causes(
     segment: Segment, known: Combination, chosen: Combination, before: float, screen: Probe, *, is_complete: bool = True
 ) -> tuple[Cause, ...]:
-    """Return the causes of the faults `chosen`. If they are complete, the last one explains the whole difference."""
+    """Return the causes of the faults `chosen`; if complete, the last cause explains the whole difference."""
     *others, last = (_cause(segment, known, chosen, index, before, screen) for index in range(len(chosen)))
     return (*others, dataclasses.replace(last, explained=1.0) if is_complete else last)
 
@@ -189,7 +186,7 @@ def _begins(applied: Combination, screen: Probe) -> str:
 
 
 def _with_numbers(cause: Cause, chosen: Combination, rest: list[Combination]) -> Cause:
-    """Add to the cause the other numbers of the same fault that explain the difference equally well."""
+    """Add to the cause other numbers of the same fault that explain the difference equally well."""
     fault, sites = chosen[-1].fault, chosen[-1].sites
     alike = [each[0].fault for each in rest if len(each) == len(chosen) == 1 and each[0].sites == sites]
     if fault.value is None:
@@ -210,10 +207,8 @@ def _location(sites: tuple[str, ...]) -> str:
 def _split_by(
     segment: Segment, known: Combination, chosen: Combination, rival: Combination, others: Mapping[str, Probe]
 ) -> str | None:
-    """Return the first probe that distinguishes two combinations of faults.
-
-    On this probe, the values differ by more than rounding, or only one of the combinations is possible.
-    """
+    """Return the first probe that distinguishes two combinations of faults: the values differ by more than rounding, or
+    only one combination is possible."""
     for name, probe in others.items():
         one, other = (_value(segment, probe, (*known, *each)) for each in (chosen, rival))
         if one is None or other is None:

@@ -1,4 +1,4 @@
-"""The verdict on a port: compare its activations with the oracle, and locate and explain wrong segments."""
+"""The verdict on a port: compare its activations with the oracle; locate and explain wrong segments."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ from transparity_conformance.report.report import Cause, ClaimResult, Divergence
 __all__ = ["Actual", "Located", "Progress", "ignore_progress", "judge"]
 
 Located = Callable[[Report], None]
-"""Called with the report on a port that diverges, before the search for causes."""
+"""Receives the report on a port that diverges, before the search for causes."""
 
 Actual = Mapping[str, Mapping[str, np.ndarray]]
-"""The port's activations, by probe and tap."""
 
 
 def ignore_progress(stage: str, done: int, total: int) -> None:
@@ -93,7 +92,7 @@ def judge(
 def _compare(
     probes: Mapping[str, Probe], actual: Actual, dtype: str, logits_only: bool, progress: Progress, needs_logits: bool
 ) -> tuple[Results, list[str]]:
-    """Compare every probe for which the port returned activations; also return a line for everything missing."""
+    """Compare every probe that has activations; also return a line for everything missing."""
     results: dict[str, ProbeResult] = {}
     missing = []
     for done, (key, probe) in enumerate(probes.items()):
@@ -125,7 +124,7 @@ def _is_complete(probes: Mapping[str, Probe], results: Results, dtype: str) -> b
 
 @dataclass(frozen=True)
 class _Search:
-    """The settings of a search for causes: its progress, its time, and the receiver of the first report."""
+    """The settings of a search for causes."""
 
     progress: Progress
     clock: Clock
@@ -142,7 +141,7 @@ def _verdict(
     complete: bool,
     search: _Search,
 ) -> Report:
-    """Return the report; the verdict can be `agrees` only if `complete` is true."""
+    """Return the report; its verdict is `agrees` only if `complete`."""
     taps = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
     first = min((item.tap for item in measured if item.share > 1), key=taps.index, default=None)
     faulty, equivalent = faulty_segments(results, dtype)
@@ -194,7 +193,7 @@ def _explained(
 def _undeclared(
     results: Results, measured: Sequence[Measured], rounding: Cause, where: str, dtype: str, notes: list[str]
 ) -> list[Divergence]:
-    """Return divergences for undeclared rounding and for a fault that the rounding hides, and add notes about both."""
+    """Return divergences for undeclared rounding and for a fault that the rounding hides; add notes on both."""
     worst = max(measured, key=lambda item: item.share)
     divergence = Divergence(where, worst.error, worst.budget, (rounding,), probe=worst.probe, profile=worst.profile)
     notes.append(
@@ -206,7 +205,7 @@ def _undeclared(
 def _hidden_in_rounding(
     results: Results, measured: Iterable[Measured], dtype: str | None, notes: list[str]
 ) -> list[Divergence]:
-    """Return a fault that is hidden in the wide budgets of half precision, if there is one, and add a note."""
+    """Return a fault that the wide budgets of half precision hide, and add a note on it."""
     coherent = coherent_error(results, dtype) if dtype in HALF else None
     if coherent is None:
         return []
@@ -223,7 +222,7 @@ def _random_divergence(repeated: ClaimResult, probe: str) -> Divergence:
 
 
 def _measured(results: Iterable[ProbeResult], dtype: str) -> Iterable[Measured]:
-    """Yield the comparison of every recorded tap with the oracle."""
+    """Compare every recorded tap with the oracle."""
     for result in results:
         oracle = result.probe.oracle
         for tap in (tap for tap in result.order if tap in result.errors):

@@ -1,8 +1,8 @@
-"""The location of faults: the wrong segments of a port, and the taps at which their faults may be.
+"""The location of faults: a port's wrong segments, and the taps at which their faults may be.
 
-A right port may have equivalent forms of the activations inside a sublayer. Such a port may scale the query instead of
-the scores, number the heads differently, or omit a key bias, which the softmax cancels. A form is equivalent if a
-single map, which is the same for all rows and positions, turns the reference's values into the port's.
+A right port may compute equivalent forms of activations inside a sublayer. It may scale the query instead of the
+scores, number the heads differently, or omit a key bias, which the softmax cancels. A form is equivalent if a single
+map, for all rows and positions, turns the reference's values into the port's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ INTERNAL = (
     *("query", "query_norm", "query_rotated", "key", "key_norm", "key_rotated", "value"),
     *("scores", "weights", "context", "hidden"),
 )
-"""Taps inside a sublayer; a right port may compute an equivalent form of them."""
+"""Taps inside a sublayer; a right port may compute an equivalent form of these activations."""
 
 INSIDE = ("scores", "weights", "context")
-"""The taps of attention after queries and keys, in order."""
+"""Attention's taps after queries and keys, in order."""
 
 
 def is_internal(tap: str) -> bool:
@@ -38,13 +38,12 @@ def is_internal(tap: str) -> bool:
 
 
 def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]:
-    """List the wrong segments, and the segments that differ only in form, each in the order of the forward pass.
+    """List the wrong segments, and those that differ only in form, each in the order of the forward pass.
 
-    A tap inside a sublayer differs only in form if a single map turns our value into the port's value
-    (`is_equivalent`). The port's result at the end of the sublayer must also be right.
-
-    A port may fold the gain and bias of a norm into the next weights. If everything after such a norm is right, the
-    norm's output differs only in form."""
+    A tap inside a sublayer differs only in form if it passes `is_equivalent` and the sublayer's end is right. A port
+    may fold a norm's gain and bias into the next weights. Such a norm differs only in form if everything after the norm
+    is right.
+    """
     faulty: dict[str, None] = {}
     equivalent: dict[str, None] = {}
     order = list(dict.fromkeys(tap for result in results.values() for tap in result.order))
@@ -63,21 +62,14 @@ def faulty_segments(results: Results, dtype: str) -> tuple[list[str], list[str]]
 
 
 def _wrong(results: Results) -> list[tuple[str, str]]:
-    """Return pairs of a probe and a tap that is wrong on this probe."""
     return [(key, tap) for key, result in results.items() for tap in result.wrong]
 
 
 def _healed(
     results: Results, suspects: set[str], dtype: str, without: Collection[str] = INTERNAL
 ) -> set[tuple[str, str]]:
-    """Return pairs of a probe and a tap in `suspects` that differs only in form on this probe.
-
-    Args:
-        results: The results of all probes.
-        suspects: The taps to examine. The reference computes them itself, without the port's values.
-        dtype: The precision of the port.
-        without: The kinds of other taps that the reference also computes itself.
-    """
+    """Return (probe, tap) for each of `suspects` that differs only in form. The reference computes the suspects itself,
+    without the port's values, as well as the kinds of taps in `without`."""
     pairs: dict[tuple[str, int], list[Pair]] = {}
     for result in results.values():
         ours = walk(result.probe, _outer(result, suspects, without))
@@ -105,7 +97,7 @@ def _outer(result: ProbeResult, suspects: set[str], without: Collection[str]) ->
 
 
 def _right(result: ProbeResult, outer: Mapping[str, np.ndarray], dtype: str) -> dict[str, bool]:
-    """Return, for each tap, whether the port's value is right if the reference continues only with `outer` values."""
+    """Return, for each tap, whether the port's value is right if the reference gets only the values in `outer`."""
     ours = walk(result.probe, outer)
     neighbours = 1 if result.probe.is_large else NEIGHBOURS_OF_DRAWN  # one point is too few near a tie of large scores
     budgets = segment_budgets(result.probe, outer, dtype, neighbours=neighbours)
@@ -121,7 +113,7 @@ def _ends_right(result: ProbeResult, tap: str, outer: Mapping[str, np.ndarray], 
 
 
 def _depends_on_convention(probe: Probe, tap: str, dtype: str) -> np.ndarray:
-    """Return the rows of the batch in which `tap` depends on the result of a query whose keys are all masked."""
+    """Return the rows of the batch in which a tap depends on a query whose keys are all masked."""
     rows = len(next(iter(probe.inputs.values())))
     free = undetermined_positions(probe, dtype).get(tap)
     return np.zeros(rows, bool) if free is None else np.any(free.reshape(rows, -1), axis=1)
@@ -137,11 +129,8 @@ def _ends(tap: str, outer: Mapping[str, np.ndarray], result: ProbeResult) -> lis
 
 
 def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the port's value at `tap`; masked ALiBi scores are replaced by the reference's scores.
-
-    A port may use the key's position instead of its distance, as BLOOM does. This adds a number to each row of scores,
-    but not to masked scores.
-    """
+    """Return the port's value at `tap`, with the reference's masked scores for ALiBi. A port may use the key's position
+    instead of its distance, as BLOOM does; this adds a number to a row's visible scores only."""
     recorded = result.recorded[tap]
     if not tap.endswith(".scores") or result.probe.config.positions != "alibi":
         return recorded
@@ -152,7 +141,7 @@ def _comparable(result: ProbeResult, tap: str, ours: Mapping[str, np.ndarray]) -
 
 
 def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str]:
-    """List the taps in `faulty` that differ at tokens; taps that differ only at padding are left out."""
+    """List the taps in `faulty` that differ at tokens, and not only at padding."""
     found: dict[str, None] = {}
     for result in results.values():
         found |= dict.fromkeys(result.misshapen)
@@ -163,7 +152,6 @@ def wrong_at_tokens(results: Results, faulty: list[str], dtype: str) -> list[str
 
 
 def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
-    """Return whether the port differs from the oracle at any token."""
     oracle, tokens = result.probe.oracle, real_positions(result.probe, tap)[..., None]
     error = judged_gap(result.probe, tap, result.recorded[tap] * tokens, oracle.expected[tap] * tokens, dtype)
     return share(error, oracle.budget(tap, dtype)) > 1
@@ -172,8 +160,9 @@ def _differs(result: ProbeResult, tap: str, dtype: str) -> bool:
 def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
     """List the taps at which a fault may cause a difference at `tap`, in the order of the forward pass.
 
-    The list has `tap` itself, and earlier taps that the port does not record. The list also has the outputs of
-    sublayers that are added to the residual stream before `tap`."""
+    The list has `tap` itself, and earlier taps that the port does not record. It also has the outputs of sublayers that
+    are added to the residual stream before `tap`.
+    """
     recorded, before = result.recorded, result.order[: result.order.index(tap)]
     layer = ".".join(tap.split(".")[:3])
     # All unrecorded taps of the layer are candidates, because a recorded tap between them may be on another path.
@@ -197,11 +186,11 @@ def candidate_sites(result: ProbeResult, tap: str) -> list[str]:
 
 
 Pair = tuple[np.ndarray, np.ndarray]
-"""A value of the port, and the corresponding value of the reference."""
+"""(the port's value, the reference's value)."""
 
 
 def is_equivalent(tap: str, pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Return whether a single map turns our values into the port's, within `tolerance` of the largest number."""
+    """Return whether a single map turns our values into the port's, up to `tolerance` of the largest number."""
     if not pairs or not all(actual.shape == ours.shape for actual, ours in pairs):
         return False
     if not all(np.isfinite(values).all() for pair in pairs for values in pair):  # ours may be computed from the port's
@@ -231,7 +220,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bool:
-    """Return whether actual = ours · A + b for some A and b; False if there are not more positions than features."""
+    """Return whether actual = ours · A + b for some A and b; this needs more positions than features."""
     known = np.concatenate([ours, np.ones((len(ours), 1))], axis=1)
     if len(known) <= known.shape[1] + 1:
         return False
@@ -249,7 +238,7 @@ def _columns_match(actual: np.ndarray, ours: np.ndarray, tolerance: float) -> bo
 
 
 def _heads_match(pairs: Sequence[Pair], tolerance: float, *, shifted: bool) -> bool:
-    """Return whether every head of the port is one of ours; scores may be scaled, and a constant added to each row."""
+    """Return whether every head of the port is one of ours; scores may be scaled, with a constant per row."""
 
     def head_of(x: np.ndarray, head: int) -> np.ndarray:
         return (x - x.mean(-1, keepdims=True) if shifted else x)[:, head].ravel()

@@ -1,4 +1,4 @@
-"""The activations of a port on one probe, compared with the reference segment by segment."""
+"""A port's activations on one probe, compared with the reference segment by segment."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from transparity_conformance.oracle.undetermined import judged_gap
 from transparity_conformance.report.comparison import gap, share
 
 MOST_FEATURES = 4096
-"""The largest number of features, or tokens, whose errors a report lists one by one."""
+"""The largest number of features or tokens whose errors a report lists one by one."""
 
 
 @dataclass
 class ProbeResult:
-    """The activations of a port on one probe, with the error and budget of each segment."""
+    """A port's activations on one probe, with the error and budget of each segment."""
 
     probe: Probe
     recorded: Mapping[str, np.ndarray]
     misshapen: dict[str, str]
     """A message for each tap with a wrong shape."""
     order: list[str]
-    """All taps of the reference, in the order of the forward pass."""
+    """The reference's taps, in the order of the forward pass."""
     budgets: dict[str, float]
     errors: dict[str, float]
-    """The largest difference at each tap, without positions that a convention decides."""
+    """The largest difference at each tap, except positions that a convention decides."""
     everywhere: dict[str, float]
     """The largest difference at each tap, including positions that a convention decides."""
 
@@ -43,26 +43,24 @@ class ProbeResult:
 
     @property
     def last(self) -> str:
-        """The last tap with the right shape; for most ports, the logits."""
+        """Return the last tap with the right shape, usually the logits."""
         return next(tap for tap in reversed(self.order) if tap in self.recorded)
 
     @property
     def right(self) -> dict[str, float]:
-        """The budgets of the right segments."""
         return {tap: self.budgets[tap] for tap in self.errors if self.share(tap) <= 1}
 
     @property
     def wrong(self) -> list[str]:
-        """The taps whose segments exceed their budgets."""
         return [tap for tap in self.errors if self.share(tap) > 1]
 
 
 Results = Mapping[str, ProbeResult]
-"""The results of all probes, by the name of the probe."""
+"""By the probe's name."""
 
 
 def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) -> ProbeResult:
-    """Compare each activation in `shown` with the reference's value, computed from the port's earlier activations."""
+    """Compare each activation with the reference's value, computed from the port's earlier activations."""
     lengths = lengths_of(probe.config, probe.inputs)
     shapes = tap_shapes(probe.config, len(next(iter(probe.inputs.values()))), **lengths)
     misshapen = {
@@ -91,7 +89,7 @@ def compare_segments(probe: Probe, shown: Mapping[str, np.ndarray], dtype: str) 
 
 
 def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """Return the largest errors by row, position, head and feature (or token), as lists of numbers."""
+    """Return the largest errors by row, position, head and feature (or token), as lists."""
     with np.errstate(invalid="ignore"):
         error = np.nan_to_num(np.abs(actual - expected), nan=np.inf, posinf=np.inf)
     axes = {2: ("row",), 3: ("row", "position", "feature"), 4: ("row", "head", "position")}[error.ndim]
@@ -102,7 +100,7 @@ def error_profile(actual: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
 
 
 def still_wrong(results: Results, known: Sequence[Hypothesis], dtype: str, most: int = 10_000) -> list[str]:
-    """List the segments that exceed their budget with the faults `known`, in order; stop after more than `most`."""
+    """List the segments that exceed their budget with the faults `known`; stop after more than `most`."""
     wrong: dict[str, None] = {}
     for result in results.values():
         probe, recorded, ours = result.probe, result.recorded, walk(result.probe, result.recorded, known)
@@ -133,7 +131,7 @@ def logits_error(results: Results, known: Sequence[Hypothesis]) -> float:
 
 
 def real_positions(probe: Probe, tap: str) -> np.ndarray:
-    """Return True for each position of `tap` (batch, length) that is a token, and False for unused padding."""
+    """Return whether each position of `tap` (batch, length) is a token, not unused padding."""
     config = probe.config
     stack = "encoder" if tap.endswith("memory_norm") else tap.split(".")[0] if "." in tap else config.stacks[-1]
     name = next((name for name in config.input_names if config.input_stack(name) == stack), config.input_names[-1])

@@ -1,7 +1,7 @@
-"""Skip the first layers of the reference if their output is known.
+"""Skip the reference's first layers if their output is known.
 
-A stack that starts at its third layer is a shorter stack, whose embedding is the output of the second layer. The
-reference runs this shorter model, with a tap that renames activations.
+A stack that starts at its third layer is a shorter stack, whose embedding is the second layer's output. The reference
+runs this shorter model, with a tap that renames activations.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from transparity_conformance.oracle.oracle import Arrays
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)", re.DOTALL)
 
 Depth = tuple[int, int]
-"""(0, i) is layer i of the encoder, and (1, i) is layer i of the decoder.
-
-If i is the number of layers, it is the part after all layers.
-"""
+"""(0, i) is layer i of the encoder, (1, i) of the decoder; i = number of layers is the part after all layers."""
 
 
 @functools.lru_cache(maxsize=2**14)
 def _of_layer(name: str) -> tuple[str, int, str] | None:
-    """Return the stack, the layer and the rest of a name; the same names are split often, so results are cached."""
+    """Return (stack, layer, rest) of a name; cached, because the same names are split often."""
     found = LAYER.match(name)
     return (found[1], int(found[2]), found[3]) if found else None
 
@@ -42,7 +39,6 @@ def _shorter(config: TransformerConfig, encoder: int, decoder: int) -> Transform
 
 
 def depth(config: TransformerConfig, name: str) -> Depth:
-    """Return the depth of a tap or a parameter in the model."""
     if found := _of_layer(name):
         return int(found[0] == "decoder"), found[1]
     stack, _, rest = name.partition(".")
@@ -69,17 +65,15 @@ class Start:
 
     @property
     def depth(self) -> Depth:
-        """The depth of the first layer that is not skipped."""
+        """Return the depth of the first layer that is not skipped."""
         is_decoder = self.decoder or self.whole_encoder or not self.config.has_encoder
         return (1, self.decoder) if is_decoder else (0, self.encoder)
 
     @property
     def shorter(self) -> TransformerConfig:
-        """The configuration without the skipped layers."""
         return _shorter(self.config, self.encoder, self.decoder) if self.skipped else self.config
 
     def skips(self, name: str) -> bool:
-        """Return whether a tap or a parameter is in a skipped layer."""
         if name.startswith("encoder.") and self.whole_encoder:
             # An embedding table that both stacks share is named after the encoder.
             return not (self.config.shared_embedding and name == "encoder.token_embedding.weight")
@@ -89,14 +83,14 @@ class Start:
         return bool(skipped) and (".embedding" in name or "_convolution" in name)
 
     def shortened(self, parameters: Arrays) -> Arrays:
-        """Return the parameters of the remaining layers, renamed for the shorter configuration."""
+        """Return the remaining layers' parameters, renamed for the shorter configuration."""
         if not self.skipped:
             return parameters
         kept = [name for name in parameters if not (_of_layer(name) and self.skips(name))]
         return {self._renamed(name, -1): parameters[name] for name in kept}
 
     def tap(self, tap: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-        """Return a tap that uses the names of the whole model, and returns the given values for skipped layers."""
+        """Return a tap with the whole model's names, and with the given values for skipped layers."""
         if not self.skipped:
             return tap
 
@@ -121,7 +115,7 @@ class Start:
 
 
 def start_at(config: TransformerConfig, given: Mapping[str, Any], earliest: Depth) -> Start:
-    """Skip as many layers before `earliest` as possible: the output of the last skipped layer must be in `given`."""
+    """Skip as many layers before `earliest` as possible; the last skipped layer's output must be in `given`."""
     stack, layer = earliest
     if stack == 1 and config.has_encoder and "encoder.output" not in given:
         stack, layer = 0, config.num_encoder_layers

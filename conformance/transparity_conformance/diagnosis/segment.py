@@ -1,4 +1,4 @@
-"""A wrong segment, and the difference that remains when faults are put into the reference."""
+"""A wrong segment, and the difference that remains with faults in the reference."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ Combination = tuple[Hypothesis, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """A tap at which the port differs from the reference, on every probe that has this tap."""
+    """A tap at which the port differs from the reference, on every probe with this tap."""
 
     tap: str
     probes: Sequence[Probe]
     recorded: Mapping[str, Mapping[str, np.ndarray]]
     """The port's activations, by probe and tap."""
     budgets: Mapping[str, float]
-    """The budget of this segment on each probe."""
+    """The segment's budget on each probe."""
     dtype: str
     right: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The budgets of the right segments, by probe and tap."""
     ranks: int = 1
-    """The number of ranks of the port; 1 if the sharding does not cause the difference."""
+    """The port's ranks; 1 if the sharding does not cause the difference."""
     _bases: dict[str, Base] = field(default_factory=dict, init=False)
     _sizes: dict[tuple[Any, ...], tuple[Combination, float, float]] = field(default_factory=dict, init=False)
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the port shows only this tap, so that the segment is the whole model."""
+        """Return whether the port shows only this tap, so that the segment is the whole model."""
         return all(len(recorded) == 1 for recorded in self.recorded.values())
 
     def _base(self, probe: Probe) -> Base | None:
@@ -52,10 +52,7 @@ class Segment:
         return self._bases[probe.name]
 
     def left(self, probe: Probe, chosen: Combination) -> np.ndarray:
-        """Return the port's value minus the value of the reference with the chosen faults.
-
-        The difference is 0 at elements whose values depend on a convention.
-        """
+        """Return the port's value minus the reference's value with these faults; 0 where a convention decides."""
         recorded = self.recorded[probe.name]
         try:
             ours = walk(probe, recorded, chosen, until=self.tap, base=self._base(probe)).get(self.tap)
@@ -66,11 +63,8 @@ class Segment:
         return less(judged(probe, self.tap, recorded[self.tap], ours, self.dtype, recorded), ours)
 
     def share(self, probe: Probe, chosen: Combination) -> float:
-        """Return the remaining difference, relative to the budget.
-
-        If the difference is slightly above the budget, the budget is measured again with the faults `chosen`. It is
-        measured at two points, then at as many points as without faults.
-        """
+        """Return the remaining difference, relative to the budget. If it slightly exceeds the budget, the budget is
+        measured again with the faults: at two points, then at as many points as without faults."""
         error, budget = self.largest(probe, chosen), self.budgets[probe.name]
         others = [name for name in self.recorded[probe.name] if name != self.tap]
         for points, within in ((min(2, probe.neighbours), REMEASURED_WITHIN[self.dtype]), (probe.neighbours, LUCK)):
@@ -81,10 +75,8 @@ class Segment:
         return share(error, budget)
 
     def is_contradicted(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the faults `chosen` make a right segment wrong, or raise an error.
-
-        For example, this rules out a fault of all layers if an earlier layer is right.
-        """
+        """Return whether the faults make a right segment wrong, or raise an error. For example, a fault of all layers
+        is ruled out if an earlier layer is right."""
         recorded, right = self.recorded[probe.name], self.right.get(probe.name, {})
         if not right:
             return False
@@ -103,7 +95,7 @@ class Segment:
         return self._size(probe, chosen)[0]
 
     def is_near(self, probe: Probe, chosen: Combination) -> bool:
-        """Return whether the remaining difference would be within the largest budget that `share` may measure."""
+        """Return whether the difference is within the largest budget that `share` may measure."""
         return self.largest(probe, chosen) <= REMEASURED_WITHIN[self.dtype] * (self.budgets[probe.name] or 1)
 
     def vanishes(self, chosen: Combination, probes: Sequence[Probe] | None = None) -> bool:
@@ -114,7 +106,7 @@ class Segment:
         return self._size(probe, chosen)[1]
 
     def _size(self, probe: Probe, chosen: Combination) -> tuple[float, float]:
-        """Return the root mean square and the maximum of the remaining difference; they are computed once."""
+        """Return the remaining difference's root mean square and maximum, computed once."""
         # Hypotheses are not hashable, so the key is their `id`. They are stored, so that no other object gets this id.
         key = probe.name, *map(id, chosen)
         if key not in self._sizes:
@@ -122,13 +114,13 @@ class Segment:
         return self._sizes[key][1:]
 
     def keep(self, probe: Probe, chosen: Combination, left: np.ndarray) -> None:
-        """Store the size of `left`, the remaining difference."""
+        """Store the size of a remaining difference, `left`."""
         largest = float(np.abs(left).max(initial=0.0))
         self._sizes[probe.name, *map(id, chosen)] = chosen, rms(left), largest
 
 
 def segment_of(results: Results, tap: str, dtype: str, ranks: int = 1) -> Segment:
-    """Return the segment that ends at a tap, on the probes that show it."""
+    """Return the segment that ends at a tap, on the probes with this tap."""
     having = [result for result in results.values() if tap in result.recorded]
     return Segment(
         tap,

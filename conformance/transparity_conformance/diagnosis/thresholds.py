@@ -24,20 +24,19 @@ REMEASURED_WITHIN = {
     "bfloat16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
     "float16": Threshold(30, f"{CHANGED_BUDGET}; in half precision, nearly all errors are below 1,000 budgets"),
 }
-"""A difference of at most this many budgets is compared again, with a budget that is measured with the fault
-applied."""
+"""A difference of at most this many budgets is compared again, with a budget that is measured with the fault."""
 
 LUCK = Threshold(
     4.5, "with large scores, a right program's error was up to 4.5 × the error at three points (144 models)"
 )
-"""The largest error of a right program, relative to a budget that is measured at only three points."""
+"""The largest error of a right program, relative to a budget from only three points."""
 
 EQUIVALENT_ULPS = Threshold(
     1024,
     "equivalent forms deviate from the fitted map by at most 23 ulps of their largest number (3 ulps without large "
     "scores). Wrong values deviate by at least 1.7 million ulps (12 probes of two models in float32)",
 )
-"""The tolerance of an equivalent form, in ulps of its largest number."""
+"""An equivalent form's tolerance, in ulps of its largest number."""
 
 NO_EXPLANATION = Threshold(
     0.5,
@@ -53,7 +52,7 @@ ROUNDED_PRODUCTS = (
     "a tie differently"
 )
 TYPICALLY_LEFT = Threshold(0.5, ROUNDED_PRODUCTS)
-"""The share of a difference that undeclared rounding may leave in the median over the probes."""
+"""The share of a difference that undeclared rounding may leave, in the median over the probes."""
 
 LEFT_AT_WORST = Threshold(0.75, ROUNDED_PRODUCTS)
 """The share of a difference that undeclared rounding may leave on any probe."""
@@ -63,7 +62,7 @@ FURTHEST_ROUNDED = Threshold(
     "in the same runs, the ratio is 0.51 with the right rounding. If queries are also 5 % too large, the ratio is 25 "
     "in TF32. In bfloat16, the ratio is 3.1, but the remaining share of the difference shows the fault",
 )
-"""The largest difference of any element, relative to the largest difference that the rounding causes."""
+"""The largest difference of an element, relative to the largest that the rounding causes."""
 
 COHERENT = Threshold(
     4,
@@ -71,5 +70,4 @@ COHERENT = Threshold(
     "ratio was 1.0, and the largest was 1.65 (a Llama). The limit is more than twice 1.65. The test does not run "
     "in float32, because the budgets of float32 are narrow, and the ratio reached 1.93 in float32",
 )
-"""The largest accepted projection of an error onto a fault's effect, relative to the largest such projection of the
-reference's rounding."""
+"""The largest accepted projection of an error onto a fault's effect, relative to projections of rounding."""

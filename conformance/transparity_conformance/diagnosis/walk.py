@@ -1,8 +1,8 @@
 """The walk: a forward pass of the reference that computes each activation from the port's earlier activations.
 
 At each tap, the reference computes a value, and then continues with the port's value. The computation between two taps
-is a segment. A fault changes only the segment in which the fault is made, so one such forward pass can show several
-faults. If the port shows only logits, the whole model is one segment.
+is a segment. A fault changes only its own segment, so one walk can show several faults. If the port shows only logits,
+the whole model is one segment.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from transparity_numpy.transformer import transformer
 
 
 class TapReached(Exception):  # noqa: N818 - not an error
-    """Raised when the requested tap is computed, as the rest of the forward pass is not needed."""
+    """The requested tap is computed, so the rest of the forward pass is not needed."""
 
 
 class Impossible(Exception):  # noqa: N818 - not an error
-    """Raised if a hypothesis allows no computation, for example if one fault removes what another fault needs."""
+    """The hypothesis allows no computation, for example because one fault removes what another needs."""
 
 
 @contextlib.contextmanager
 def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
-    """Convert any exception except `errors` to `Impossible`, because it means that the hypothesis failed."""
+    """Convert exceptions other than `errors` to `Impossible`: the hypothesis failed."""
     passed: tuple[type[Exception], ...] = (Impossible, MemoryError, *errors)
     try:
         yield
@@ -55,7 +55,7 @@ def under_hypothesis(*errors: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Base:
-    """The values of a walk without faults; walks with faults start from these values."""
+    """A walk without faults, from whose values walks with faults start."""
 
     computed: MutableMapping[str, np.ndarray]
     """The value that the reference computes at each tap."""
@@ -115,14 +115,14 @@ def _cast(model: Model, known: Arrays, start: Start, dtype: str) -> Arrays:
 
 
 def _begun(probe: Probe, model: Model, base: Base | None) -> MutableMapping[str, np.ndarray]:
-    """Return the storage for computed values; if no fault changes the configuration, it has the values of the base."""
+    """Return storage for computed values, with the base's values if no fault changes the configuration."""
     if base is None or model.config is not probe.config:
         return probe.room()
     return copy.copy(base.computed)
 
 
 def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndarray]:
-    """Return the storage for the values with which the walk continues. It starts with the values of skipped layers."""
+    """Return storage for the values with which the walk continues. It starts with the values of skipped layers."""
     if not start.skipped:
         return probe.room()
     given = changed(start.given, lambda value: rounded(value, dtype))
@@ -131,18 +131,18 @@ def _flow(probe: Probe, start: Start, dtype: str) -> MutableMapping[str, np.ndar
 
 @dataclass
 class Model:
-    """A model with faults in its configuration and parameters, and the taps at which faults act."""
+    """A model with faults, and the taps at which they act."""
 
     config: TransformerConfig
     parameters: Arrays
     touched: list[str] = field(default_factory=list)
-    """Taps and parameters at which faults are made."""
+    """Taps and parameters at which faults act."""
     downstream: list[str] = field(default_factory=list)
     """Taps at which a fault changes the value with which the walk continues."""
 
 
 def applied(hypotheses: Sequence[Hypothesis], config: TransformerConfig, right: Arrays) -> Model:
-    """Return the model with the faults that change its configuration or its `right` parameters."""
+    """Apply the faults that change the configuration or the `right` parameters."""
     model = Model(config, right)
     for hypothesis in hypotheses:
         fault = hypothesis.fault
@@ -223,7 +223,7 @@ def _start(
     touched: list[str],
     downstream: list[str],
 ) -> Start:
-    """Return the start that skips all layers before the first fault and before `until`, as far as possible."""
+    """Skip all layers before the first fault and before `until`, as far as possible."""
     if until is None and base is None:
         return Start(config, {})
     end = depth(config, until or "logits")
@@ -272,6 +272,6 @@ def segment_budgets(
 
 
 def _jittered(value: np.ndarray, index: int, ulp: float) -> np.ndarray:
-    """Change each number at random by up to half an ulp, because a port may continue with unrounded values."""
+    """Change each number at random by up to half an ulp; a port may continue with unrounded values."""
     random = np.random.default_rng([index, value.size])
     return value * (1 + random.uniform(-ulp / 2, ulp / 2, value.shape))

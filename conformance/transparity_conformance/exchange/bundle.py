@@ -37,9 +37,9 @@ class Section:
     row: Capability
     probe: Probe
     requests: Mapping[str, Requests]
-    """The requests of each claim that is compared."""
+    """The requests of each compared claim."""
     reasons: Mapping[str, str]
-    """The reason why a claim is not compared; empty if it is compared."""
+    """The reason why each claim is not compared; empty if the claim is compared."""
 
     @property
     def all_requests(self) -> dict[str, Any]:
@@ -47,14 +47,14 @@ class Section:
 
     @property
     def purpose(self) -> str:
-        """Return the description of the section, with the claims that are not compared."""
+        """Describe the section, with the claims that are not compared."""
         reasons = {reason: claim for claim, reason in self.reasons.items() if reason}
         if reasons and not self.all_requests:
             return "; ".join(reasons)
         return "; ".join([self.row.purpose, *(f"{claim}: {reason}" for reason, claim in reasons.items())])
 
     def tensors(self) -> Arrays:
-        """Return the tensors of all requests, with `{request}/{tensor}` as their names."""
+        """Return the tensors of all requests, with names such as `{request}/{tensor}`."""
         return {
             f"{key}/{name}": value
             for key, request in self.all_requests.items()
@@ -69,7 +69,6 @@ class Section:
         return asked
 
     def described(self) -> SectionFields:
-        """Return the manifest entry of the section."""
         return SectionFields(
             purpose=self.purpose,
             requests={key: self.row.describe(request) for key, request in self.all_requests.items()},
@@ -79,10 +78,7 @@ class Section:
 
 
 def in_order(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the sections, and of the sections that they need, without repetition.
-
-    Raises `BundleError` for an unknown name.
-    """
+    """Return the sections and those that they need, each once. Raise `BundleError` for an unknown name."""
     for name in sections:
         if name not in CAPABILITIES:
             raise BundleError(f"There is no section {name!r}; the sections of a bundle are {', '.join(CAPABILITIES)}.")
@@ -91,7 +87,6 @@ def in_order(sections: Collection[str]) -> tuple[str, ...]:
 
 
 def section_of(name: str, probes: Probes, dtype: str) -> Section:
-    """Return the section of the capability `name` in a bundle that contains `probes`."""
     row, (_, probe) = CAPABILITIES[name], first_of(probes)
     of_all = row.reason(probe, dtype)
     if row.is_long and probe.config.max_length > LONGEST:
@@ -102,15 +97,14 @@ def section_of(name: str, probes: Probes, dtype: str) -> Section:
 
 
 def check_section(path: Path, section: Section, described: SectionFields) -> None:
-    """Raise `BundleError` if any field of a section, except `purpose`, differs from the section that the checker
-    computes."""
+    """Raise `BundleError` if a section differs, except in `purpose`, from what the checker computes."""
     if _comparable(section, described) != _comparable(section, section.described()):
         name = section.row.name
         raise BundleError(f"{path} is not valid: the section {name} does not fit the configuration and the probes.")
 
 
 def _comparable(section: Section, described: SectionFields) -> str:
-    """Return a description, without the fields that may differ, as JSON; JSON distinguishes 1, 1.0 and true."""
+    """Return a description as JSON, which distinguishes 1, 1.0 and true, without the fields that may differ."""
     free = section.row.free_fields
     requests = {
         key: fields | {name: type(fields[name]).__name__ for name in free if name in fields}
@@ -120,11 +114,9 @@ def _comparable(section: Section, described: SectionFields) -> str:
 
 
 def received(path: Path, section: Section, described: SectionFields, tensors: Answers) -> Section:
-    """Return the section with the requests of a bundle, which must have passed `check_section`.
-
-    Integers and random numbers must be equal to the ones that the checker computes. Parameters are read from the file,
-    because their rounding may differ between machines.
-    """
+    """Return the section with the requests of a bundle, which must have passed `check_section`. Integers and random
+    numbers must equal the numbers that the checker computes. Parameters come from the file, because their rounding may
+    differ between machines."""
     for name, value in section.tensors().items():
         if "parameters/" not in name and not np.array_equal(value, tensors[name]):
             raise BundleError(f"{path} is not valid: {name} does not fit the configuration and the probes.")
@@ -146,33 +138,31 @@ ACTUAL = "actual.safetensors"
 SMALLEST_VOCABULARY = 3
 
 WIDTH = 8
-"""A common feed-forward width; configurations are resized to it before they are compared."""
+"""A common feed-forward width, to which configurations are resized before comparisons."""
 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One configuration, one set of parameters, and the probes that use both."""
+    """One configuration and set of parameters, with the probes that use them."""
 
     name: str
-    """The name of a preset, `config` for any other configuration, or the family of a checkpoint."""
+    """A preset's name, `config` for another configuration, or a checkpoint's family."""
     dtype: str
     config: TransformerConfig
     probes: dict[str, Probe]
     capabilities: Mapping[str, Section] = field(default_factory=dict)
-    """The section of each capability."""
     has_weights: bool = True
-    """Whether the bundle contains the parameters; if not, it refers to the tensors of a checkpoint."""
+    """Whether the bundle contains the parameters; otherwise, it refers to a checkpoint's tensors."""
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the names of the capabilities that have a section in the bundle."""
         return tuple(self.capabilities)
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every activation, with `{probe}/{tap}` as its name."""
+        """Return the shape of every activation, by `{probe}/{tap}`."""
         return {
             f"{name}/{tap}": shape
             for name, probe in self.probes.items()
@@ -181,16 +171,14 @@ class Bundle:
 
     @functools.cached_property
     def asked(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor that a port may write for a capability."""
         return {name: shape for section in self.capabilities.values() for name, shape in section.asked().items()}
 
     def inputs(self, probe: Probe) -> Arrays:
-        """Return the inputs of a probe as the bundle stores them; the inputs for a checkpoint contain a mask, like a
-        tokenizer's output."""
+        """Return a probe's inputs as the bundle stores them; for a checkpoint, with a mask as from a tokenizer."""
         return dict(probe.inputs) if self.has_weights else add_mask(probe.inputs, self.config)
 
     def described(self, probe: Probe) -> ProbeFields:
-        """Return the manifest entry of a probe, without tolerances."""
+        """Return a probe's manifest entry, without tolerances."""
         inputs = {name: list(value.shape) for name, value in self.inputs(probe).items()}
         return ProbeFields(purpose=probe.purpose, inputs=inputs, taps=_collapsed(shapes_of(probe.config, probe.inputs)))
 
@@ -210,10 +198,8 @@ def bundle_probes(name: str, config: TransformerConfig) -> dict[str, Probe]:
 
 
 def _collapsed(shapes: Mapping[str, tuple[int, ...]]) -> StoredShapes:
-    """Return the shapes with one name for all layers: `decoder.layers.{i}.output`, where `i` starts at 0.
-
-    Raises `AssertionError` if the shapes of layers differ, which no configuration allows.
-    """
+    """Replace layer numbers in the names by `{i}`: `decoder.layers.{i}.output`. Raise `AssertionError` if layers have
+    different shapes, which no configuration allows."""
     found: StoredShapes = {}
     for name, shape in shapes.items():
         pattern = LAYER.sub(r"\1.layers.{i}.\3", name)

@@ -1,4 +1,4 @@
-"""Judge the results that a port wrote for a bundle: its activations, and its tensors for the capabilities."""
+"""Judge what a port wrote for a bundle: its activations, and its tensors for the capabilities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from transparity_conformance.report.report import CapabilityResult, Report, Verd
 TOO_LITTLE = "too little of the forward pass was compared"
 
 NO_TOKEN = -1
-"""The token that fills the columns after the end of a row, because tensors are rectangular."""
+"""Fills the columns after a row's end, because tensors are rectangular."""
 
 
 def compare(
@@ -72,12 +72,9 @@ def judge_bundle(
     budget: float = BUDGET,
     **how: Any,
 ) -> Report:
-    """Judge the results that a port wrote for a bundle; missing tensors are no fault if the port was `stopped`.
-
-    `how` has the arguments `logits_only`, `port`, `located` and `ranks` of `judge`.
-
-    If the bundle has weights, each probe needs logits. Otherwise, the report lists missing activations.
-    """
+    """Judge a port's results for a bundle; missing tensors are no fault if it was `stopped`. `how` has `logits_only`,
+    `port`, `located` and `ranks` of `judge`. If the bundle has weights, each probe needs logits; otherwise, the report
+    lists missing activations."""
     taps = {key: outputs[key] for key in bundle.probes if key in outputs}
     if bundle.has_weights:
         taps = {
@@ -119,7 +116,7 @@ def _judge_sections(
 
 
 def not_brought(bundle: Bundle, outputs: Actual) -> Iterator[str]:
-    """Yield the missing activations of each probe, as lines; probes with the same missing activations share a line."""
+    """Yield the missing activations as lines; probes with the same missing activations share a line."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for key in bundle.probes:
         taps = [name.partition("/")[2] for name in bundle.shapes if name.startswith(f"{key}/")]
@@ -169,7 +166,7 @@ def _judge_section(
 
 
 def _why_none(section: Section, verdict: Verdict) -> str:
-    """Return the reason why no part of a section is compared; empty if a part is compared."""
+    """Return why no part of a section is compared; empty if a part is compared."""
     of_all = set(section.reasons.values())
     if len(of_all) == 1 and (reason := of_all.pop()):
         return reason
@@ -193,7 +190,7 @@ def _judge_way(
 
 
 def _trimmed(name: str, value: np.ndarray) -> np.ndarray:
-    """Return the tokens without the unused columns at the end; any other value is returned unchanged."""
+    """Remove unused columns at the end of tokens; leave other values unchanged."""
     if not name.endswith("/tokens"):
         return value
     used = np.flatnonzero((value != NO_TOKEN).any(axis=0))

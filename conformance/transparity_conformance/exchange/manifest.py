@@ -1,6 +1,6 @@
 """The manifest of a bundle, `manifest.json`, which describes all other files.
 
-A bundle contains its weights in `parameters.safetensors`, or refers to the tensors of a checkpoint by their sha256. A
+A bundle contains its weights in `parameters.safetensors`, or refers to a checkpoint's tensors by their sha256. A
 manifest with `bundles` describes a folder of several bundles.
 """
 
@@ -28,10 +28,10 @@ from transparity_conformance.oracle.budgets import RULES
 FORMAT = 4
 MANIFEST = "manifest.json"
 CHECKPOINT = "checkpoint"
-"""The folder with the weights, in the bundle of a layer."""
+"""The folder with the weights, in a layer's bundle."""
 
 FILES = ("config.json", "parameters.safetensors", "inputs.safetensors", "expected.safetensors")
-"""The files of a bundle with weights, except the files of capabilities."""
+"""The files of a bundle with weights, without the files of capabilities."""
 
 FILES_WITHOUT_WEIGHTS = ("config.json", "inputs.safetensors")
 SECTIONS = tuple(CAPABILITIES)
@@ -49,13 +49,13 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ProbeFields(Strict):
-    """A probe: its inputs, and the activations that a port may write; `{i}` in a name stands for a layer, from 0."""
+    """A probe: its inputs, and the activations that a port may write; `{i}` in a name is a layer, from 0."""
 
     purpose: Text = msgspec.field(name="for")
     inputs: StoredShapes
     taps: StoredShapes
     budgets: dict[str, Annotated[float, Meta(ge=0, le=sys.float_info.max)]] = {}
-    """The tolerance of each activation; only in bundles with weights."""
+    """Each activation's tolerance; only in bundles with weights."""
 
 
 class SectionFields(Strict):
@@ -68,7 +68,7 @@ class SectionFields(Strict):
 
 
 class TensorFields(Strict):
-    """A tensor of a checkpoint; the sha256 is the hash of its bytes."""
+    """A tensor of a checkpoint; `sha256` is the hash of its bytes."""
 
     shape: list[Size]
     dtype: str
@@ -76,7 +76,7 @@ class TensorFields(Strict):
 
 
 class CheckpointFields(Strict):
-    """A checkpoint, described without its numbers."""
+    """A checkpoint without its numbers."""
 
     model_type: Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
     head: Annotated[str, Meta(pattern="^(hidden|pooled|logits|classes)$")] | None
@@ -84,8 +84,6 @@ class CheckpointFields(Strict):
 
 
 class Manifest(Strict):
-    """The manifest of one bundle."""
-
     name: Text
     dtype: Literal[tuple(RULES)]  # type: ignore[valid-type]
     probes: Annotated[dict[Word, ProbeFields], Meta(min_length=1, max_length=MOST_PROBES)]
@@ -96,12 +94,11 @@ class Manifest(Strict):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the names of the bundle's files, except the manifest."""
         return FILES_WITHOUT_WEIGHTS if self.checkpoint else files_of(self.capabilities)
 
 
 class Several(Strict):
-    """The manifest of several bundles, which maps each folder to the name of its bundle."""
+    """The manifest of several bundles: each folder, with its bundle's name."""
 
     bundles: dict[Annotated[str, Meta(pattern=r"^(?!\.\.?$)[^/\\]+$")], Text]
     format: Literal[4] = 4
@@ -110,7 +107,6 @@ class Several(Strict):
 
 
 def files_of(sections: Collection[str]) -> tuple[str, ...]:
-    """Return the names of the files of a bundle with weights and with these capabilities."""
     return (*FILES, *(CAPABILITIES[name].file for name in sections if CAPABILITIES[name].file))
 
 
@@ -120,14 +116,14 @@ def digest(path: Path) -> str:
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:
-    """Return the sha256 of a manifest, computed without the entry for this hash."""
+    """Return a manifest's sha256, without the entry for this hash."""
     files = {name: said for name, said in manifest["sha256"].items() if name != MANIFEST}
     text = json.dumps({**manifest, "sha256": files}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest | Several:
-    """Read the manifest in a folder; raise `BundleError` if it is invalid or if a hash does not match."""
+    """Read a folder's manifest; raise `BundleError` if it is invalid or if a hash does not match."""
     path = folder / MANIFEST
     raw = parse_json(path, read_bytes(path, LARGEST_JSON))
     if not isinstance(raw, dict) or "format" not in raw:
@@ -153,7 +149,7 @@ def read_manifest(folder: Path) -> Manifest | Several:
 
 
 def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
-    """Write a manifest, which lists the sha256 of all files, and its own."""
+    """Write a manifest with the sha256 of all files, and its own."""
     manifest.sha256 = {name: digest(folder / name) for name in manifest.files}
     fields = {"format": FORMAT} | msgspec.to_builtins(manifest)
     fields["sha256"] = fields.pop("sha256", {})
@@ -162,7 +158,7 @@ def write_manifest(folder: Path, manifest: Manifest | Several) -> None:
 
 
 def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
-    """Return the first error in a manifest as an exception with one sentence."""
+    """Return the first error in a manifest as one sentence."""
     what, _, where = str(error).partition(" - at ")
     place = where.replace("`", "").replace("$.", "").replace("$", "the whole")
     what = re.sub("`", "'", what[:1].lower() + what[1:])
@@ -171,10 +167,8 @@ def _refused(path: Path, error: msgspec.ValidationError) -> BundleError:
 
 
 def _check_digests(folder: Path, manifest: Manifest | Several) -> None:
-    """Raise `BundleError` if the sha256 of a file differs from the manifest's.
-
-    A file in the wrong format is rejected before it is hashed, because it could be a pipe or a file of any size.
-    """
+    """Raise `BundleError` if a file's sha256 differs from the manifest's. A file in the wrong format is refused before
+    hashing: it could be a pipe or of any size."""
     for name in manifest.files:
         path = folder / name
         _ = read_bytes(path, LARGEST_CONFIG) if name == "config.json" else opened(path)

@@ -1,7 +1,6 @@
-"""Reading of bundles and results from untrusted sources.
+"""Reading bundles and results from untrusted sources.
 
-Sizes are compared with the configuration and with the files before anything is loaded. Expected values are computed
-again.
+Sizes are compared with the configuration and the files before anything is loaded. Expected values are computed again.
 """
 
 from __future__ import annotations
@@ -44,13 +43,10 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Progress = ignore_progress) -> Bundle:
-    """Read the bundle in `folder`; raise `TransparityError` if it is invalid.
+    """Read a bundle; raise `TransparityError` if it is invalid.
 
-    Args:
-        folder: The bundle.
-        checkpoint: The checkpoint to which the bundle refers. If None, the checkpoint inside the bundle or the bundle's
-            own weights are used.
-        progress: Called for each file that is hashed.
+    `checkpoint` is the checkpoint to which the bundle refers. By default, the checkpoint inside the bundle or the
+    bundle's own weights are used.
     """
     folder = Path(folder)
     if not is_folder(folder):
@@ -68,7 +64,7 @@ def read_bundle(folder: str | Path, checkpoint: Path | None = None, progress: Pr
 
 
 def read_config(path: Path) -> TransformerConfig:
-    """Read the configuration in a file; raise `BundleError` or `ConfigError` if it is invalid."""
+    """Read a configuration; raise `BundleError` or `ConfigError` if it is invalid."""
     try:
         return TransformerConfig.from_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
     except UnicodeDecodeError:
@@ -76,12 +72,9 @@ def read_config(path: Path) -> TransformerConfig:
 
 
 def read_actual(path: str | Path, bundle: Bundle, *, cut: bool = False) -> Actual:
-    """Read the tensors that a port wrote; for a bundle that refers to a checkpoint, they are loaded on request.
-
-    If `cut` is true, the port was stopped, and the file may be truncated; only complete tensors are read.
-
-    Raises `BundleError` for an unknown name, a wrong shape or a wrong dtype.
-    """
+    """Read the tensors that a port wrote, for a checkpoint's bundle on request. With `cut`, the port was stopped and
+    the file may be truncated; only complete tensors are read. Raise `BundleError` for an unknown name, a wrong shape or
+    a wrong dtype."""
     path, expected = Path(path), {**bundle.shapes, **bundle.asked}
     if is_folder(path):
         raise BundleError(f"{path} is a folder; expected one safetensors file with the results for all probes.")
@@ -121,7 +114,7 @@ def _parameters(
 
 
 def _with_probes(folder: Path, manifest: Manifest, config: TransformerConfig, parameters: Arrays) -> Bundle:
-    """Return the bundle with its probes; raise `BundleError` if inputs or activations do not fit the configuration."""
+    """Add the bundle's probes; raise `BundleError` if inputs or activations do not fit the configuration."""
     path, read = folder / MANIFEST, (*config.input_names, *config.further_inputs)
     forms = {name: input_form(config, name) for name in read}
     shapes = {
@@ -183,7 +176,7 @@ def _check_expected(folder: Path, bundle: Bundle) -> None:
 def import_described(
     folder: Path, described: CheckpointFields, config: TransformerConfig, progress: Progress
 ) -> Checkpoint:
-    """Import a checkpoint; raise `BundleError` with the first difference if a bundle describes another checkpoint."""
+    """Import a checkpoint; raise `BundleError` with the first difference from the bundle's description."""
     imported = import_checkpoint(folder, described.head)
     for name, value in explicit(config).items():
         if (found := explicit(imported.config)[name]) != value:

@@ -1,4 +1,4 @@
-"""Reading of untrusted safetensors files; names, shapes and dtypes are checked before any data is read."""
+"""Reading untrusted safetensors files: names, shapes and dtypes are checked before any data is read."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 INTEGERS = ("I32", "I64")
 
 HEADER_SPARE, HEADER_OF_ONE = 2**20, 512
-"""The bytes that a header may have for metadata, and for each expected tensor in addition to its name."""
+"""A header's bytes for metadata, and for each expected tensor besides its name."""
 
 
 def largest_header(expected: Shapes) -> int:
-    """Return the largest number of bytes that the header of a file with the `expected` tensors may have."""
+    """Return the largest number of bytes of a header with the `expected` tensors."""
     return HEADER_SPARE + sum(len(name) + HEADER_OF_ONE for name in expected)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """The entry of a tensor in a file's header; the safetensors library checks its dtype and shape."""
+    """A tensor's entry in a file's header; the safetensors library checks dtype and shape."""
 
     data_offsets: tuple[int, int] = (0, 0)
     dtype: Any = None
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _entries(path: Path, most: int) -> dict[str, _Entry]:
-    """Read the entries of a header of at most `most` bytes; raise `BundleError` if an entry has unknown fields."""
+    """Read the entries of a header of at most `most` bytes; raise `BundleError` for unknown fields."""
     check_header(path, BundleError, most)
     try:
         with path.open("rb") as file:
@@ -56,10 +56,8 @@ def _entries(path: Path, most: int) -> dict[str, _Entry]:
 
 
 def opened(path: Path, most: int = LARGEST_HEADER) -> Any:
-    """Open a file with the safetensors library, which compares the header with the file's size.
-
-    Raises `BundleError` if the file cannot be read.
-    """
+    """Open a file with the safetensors library, which compares the header with the file's size. Raise `BundleError` if
+    it cannot be read."""
     _entries(path, most)
     try:
         return safe_open(path, framework="numpy")
@@ -106,11 +104,9 @@ def _check(path: Path, name: str, tensor: Any, expected: Shapes, dtypes: Collect
 
 
 def filled(path: Path, copy: Path, expected: Shapes) -> list[str]:
-    """Copy a file that may be truncated, fill missing data with zeros, and return the names of complete tensors.
-
-    Raises `BundleError` if the file or its header is larger than the `expected` tensors in float64 require, or if the
-    header cannot be read.
-    """
+    """Copy a file that may be truncated, with zeros for missing data; return the names of complete tensors. Raise
+    `BundleError` if the file or its header is larger than the `expected` tensors in float64 require, or if the header
+    cannot be read."""
     most = largest_header(expected) + 8 * sum(1 + math.prod(shape) for shape in expected.values())
     entries = _entries(path, largest_header(expected))
     data = read_bytes(path, most)

@@ -1,4 +1,4 @@
-"""Writing of bundles, with their weights or with references to a checkpoint's tensors."""
+"""Write bundles, with their weights or with references to a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def export_bundle(
     dtype: str = "float32",
     sections: Collection[str] = (),
 ) -> Bundle:
-    """Write a bundle that contains its weights; raise `BundleError` if the folder contains other files."""
+    """Write a bundle with its weights; raise `BundleError` if the folder contains other files."""
     check_name(name, config)
     check_dtype(dtype)
     chosen = dict(bundle_probes(name, config) if probes is None else probes)
@@ -102,10 +102,8 @@ def export_pieces(
 ) -> Iterator[str]:
     """Write a bundle for each part of a checkpoint, as a model with its own weights; yield a sentence for each bundle.
 
-    Args:
-        layers: The numbers of the layers, from 0; None for all layers. The embedding with the head is always written.
-
-    `export_for` and `pieces` describe the other arguments and the exceptions.
+    `layers` has numbers from 0; None means all layers. The embedding with the head is always written. `export_for` and
+    `pieces` describe the other arguments and the exceptions.
     """
     check_dtype(dtype)
     opened = open_for_pieces(checkpoint, head)
@@ -122,7 +120,7 @@ def export_pieces(
 
 
 def _make(folder: Path) -> None:
-    """Make a folder; raise `BundleError` if it contains files that do not belong to a bundle."""
+    """Make a folder; raise `BundleError` if it contains files of no bundle."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - {CHECKPOINT}
@@ -155,7 +153,6 @@ def _write(bundle: Bundle, folder: Path, checkpoint: CheckpointFields | None = N
 
 
 def _tensors(bundle: Bundle) -> dict[str, Arrays]:
-    """Return the tensors of each file, by the file's name."""
     probes = bundle.probes.items()
     files = {
         "inputs.safetensors": _as_stored(
@@ -170,7 +167,6 @@ def _tensors(bundle: Bundle) -> dict[str, Arrays]:
 
 
 def _as_stored(arrays: Arrays) -> Arrays:
-    """Convert floating-point numbers to float32, and all other numbers to int32."""
     return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in arrays.items()}
 
 

@@ -1,1 +1,1 @@
-"""Records of a port's call: the value of every operation, its inputs, and the line of the port that ran it."""
+"""Records of a port's call: each operation's value, its inputs, and the line that ran it."""

@@ -1,4 +1,4 @@
-"""Record a backward pass of PyTorch: the result of every function in the forward pass, and its gradient."""
+"""Record a backward pass of PyTorch: each function's result in the forward pass, and its gradient."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from transparity_conformance.listening.pytorch import tensors_in
 
 @dataclass(eq=False)
 class Backward:
-    """The functions of a forward pass, with the gradient of each result. Parameters come first."""
+    """The functions of a forward pass, parameters first, with each result's gradient."""
 
     operations: list[Operation] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)
-    """The gradient of each result; None if the backward pass computed no gradient for it."""
+    """None if the backward pass computed no gradient."""
     passes: list[bool] = field(default_factory=list)
-    """For each result, whether it requires a gradient."""
+    """Whether each result requires a gradient."""
 
 
 def as_lists(found: Backward) -> dict[str, Any]:
-    """Return a record as lists and arrays."""
     lines = [[[line.file, line.line, line.code] for line in each.stack] for each in found.operations]
     return {
         "names": [each.name for each in found.operations],
@@ -38,7 +37,7 @@ def as_lists(found: Backward) -> dict[str, Any]:
 
 
 def from_lists(given: Mapping[str, Any]) -> Backward:
-    """Return the record from which `as_lists` made these lists."""
+    """Invert `as_lists`."""
     stacks = [tuple(Source(str(file), int(line), str(code)) for file, line, code in each) for each in given["lines"]]
     rows = zip(given["names"], given["values"], given["inputs"], stacks, strict=True)
     operations = [Operation(str(name), value, tuple(inputs), stack) for name, value, inputs, stack in rows]
@@ -54,13 +53,9 @@ def _copied(tensor: Any) -> np.ndarray:
 def listen_backward(
     call: Callable[[], Any], parameters: Mapping[str, Any], differentiate: Callable[[Any], Any]
 ) -> Backward:
-    """Call a function of PyTorch, differentiate its result, and record both.
-
-    Args:
-        call: runs the forward pass.
-        parameters: the parameters by name; they are recorded first, in this order.
-        differentiate: takes the result; returns each parameter's gradient, or None, in the same order.
-    """
+    """Call a function of PyTorch, differentiate its result, and record both. `call` runs the forward pass. `parameters`
+    are recorded first, in this order. `differentiate` takes the result, and returns each parameter's gradient, or None,
+    in the same order."""
     import torch
 
     recorder = _Recorder()
@@ -76,7 +71,7 @@ def listen_backward(
 
 
 class _Recorder:
-    """Records each function. It keeps the tensors, so that no two tensors have the same id."""
+    """Records each function, and keeps the tensors, so that no two have the same id."""
 
     def __init__(self) -> None:
         self.found, self.sources = Backward(), Sources()
@@ -84,7 +79,7 @@ class _Recorder:
         self.kept: list[Any] = []
 
     def add(self, name: str, tensor: Any, inputs: Sequence[int], stack: tuple[Source, ...]) -> None:
-        """Record the result of a function. A hook stores the result's gradient during the backward pass."""
+        """Record a function's result; a hook stores its gradient during the backward pass."""
         index, found = len(self.found.operations), self.found
         self.indices[id(tensor)] = index
         self.kept.append(tensor)
@@ -115,7 +110,7 @@ class _Recorder:
             yield
 
     def add_results(self, func: Any, given: Any, result: Any) -> None:
-        """Record the results of a function that are floats and not empty."""
+        """Record a function's float results that are not empty."""
         made = [each for each in tensors_in(result) if each.is_floating_point() and each.numel()]
         if not made:
             return

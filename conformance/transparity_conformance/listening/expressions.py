@@ -1,4 +1,4 @@
-"""Rewrite Python code so that its expressions report their operands and values. The behavior stays the same."""
+"""Rewrite Python code so that its expressions report their operands and values, with unchanged behavior."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from types import CodeType
 from typing import Any, Literal
 
 VALUE, OPERAND, WROTE = "__transparity_value__", "__transparity_operand__", "__transparity_wrote__"
-"""Names of hooks, stored among Python's builtins, to which the rewritten code passes values.
-
-Each hook returns its last argument. After each assignment, the rewritten code calls `WROTE`.
-"""
+"""Hooks among Python's builtins that return their last argument. The rewritten code passes values to them, and calls
+`WROTE` after each assignment."""
 
 GENERATED = "__transparity_generated__"
-"""The name of the hook that wraps a lazy iterable; each item becomes an operand when the code uses it."""
+"""The hook for lazy iterables; each item becomes an operand when the code uses it."""
 
 SLICE = "__transparity_slice__"
-"""The name under which rewritten code finds Python's `slice`, even if the port defines another `slice`."""
+"""Python's `slice` under another name, because the port may define a function `slice`."""
 
 Kind = Literal["call", "method", "operator", "attribute", "subscript", "comparison", "assignment"]
 
@@ -31,18 +29,15 @@ class Site:
 
     kind: Kind
     name: str
-    """The NumPy name of the operator, or the name of the attribute or method."""
+    """The operator's NumPy name, or the name of the attribute or method."""
     operands: tuple[int, ...]
-    """The numbers that identify the operands.
-
-    The first operand is the called function, or the array of a subscript, attribute or assignment.
-    """
+    """The operands' numbers, first of the called function, or of the array of a subscript, attribute or assignment."""
     writes: bool = False
-    """Whether a call has the argument `out`, into which it writes its result."""
+    """Whether a call writes its result into the argument `out`."""
 
 
 SITES: dict[int, Site] = {}
-"""All sites by number. Every file gets new numbers, because functions rewritten in earlier runs may still exist."""
+"""All sites by number. Every file gets new numbers, because functions of earlier runs may still exist."""
 
 _numbers = itertools.count()
 
@@ -78,12 +73,12 @@ def reporting(file: str, text: str) -> dict[Hashable, CodeType]:
 
 
 def identity(code: CodeType) -> Hashable:
-    """Return a key that distinguishes the functions of a file, even on the same line."""
+    """Return a key that distinguishes the functions of a file, even functions on the same line."""
     return code.co_qualname, code.co_firstlineno, code.co_linetable, code.co_freevars
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of all functions defined within a code object, in the order of the text."""
+    """Yield the code of all functions within a code object, in the order of the text."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -91,7 +86,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _Reporting(ast.NodeTransformer):
-    """Wraps expressions in calls of hooks. Annotations, decorators and patterns stay unchanged."""
+    """Wraps expressions in calls of hooks, except annotations, decorators and patterns."""
 
     def visit_FunctionDef(self, node: Any) -> Any:
         node.body = self._all(node.body)
@@ -135,7 +130,7 @@ class _Reporting(ast.NodeTransformer):
         return self._wrapped(node, "attribute", node.attr, "value")
 
     def _wrapped(self, node: Any, kind: Kind, name: str, *fields: str) -> Any:
-        """Wrap an expression so that its value and the values of its operands in `fields` are reported."""
+        """Report an expression's value, and the values of its operands in `fields`."""
         numbers: list[int] = []
         for field in fields:
             found = getattr(node, field)
@@ -207,7 +202,7 @@ class _Reporting(ast.NodeTransformer):
 
 
 def _is_lazy(node: Any) -> bool:
-    """Return whether an expression creates a lazy iterable that no other code refers to."""
+    """Return whether an expression creates a lazy iterable to which no other code refers."""
     is_map = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map"
     return is_map or isinstance(node, ast.GeneratorExp)
 
@@ -224,7 +219,7 @@ def _value(node: Any, kind: Kind, name: str, operands: list[int], writes: bool =
 
 
 def _wrote(node: Any, name: str, operands: list[int], array: Any, part: int | None) -> ast.stmt:
-    """Return the statement that reports an assignment into `array`; `part` is the number of the index operand."""
+    """Return the statement that reports an assignment into `array`; `part` is the index operand's number."""
     number = next(_numbers)
     SITES[number] = Site("assignment", name, (*operands, *([] if part is None else [part])))
     return _statement(_call(WROTE, [ast.Constant(number), array], node), node)
@@ -239,7 +234,7 @@ def _statement(expression: Any, node: Any) -> ast.stmt:
 
 
 def _array_of(target: Any) -> Any:
-    """Return the array of an assignment's target, such as `x` or `self.cache`; None if it is not a plain name."""
+    """Return an assignment's array, such as `x` or `self.cache`; None if it is no plain name."""
     if isinstance(target, ast.Subscript):
         target = target.value
     elif not isinstance(target, ast.Name):
@@ -251,7 +246,7 @@ def _array_of(target: Any) -> Any:
 
 
 def _as_expression(index: Any) -> Any:
-    """Return an index in which calls of `slice` replace colons."""
+    """Replace colons in an index by calls of `slice`."""
     if isinstance(index, ast.Tuple):
         return ast.copy_location(ast.Tuple([_as_expression(each) for each in index.elts], ast.Load()), index)
     if not isinstance(index, ast.Slice):

@@ -1,13 +1,13 @@
 """Record every primitive that JAX runs: in flax, equinox and plain functions.
 
 While recording, `jit` is disabled, so functions run as Python, one primitive at a time. `scan`, `while_loop` and `cond`
-run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation. The recorded line of
-an equation is the line that created the equation during tracing. A jitted port may therefore round differently while it
-is recorded.
+run as Python loops and branches. A function under `checkpoint` is evaluated equation by equation; each equation has the
+line that created it during tracing. A jitted port may therefore round differently while it is recorded.
 
-Integers and bools are recorded only on request. The inputs of later operations are known nevertheless. Other threads,
-programs compiled earlier and arrays on other machines are not recorded. Parameters that are only sliced, reshaped or
-cast are not recorded either. A loop within `checkpoint` is recorded only with its results."""
+Integers and bools are recorded only on request, but the record follows the data through them. Not recorded are other
+threads, programs compiled earlier, arrays on other machines, and parameters that are only sliced, reshaped or cast. A
+loop within `checkpoint` is recorded only with its results.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from transparity_conformance.listening.record import Record, Region
 REARRANGEMENTS = frozenset(
     ["broadcast_in_dim", "convert_element_type", "copy", "device_put", "dynamic_slice", "expand_dims", "reshape"]
 ) | {"rev", "slice", "split", "squeeze", "stage", "transpose"}
-"""Primitives that only rearrange their inputs. Their results are not recorded if the input is a parameter."""
+"""Primitives that only rearrange their inputs; with a parameter as input, they are not recorded."""
 
 EVALUATED = frozenset(("jit", "pjit", "checkpoint", "remat", "remat2"))
-"""Primitives that contain a function; its primitives are run and recorded one by one."""
+"""Primitives that contain a function, whose primitives are recorded one by one."""
 
 
 @contextlib.contextmanager
@@ -60,7 +60,7 @@ class _Listener:
         self.record, self.busy = record, False
 
     def operation(self, run: Callable[[], Any], primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Run a primitive, or the primitives that it contains; record and return the result."""
+        """Run a primitive, or the primitives within it; record and return the result."""
         if self.busy:
             return run()
         if primitive.name in EVALUATED and "jaxpr" in params:
@@ -86,7 +86,7 @@ class _Listener:
 
 
 def _stack(record: Record) -> tuple[Source, ...]:
-    """Return the lines on the stack, or, for an equation, the lines that traced it."""
+    """Return the lines on the stack; for an equation, the lines that traced it."""
     from jax._src import source_info_util
 
     traceback = source_info_util._source_info_context.context.traceback
@@ -96,15 +96,12 @@ def _stack(record: Record) -> tuple[Source, ...]:
 
 
 def _region(array: Any) -> Region:
-    """Return the memory of an array. No other array shares it, because JAX never modifies an array."""
+    """Return an array's memory, which no other array shares: JAX never modifies arrays."""
     return Region(id(array), None, array, array)
 
 
 def _numbers(array: Any, record: Record) -> np.ndarray | None:
-    """Return a copy in float64.
-
-    Return None for arrays whose numbers are not on this machine, and for dtypes that are not recorded.
-    """
+    """Return a copy in float64; None for arrays on other machines, and for dtypes that are not recorded."""
     import jax
     import jax.numpy as jnp
 

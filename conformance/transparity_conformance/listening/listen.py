@@ -23,10 +23,8 @@ LISTENERS: dict[str, tuple[str, Listener]] = {
     "pytorch": ("torch", lambda record, _: pytorch.listening(record)),
     "jax": ("jax", lambda record, _: jax.listening(record)),
 }
-"""For each framework: the module that a port imports, and the context that records its operations.
-
-Recording NumPy requires a first call of the function, which runs before the other contexts start.
-"""
+"""For each framework: the module that a port imports, and the context that records. Recording NumPy needs a first call
+of the function, which runs before the other contexts start."""
 
 
 def listen(
@@ -64,10 +62,8 @@ def listen(
 
 
 def _inside(operations: list[Operation]) -> list[Operation]:
-    """Add an installed package's lines to the operations if the port's file only calls a model of the package.
-
-    This holds if a single line of the port runs most operations, and several lines of the package run them.
-    """
+    """Add the lines of an installed package if the port's file only calls a model of the package. In this case, one
+    line of the port runs most operations, and several lines of the package run them."""
     called = collections.Counter(each.stack for each in operations)
     stack, count = next(iter(called.most_common(1)), ((), 0))
     inside: dict[int, tuple[Source, ...]] = {

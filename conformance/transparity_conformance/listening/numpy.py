@@ -33,7 +33,7 @@ from transparity_conformance.listening.record import Origins, Record, Region
 REARRANGEMENTS = frozenset(
     ["array", "asarray", "ascontiguousarray", "astype", "broadcast_to", "copy", "frombuffer", "from_dlpack", "load"]
 ) | {"moveaxis", "ravel", "reshape", "squeeze", "swapaxes", "transpose"}
-"""Functions that only rearrange their inputs. Their results are not recorded if the input is a parameter."""
+"""Functions that only rearrange their inputs; with a parameter as input, they are not recorded."""
 
 UNINITIALISED = frozenset(["empty", "empty_like"])
 SHAPE_ALONE = frozenset(["zeros_like", "ones_like", "full_like"])
@@ -42,25 +42,22 @@ WRITERS = frozenset(["copyto", "fill", "fill_diagonal", "itemset", "put", "put_a
 """Functions that write into their first array and return None."""
 
 KINDS = (FunctionType, MethodType, BuiltinMethodType, type, np.ufunc)
-"""Types of functions. Python, not the port, defines the attributes of functions."""
+"""Types of functions, whose attributes Python defines instead of the port."""
 
 PLAIN = frozenset([float, int, bool, str, bytes])
-"""Types of values that are never arrays. Python loops compute many such values, so they are skipped quickly."""
+"""Types that are never arrays; they are skipped quickly, because Python loops compute many such values."""
 
 LAZY = frozenset([GeneratorType, map])
 
 LONGEST_LIST = 256
-"""Longer lists are not searched for arrays; they usually hold tokens."""
+"""Longer lists are not searched for arrays; they usually contain tokens."""
 
 _active: list[_Listener] = []
 
 
 @contextlib.contextmanager
 def listening(record: Record, call: Callable[[], Any]) -> Iterator[None]:
-    """Record the NumPy operations that this thread runs within the context.
-
-    Only functions that run during a first `call` are recorded.
-    """
+    """Record this thread's NumPy operations within the context, in functions that run during a first `call`."""
     hooks = {
         expressions.VALUE: _value,
         expressions.OPERAND: _operand,
@@ -122,7 +119,7 @@ def _wrote(number: int, array: Any) -> None:
 
 
 class _Listener:
-    """Records the values of the expressions of one thread."""
+    """Records the values of one thread's expressions."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.thread = record, threading.get_ident()
@@ -130,7 +127,7 @@ class _Listener:
         self.codes: set[Any] = set()
 
     def operation(self, frame: Any, site: expressions.Site, value: Any) -> None:
-        """Record the arrays that an expression computed. Lookups in containers and attributes are not recorded."""
+        """Record the arrays that an expression computed, but not lookups in containers and attributes."""
         operands = [self.operands.pop((id(frame), number), None) for number in site.operands]
         name, given = site.name, operands
         if site.kind in ("call", "method"):
@@ -149,7 +146,7 @@ class _Listener:
         self._add(name, _arrays(value), given)
 
     def wrote(self, frame: Any, site: expressions.Site, array: Any) -> None:
-        """Record the part of an array that an assignment wrote, or the new value of a name."""
+        """Record what an assignment wrote: a part of an array, or a name's new value."""
         before, value, *index = (self.operands.pop((id(frame), number), None) for number in site.operands)
         if not isinstance(array, np.ndarray):
             return
@@ -189,7 +186,7 @@ class _Listener:
         return self.record.origins([_region(array) for array in _arrays(given)])
 
     def _is_own(self, function: Any) -> bool:
-        """Return whether the function runs rewritten code, so that its own expressions are recorded."""
+        """Return whether a function runs rewritten code, whose own expressions are recorded."""
         if isinstance(function, MethodType):
             function = function.__func__
         if not isinstance(function, FunctionType):
@@ -198,13 +195,13 @@ class _Listener:
 
 
 def _name(function: Any) -> str:
-    """Return the name of a function; empty for other objects, whose attributes the port may define."""
+    """Return a function's name; empty for other objects, whose attributes the port may define."""
     is_known = isinstance(function, KINDS) or type(function).__module__.startswith("numpy")
     return str(getattr(function, "__name__", "")) if is_known else ""
 
 
 def _computes(function: Any, given: list[Any]) -> bool:
-    """Return whether a function computes its return value, rather than looking up an existing array."""
+    """Return whether a function computes its result instead of looking up an existing array."""
     if isinstance(function, BuiltinMethodType):
         owner = function.__self__
         if isinstance(owner, dict | list | tuple | str | set) or (owner is builtins and function is not sum):
@@ -215,7 +212,7 @@ def _computes(function: Any, given: list[Any]) -> bool:
 
 
 def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield the arrays in an operand or a value, including NumPy's scalars."""
+    """Yield the arrays in a value, including NumPy's scalars."""
     if isinstance(value, np.ndarray | np.generic):
         yield value
     elif depth and isinstance(value, list | tuple) and len(value) <= LONGEST_LIST:
@@ -224,7 +221,7 @@ def _arrays(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _region(array: Any) -> Region:
-    """Return the memory of an array, which its views share."""
+    """Return an array's memory, which its views share."""
     if isinstance(array, np.generic):
         return Region(id(array), None, array, array)
     owner = array

@@ -1,4 +1,4 @@
-"""An operation of a port: its value, its inputs, and the lines of the port's own code that ran it."""
+"""An operation of a port: its value, its inputs, and the lines of the port's code that ran it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,26 @@ class Source:
 
     file: str
     line: int
-    """The line on which the expression starts, counted from 1."""
+    """The expression's first line, counted from 1."""
     code: str
     """The statement, escaped, truncated and joined to one line; empty if the file cannot be read."""
     columns: tuple[int, int] | None = field(default=None, compare=False)
-    """Start and end of the expression in `line`, in characters from 0; None if Python does not report them."""
+    """The expression's start and end in `line`, in characters from 0; None if Python does not report them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A value that a port computed, and how it was computed."""
+    """A value that a port computed, and how."""
 
     name: str
     """The framework's name, such as `aten.mm.default`, `dot_general` or `numpy.matmul`."""
     value: np.ndarray
-    """The result in float64, copied right after the operation. A complex result has a last axis (real, imaginary)."""
+    """The result in float64, copied at once; a complex result has a last axis (real, imaginary)."""
     inputs: tuple[int, ...]
-    """The indices of the operations that computed the inputs; parameters and tokens are not listed."""
+    """The indices of the operations that computed the inputs, without parameters and tokens."""
     stack: tuple[Source, ...]
-    """The line of the port that ran the operation, and the lines that called it, innermost first.
-
-    Empty if a thread of the framework ran the operation.
-    """
+    """The line that ran the operation, and the lines that called it, innermost first. Empty if a thread of the
+    framework ran the operation."""
     grows: bool = False
     """Whether the value stacks the iterations of a loop whose result grows; shorter iterations end in zeros."""
 
@@ -57,17 +55,15 @@ class Operation:
 
     def line_apart(self, others: Iterable[Operation]) -> Source | None:
         """Return the line that passed wrong arguments: the innermost line on the stack that ran none of `others`.
-
-        `others` are correct operations; only those with the same source line are considered. Return the operation's own
-        line if no such line exists.
-        """
+        `others` are right operations; only operations with the same source line are considered. If no such line exists,
+        return the operation's own line."""
         alike = (each.stack for each in others if each.stack[:1] == self.stack[:1])
         elsewhere = {line for stack in alike for line in stack}
         return next((line for line in self.stack if line not in elsewhere), self.source)
 
 
 OURS = str(Path(__file__).parents[1]) + "/"
-"""The folder of `transparity_conformance`. Its frames never belong to the port."""
+"""The folder of `transparity_conformance`, whose frames never belong to the port."""
 
 STANDARD_LIBRARY = tuple(
     f"{folder}/"
@@ -76,7 +72,7 @@ STANDARD_LIBRARY = tuple(
 )
 INSTALLED = ("/site-packages/", "/dist-packages/")
 GENERATED = ("<frozen ", "<__array_function__")
-"""Prefixes of file names that Python and NumPy give to code without a file."""
+"""Prefixes of file names for code without a file, in Python and NumPy."""
 
 FRAMEWORKS = frozenset(["equinox", "flax", "functorch", "haiku", "jax", "jaxlib", "keras", "numpy", "torch"])
 """Packages that call a model and run its operations, but are not the model."""
@@ -85,16 +81,13 @@ LONGEST_PATH = 4096
 
 
 def run(call: Callable[[], Any]) -> Any:
-    """Call a function. Only frames inside this call can belong to the port."""
+    """Call a function; only frames inside this call can belong to the port."""
     return call()
 
 
 class Lines(tuple[Source, ...]):
-    """The lines of the port on a stack, innermost first.
-
-    Attributes:
-        inside: if the innermost line calls an installed package: the lines of that package.
-    """
+    """The port's lines on a stack, innermost first. If the innermost line calls an installed package, `inside` has the
+    lines of that package."""
 
     inside: tuple[Source, ...] = ()
 
@@ -108,15 +101,12 @@ class Sources:
         ] = {}  # keeps the code object, so that no other object has its id
 
     def here(self) -> Lines:
-        """Return the lines of the port on the stack, innermost first."""
         return self.among((frame.f_code, frame.f_lasti) for frame in _frames())
 
     def among(self, places: Iterable[tuple[CodeType, int]]) -> Lines:
-        """Return the lines of the port among `places`, innermost first. `places` have the same order.
-
-        A line is the port's if its file is outside the standard library, installed packages and this package. If no
-        line is, the port is installed: its lines are then those in the outermost package that is not a framework.
-        """
+        """Return the port's lines among `places`; both are in order from the innermost line. A line is the port's if
+        its file is outside the standard library, installed packages and this package. Otherwise, the port is installed,
+        and has the lines in the outermost package that is not a framework."""
         inside = itertools.takewhile(lambda place: place[0] is not run.__code__, places)
         packages = [(home(code.co_filename), code, at) for code, at in inside]
         packages = [each for each in packages if each[0] is not None and each[0] not in FRAMEWORKS]
@@ -127,10 +117,9 @@ class Sources:
         return found
 
     def at(self, code: CodeType, at: int) -> Source:
-        """Return the source line of an instruction."""
         found = self._found.get((id(code), at))
         if found is None:
-            # the line of the expression may differ from the line of its statement
+            # An expression's line may differ from its statement's.
             first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
             line, lines = first or code.co_firstlineno, tuple(linecache.getlines(code.co_filename))
             columns = _columns(lines, line, start, end if first == last else None)
@@ -140,7 +129,7 @@ class Sources:
 
 
 def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the columns of an expression in characters (Python reports bytes), cut at the end of the line."""
+    """Return an expression's columns in characters (Python reports bytes), up to the end of the line."""
     if start is None or not 1 <= line <= len(lines):
         return None
     text = lines[line - 1].rstrip().encode()
@@ -148,7 +137,6 @@ def _columns(lines: tuple[str, ...], line: int, start: int | None, end: int | No
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames on the stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -157,10 +145,7 @@ def _frames() -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def home(file: str) -> str | None:
-    """Return the installed package that a file belongs to.
-
-    Return an empty string for a file that is not installed, and None for files of Python and of this package.
-    """
+    """Return a file's installed package; empty for other files, and None for files of Python and this package."""
     if file.startswith((OURS, *GENERATED)):
         return None
     for folder in INSTALLED:
@@ -172,10 +157,7 @@ def home(file: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def statement_at(lines: tuple[str, ...], line: int) -> str:
-    """Return the statement at a line, joined to one line.
-
-    Only the head of a compound statement, such as `for`, is returned.
-    """
+    """Return the statement at a line, joined to one line; for a compound statement, only its head."""
     if not 1 <= line <= len(lines):
         return ""
     around = [node for node in _statements(lines) if node.lineno <= line <= (node.end_lineno or 0)]
@@ -190,7 +172,7 @@ def statement_at(lines: tuple[str, ...], line: int) -> str:
 
 
 def _text(lines: tuple[str, ...], node: ast.stmt) -> str:
-    """Return the text of a statement. `ast.get_source_segment` would split the whole file again for each statement."""
+    """Return a statement's text; `ast.get_source_segment` would split the whole file again for each statement."""
     text = [each.encode() for each in lines[node.lineno - 1 : node.end_lineno]]
     text[-1] = text[-1][: node.end_col_offset]
     text[0] = text[0][node.col_offset :]
@@ -207,7 +189,7 @@ def _statements(lines: tuple[str, ...]) -> tuple[ast.stmt, ...]:
 
 
 def functions_of(call: Callable[[], Any]) -> list[FunctionType]:
-    """Call a function. Return the port's functions that ran in this thread during the call."""
+    """Call a function; return the port's functions that ran in this thread."""
     codes = _codes_of(call)
     return [each for each in _referrers(codes.values()) if type(each) is FunctionType and id(each.__code__) in codes]
 
@@ -224,10 +206,7 @@ def _referrers(values: Iterable[Any]) -> list[Any]:
 
 
 def _codes_of(call: Callable[[], Any]) -> dict[int, CodeType]:
-    """Return the port's code objects that a call runs, by id.
-
-    They are distinguished by id because code objects with the same text are equal.
-    """
+    """Return the port's code objects that a call runs, by id, because code objects with the same text are equal."""
     codes: dict[int, CodeType] = {}
 
     def note(frame: Any, event: str, _: Any) -> None:

@@ -1,8 +1,8 @@
-"""Record a PyTorch call as a program: steps that can be run again with changed steps or numbers.
+"""Record a PyTorch call as a program: steps that can run again with changed steps or numbers.
 
 The call is recorded in float64: a cast between float dtypes becomes a cast to float64, so that values are exact. Every
 tensor has an index, and so does every version of a tensor that a step modifies. Running a program again never changes
-the values of an earlier run.
+an earlier run's values.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from transparity_conformance.listening.pytorch import (
 _SOURCES = Sources()
 
 Values = dict[int, Any]
-"""Tensors by index."""
 
 Place = tuple[CodeType, int]
 """An instruction: its code object, and its index within the code."""
 
 Change = Callable[[Values], Any]
-"""A function that computes the result of a changed step from the values computed so far."""
+"""Computes a changed step's result from the values so far."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +45,21 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One operation of a program."""
-
     number: int
     func: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The indices of the results, in order. An in-place operation gives each alias of its memory a new version."""
+    """The results' indices, in order; an in-place operation gives each alias of its memory a new version."""
     aliases: tuple[int, ...]
-    """The indices that share the modified memory, in the order of `outputs`; empty if the step modifies nothing."""
+    """The indices that share the modified memory, in the order of `outputs`; empty if nothing is modified."""
     written: int
-    """The index of the tensor that the step modifies; -1 if it modifies nothing."""
+    """The index of the modified tensor, or -1."""
     site: Hashable
-    """A key for the place in the code. Layers with the same code, and repeated calls, have the same key."""
+    """A key for the position in the code; layers with the same code, and repeated calls, share it."""
     places: tuple[Place, ...]
-    """The lines of the port that ran the step, innermost first, without lines in frameworks."""
+    """The port's instructions that ran the step, innermost first."""
     module: str
     """The path of the module whose `forward` ran the step."""
 
@@ -72,12 +69,11 @@ class Step:
 
     @property
     def line(self) -> Hashable:
-        """Return the innermost line and the operation's name; all calls of one function have the same line."""
+        """Return the innermost line and the operation's name, which all calls of a function share."""
         return (self.places[:1], *self.site[1:])  # type: ignore[index]
 
     @property
     def source(self) -> Source | None:
-        """Return the innermost line that ran the step."""
         return _SOURCES.at(*self.places[0]) if self.places else None
 
     @property
@@ -86,13 +82,12 @@ class Step:
 
     @property
     def output(self) -> int:
-        """Return the index of the first result, or of the modified tensor; -1 if there is no result."""
+        """Return the index of the first result or of the modified tensor; -1 if there is no result."""
         if self.aliases:
             return self.outputs[self.aliases.index(self.written)]
         return self.outputs[0] if self.outputs else -1
 
     def run(self, values: Values, precision: Any) -> None:
-        """Run the step, and add its results to `values`."""
         args, kwargs = filled(self.args, values), filled(self.kwargs, values)
         if self.aliases:
             self._write(values, args, kwargs, precision)
@@ -117,7 +112,7 @@ class Step:
 
 @dataclass(eq=False)
 class Program:
-    """The steps of a call, and the values that they computed."""
+    """The steps of a call, and their values."""
 
     steps: list[Step] = field(default_factory=list)
     given: Values = field(default_factory=dict)
@@ -128,7 +123,7 @@ class Program:
     values: Values = field(default_factory=dict)
     """Every value, in float64."""
     answer: int = -1
-    """The index of the value that the call returned."""
+    """The index of the call's result."""
 
     def __post_init__(self) -> None:
         self.maker: dict[int, int] = {}
@@ -145,11 +140,9 @@ class Program:
         self.lines.setdefault(step.line, []).append(step.number)
 
     def makers(self, number: int) -> set[int]:
-        """Return the steps that computed a step's inputs."""
         return {self.maker[index] for index in self.steps[number].inputs if index in self.maker}
 
     def readers_of(self, number: int) -> set[int]:
-        """Return the steps that read a step's results."""
         return {reader for index in self.steps[number].outputs for reader in self.readers.get(index, ())}
 
     def run(
@@ -217,7 +210,7 @@ class Program:
             yield step, now
 
     def run_one(self, step: Step, values: Values, changes: Mapping[int, Change], precision: Any) -> None:
-        """Run a step, or the change that replaces its result, and add the results to `values`."""
+        """Run a step, or the change that replaces its result; add the results to `values`."""
         if step.number not in changes:
             step.run(values, precision)
             return
@@ -271,11 +264,11 @@ def decomposed() -> Iterator[None]:
 
 
 ATTENTION_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-"""The arguments of PyTorch's fused attention that can be given by position, in order."""
+"""The positional arguments of PyTorch's fused attention, in order."""
 
 
 def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
-    """Add the causal mask to the mask of fused attention, whose parts do not accept both; its kernels do."""
+    """Add the causal mask to the mask of fused attention: its kernels accept both, but its parts do not."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -297,7 +290,7 @@ def _with_one_mask() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def modules_noted(recorder: Any) -> Iterator[None]:
-    """Tell the recorder, within the context, which module's `forward` is running."""
+    """Let the recorder know, within the context, which module's `forward` is running."""
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     enter = register_module_forward_pre_hook(lambda module, _: recorder.modules.append(module))
@@ -315,7 +308,7 @@ def executed_exactly(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def executed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> Any:
-    """Run an operation in a precision, which replaces the dtypes among its arguments; None is float64."""
+    """Run an operation in a precision, which replaces dtypes among the arguments; None for float64."""
     import torch
 
     kinds = {*map(type, args), *map(type, kwargs.values())}
@@ -338,7 +331,7 @@ def _is_uninitialised(func: Any) -> bool:
 
 
 def _converted(args: Sequence[Any], kwargs: Mapping[str, Any], precision: Any) -> tuple[Any, Any]:
-    """Convert the dtypes among the arguments to the precision, and clip numbers to the range of the precision."""
+    """Convert dtypes among the arguments to the precision, and clip numbers to its range."""
     import torch
 
     is_exact = precision is None
@@ -383,11 +376,11 @@ class Recorder:
         self.modules: list[Any] = []
         self.last: tuple[Hashable, dict[Any, int]] = ((), {})
         self.lines: dict[Hashable, tuple[Place, ...]] = {}
-        """For each stack of an operation, the lines that are reported."""
+        """The reported lines, by an operation's stack."""
         self.count = 0
 
     def recorded(self, call: Callable[[], Any], learned: Collection[str]) -> Program:
-        """Record a call that returns the tensor to compare; `learned` contains the names of parameters."""
+        """Record a call that returns the tensor to compare; `learned` names the parameters."""
         import torch
 
         program = self.program
@@ -398,7 +391,7 @@ class Recorder:
         return program
 
     def index_of(self, tensor: Any) -> int:
-        """Return the index of a tensor. A tensor that no step computed is added to `given`."""
+        """Return the index of a tensor; a tensor that no step computed is added to `given`."""
         if id(tensor) not in self.indices:
             index = self._new(tensor)
             self.program.given[index] = _exact(tensor.detach())
@@ -414,7 +407,7 @@ class Recorder:
         return self.count - 1
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operation, and add it to the program as a step."""
+        """Run an operation, and add it to the program."""
         import torch
 
         inputs = tuple(dict.fromkeys(self.index_of(each) for each in tensors_in((args, kwargs))))
@@ -448,10 +441,8 @@ class Recorder:
         return index
 
     def _place(self, func: Any) -> tuple[Hashable, tuple[Place, ...]]:
-        """Return the key of the operation's place in the code, and its reported lines.
-
-        Two operations of one expression differ by their order.
-        """
+        """Return the key of the operation's position in the code, and its reported lines. Two operations of one
+        expression have different keys, because the key includes their order."""
         places = tuple(self.frames())
         key = tuple((id(code), at) for code, at in places)  # hashing a code object takes a microsecond
         if self.last[0] != key:
@@ -473,7 +464,7 @@ def _frames() -> Iterator[Place]:
 
 
 def _exact(item: Any) -> Any:
-    """Return floating-point tensors in float64, and other items unchanged."""
+    """Convert floating-point tensors to float64; return other items unchanged."""
     import torch
 
     return item.double() if isinstance(item, torch.Tensor) and item.is_floating_point() else item
@@ -484,7 +475,7 @@ def _memory(tensor: Any) -> int:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each item of a nested value, and return the nested results."""
+    """Apply `change` to each item of a nested value."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_mapped(item, change) for item in value])
@@ -494,7 +485,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def filled(value: Any, values: Values) -> Any:
-    """Return the arguments of a step with tensors in place of references."""
+    """Replace references in a step's arguments by tensors."""
     kind = type(value)
     if kind is Ref:
         return values[value.index]

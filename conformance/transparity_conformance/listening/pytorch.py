@@ -29,13 +29,13 @@ from transparity_conformance.listening.operation import Source
 from transparity_conformance.listening.record import Origins, Record, Region
 
 UNINITIALISED = ("aten.empty", "aten.new_empty")
-"""The names of operations with uninitialized results start with one of these prefixes."""
+"""The prefixes of operations with uninitialized results."""
 
 COLLECTIVES = ("c10d.",)
-"""The names of operations that write data from other processes into their first argument start with this prefix."""
+"""The prefixes of operations that write data from other processes into their first argument."""
 
 SHAPE_ALONE = re.compile(r"_like\.|\.new_")
-"""Operations whose names match this pattern read only the shape of their inputs."""
+"""Operations that match this pattern read only their inputs' shape."""
 
 
 @contextlib.contextmanager
@@ -75,10 +75,8 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            """Return whether PyTorch must keep its compiler out of this mode.
-
-            Importing the compiler takes seconds, so a compiler that is not imported stays that way.
-            """
+            """Return whether PyTorch must keep its compiler out of this mode. Importing the compiler takes seconds, so
+            it stays unimported if it was."""
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +86,7 @@ def dispatched(run: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> A
 
 
 def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation, record its results, and return them."""
+    """Run an operation; record and return its results."""
     numbers = functools.partial(_numbers, whole_numbers=record.whole_numbers)
     given, written = given_and_written(func, args, kwargs)
     read, writes = _regions(list(given.values())), _regions(written)
@@ -120,7 +118,7 @@ def recorded(record: Record, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def given_and_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return the arguments of an operation by name, and the arguments that it modifies."""
+    """Return the arguments of an operation by name, and the arguments that the operation modifies."""
     declared = func._schema.arguments
     given = {argument.name: value for argument, value in zip(declared, args, strict=False)} | dict(kwargs)
     written = [
@@ -148,7 +146,7 @@ def _regions(value: Any) -> list[Region]:
 
 
 def _region(tensor: Any) -> Region | None:
-    """Return the memory that a tensor uses; None for a tensor without plain memory."""
+    """Return a tensor's memory; None without plain memory."""
     import torch
 
     own_dispatch = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
@@ -162,7 +160,7 @@ def _region(tensor: Any) -> Region | None:
 
 
 def _numbers(tensor: Any, *, whole_numbers: bool = False) -> np.ndarray | None:
-    """Return a copy in float64; None for nested tensors and, unless `whole_numbers` is set, for integers and bools."""
+    """Return a copy in float64; None for nested tensors and, without `whole_numbers`, for integers and bools."""
     import torch
 
     if tensor.is_nested or not (whole_numbers or tensor.is_floating_point() or tensor.is_complex()):
@@ -177,7 +175,7 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
     """Record the intermediate results of fused attention in float64; return the inputs of its output.
 
     `attention.scores` are scaled. `attention.biased_scores` exist if an additive mask contains a bias.
-    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If a mask hides every key of a query, the query's
+    `attention.masked_scores` are −∞ where a Boolean mask hides a key. If a mask hides every key of a query, its
     `attention.weights` are 0.
     """
     import torch
@@ -206,10 +204,8 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias that an additive mask contains, and the index of the bias's operation.
-
-    The mask was computed from the bias. The mask equals the bias where it hides no key.
-    """
+    """Return the bias from which an additive mask was computed, and the index of its operation. The mask equals the
+    bias where it hides no key."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]

@@ -1,4 +1,4 @@
-"""The record of a run: its operations in order, and how data flows through views and in-place writes."""
+"""The record of a run: its operations in order, and the data flow through views and in-place writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from transparity_conformance.listening.operation import Operation, Source, Sources
 
 MOST_OPERATIONS = 2**18
-"""A record holds at most this number of operations; later operations are left out."""
+"""The largest number of operations in a record; later operations are left out."""
 
 Origins = tuple[int, ...]
 """The indices of the operations that computed a value."""
@@ -20,38 +20,34 @@ Origins = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """The range of addresses that an array uses."""
+    """The memory that an array uses."""
 
     owner: int
     """The identity of the memory, which views share."""
     geometry: Hashable
-    """The range of addresses of an array, and the strides of its axes. Two arrays with the same geometry have the same
-    numbers."""
+    """The array's addresses and strides; two arrays with the same geometry have the same numbers."""
     array: Any = field(compare=False)
     memory: Any = field(compare=False)
-    """The object that owns the memory. The record keeps this object, so that no later object gets its id."""
+    """The owner of the memory, stored so that no later object gets its id."""
 
 
 @dataclass
 class _Memory:
-    """The content of one owner's memory: the operations that computed each part, and the last write."""
+    """One owner's memory: the operations that computed each part, and the last write."""
 
     kept: Any
     parts: dict[Hashable, Origins] = field(default_factory=dict)
     last: Origins = ()
     written: bool = False
     arriving: Operation | None = None
-    """A write that completes after its call, because the data arrives from other ranks.
-
-    The numbers are read when another operation uses them.
-    """
+    """A write of data from other ranks, completed after its call; the numbers are read when they are used."""
 
 
 class Record:
     """The operations of a run.
 
-    Values are left out once all values together exceed `largest` bytes. Unless `whole_numbers` is set, integers and
-    bools are left out too. An operation that reads a value that was left out gets the inputs of that value.
+    Values are left out once all values together exceed `largest` bytes. Integers and bools are left out unless
+    `whole_numbers` is set. An operation that reads a value that was left out gets the inputs of that value.
     """
 
     def __init__(self, largest: float = math.inf, *, whole_numbers: bool = False) -> None:
@@ -63,10 +59,7 @@ class Record:
         self._awaited: dict[int, Region] = {}
 
     def numbers(self, array: np.ndarray) -> np.ndarray | None:
-        """Return a copy in float64, or None if arrays of this dtype are not recorded.
-
-        A complex array gets a last axis (real, imaginary).
-        """
+        """Return a float64 copy, with a last axis (real, imaginary) for complex arrays; None for other dtypes."""
         if array.dtype.kind == "c":
             return np.stack([array.real, array.imag], -1).astype(np.float64)
         is_floating = array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat", "float"))
@@ -78,12 +71,12 @@ class Record:
         return place.owner in self._memories
 
     def has(self, place: Region) -> bool:
-        """Return whether the record contains exactly this array, and nothing has written into it since."""
+        """Return whether the record has exactly this array, without a later write into it."""
         memory = self._memories.get(place.owner)
         return memory is not None and place.geometry in memory.parts
 
     def origins(self, places: Iterable[Region]) -> Origins:
-        """Return the operations that computed the current content of these regions."""
+        """Return the operations that computed these regions' current content."""
         found: set[int] = set()
         for place in places:
             memory = self._memories.get(place.owner)
@@ -92,10 +85,7 @@ class Record:
         return tuple(sorted(found))
 
     def settle(self, place: Region, value: Callable[[Any], np.ndarray | None]) -> None:
-        """Record the current content of an array that was written in parts.
-
-        The new operation has the name and line of the last write.
-        """
+        """Record an array that was written in parts, with the name and line of the last write."""
         memory = self._memories.get(place.owner)
         if memory is None or not memory.written or place.geometry in memory.parts:
             return
@@ -105,7 +95,7 @@ class Record:
             memory.parts[place.geometry] = self.add(last.name, now, memory.last, last.stack)
 
     def add(self, name: str, value: np.ndarray | None, inputs: Origins, stack: tuple[Source, ...]) -> Origins:
-        """Record a value, and return its index. If the value is left out, return the indices of its inputs."""
+        """Record a value, and return its index; if it is left out, return its inputs' indices."""
         if value is None or value.size == 0 or len(self.operations) == MOST_OPERATIONS:
             return inputs
         if self.size + value.nbytes > self.largest:
@@ -122,7 +112,7 @@ class Record:
             memory.last = memory.last or origins
 
     def write(self, place: Region, origins: Origins) -> None:
-        """Record which operation wrote into an array. The operation may have changed arrays that share the memory."""
+        """Record which operation wrote into an array; it may have changed arrays that share the memory."""
         memory = self._memories.setdefault(place.owner, _Memory(place.memory))
         memory.parts = {place.geometry: origins}
         memory.last, memory.written, memory.arriving = origins, True, None

@@ -1,1 +1,1 @@
-"""Search for equal values in two programs, in any order of axes and along the data flow."""
+"""Find equal values in two programs, in any order of axes and along the data flow."""

@@ -1,4 +1,4 @@
-"""Rewrite recorded values that ports store in another form, so that they can be compared with the reference.
+"""Rewrite recorded values that ports store in another form, for comparisons with the reference.
 
 The forms are loops over heads, rows or tokens, repeated heads, masked scores and preallocated buffers.
 """
@@ -18,11 +18,8 @@ from transparity_conformance.oracle.probes import Probe
 
 
 def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operation]:
-    """Return the operations of a call, with the iterations of each loop over heads, rows or tokens stacked.
-
-    A loop is code that repeats as often as there are heads, rows or tokens. An iteration may read results of earlier
-    iterations, as from a cache.
-    """
+    """Stack the iterations of each loop over heads, rows or tokens. A loop is code that repeats as often as there are
+    heads, rows or tokens. An iteration may read earlier results, as from a cache."""
     rows, lengths = len(next(iter(probe.inputs.values()))), lengths_of(probe.config, probe.inputs)
     return stacked(operations, [(rows, length) for length in lengths.values()], {probe.config.num_heads})
 
@@ -30,12 +27,7 @@ def without_loops(probe: Probe, operations: Sequence[Operation]) -> list[Operati
 def stacked(
     operations: Sequence[Operation], tokens: Collection[tuple[int, ...]], heads: Collection[int]
 ) -> list[Operation]:
-    """Return the operations with the iterations of each loop stacked.
-
-    Args:
-        tokens: the shapes (batch, length) of the inputs; loops over either axis are stacked.
-        heads: the numbers of heads; loops with as many iterations are stacked.
-    """
+    """Stack the iterations of loops over rows or tokens, (batch, length) of the inputs, or over `heads` heads."""
     counts = {*heads, *(size for shape in tokens for size in shape)} - {1}
     result = list(operations)
     steps = _steps(result, {length for _, length in tokens} - {1})
@@ -49,10 +41,7 @@ def stacked(
 
 
 def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -> list[Operation]:
-    """Return one operation for each group, with the inputs of all its members.
-
-    An operation outside all groups is replaced by its inputs.
-    """
+    """Return one operation for each group, with all members' inputs; skip operations outside all groups."""
     numbers: dict[int, frozenset[int]] = {}
     group_of = {index: new for new, group in enumerate(groups) for index in group}
     for index, operation in enumerate(operations):
@@ -73,7 +62,7 @@ def _stacked(operations: Sequence[Operation], groups: Sequence[Sequence[int]]) -
 
 
 def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack the values on a new first axis. Shorter values are filled with zeros at their ends."""
+    """Stack values on a new first axis; shorter values end in zeros."""
     result = np.zeros((len(values), *(max(sizes) for sizes in zip(*(value.shape for value in values), strict=True))))
     for turn, value in enumerate(values):
         part: tuple[int | slice, ...] = (turn, *map(slice, value.shape))
@@ -82,10 +71,8 @@ def _stack(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tuple[int, ...]]:
-    """Group the operations of a port that is called with one token at a time; return an empty list for other ports.
-
-    The calls may differ in how they read and write a cache.
-    """
+    """Group the operations of a port that is called token by token; return nothing for other ports. The calls may
+    differ in how they read and write a cache."""
     keys = [_key(each) for each in operations]
     for key in dict.fromkeys(keys):
         begins = [index for index, each in enumerate(keys) if each == key]
@@ -105,7 +92,7 @@ def _steps(operations: Sequence[Operation], lengths: Collection[int]) -> list[tu
 
 
 def _groups(operations: Sequence[Operation], counts: Collection[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the groups of operations at the same place in a loop's body."""
+    """Yield the groups of operations at the same position of a loop's body."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, operations)))}
     ids = np.array([numbers[_key(each)] for each in operations])
     begin = 0
@@ -120,11 +107,9 @@ def _key(operation: Operation) -> tuple[object, ...]:
 
 
 def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, counts: Collection[int]) -> tuple[int, int]:
-    """Return the body length and the number of iterations of the loop that starts at `begin`; (1, 1) without a loop.
-
-    If several lengths fit, the body is as short as possible. A repeated single operation is not a loop: splitting an
-    array records one operation for each part.
-    """
+    """Return (body length, iterations) of the loop that starts at `begin`; (1, 1) without a loop. If several lengths
+    fit, the body is as short as possible. A repeated single operation is no loop: splitting an array records one
+    operation per part."""
     rest = ids[begin:]
     for period in np.flatnonzero(rest[: len(rest) // 2 + 1] == rest[0])[1:].tolist():
         if period == 1 or rest[1] != rest[period + 1]:
@@ -138,10 +123,8 @@ def _loop_at(operations: Sequence[Operation], ids: np.ndarray, begin: int, count
 
 
 def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: int) -> bool:
-    """Return whether the operations at the same place of each iteration have the same shape.
-
-    Within the loop, an operation may read only the results of earlier operations of the body, from any iteration.
-    """
+    """Return whether each iteration's operations have the same shapes, and read only earlier operations of the body
+    from within the loop."""
     for index in range(begin, begin + period * turns):
         at = (index - begin) % period
         if operations[index].value.shape != operations[begin + at].value.shape:
@@ -152,7 +135,7 @@ def _is_loop(operations: Sequence[Operation], begin: int, period: int, turns: in
 
 
 def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
-    """Return the value with each of the `shared` heads once, if an axis with `heads` heads repeats them."""
+    """Return each of the `shared` heads once, if an axis of `heads` heads repeats them."""
     if shared == heads or not value.size or value.min() == value.max():  # constants equal their repetition
         return value
     for axis in [axis for axis, size in enumerate(value.shape) if size == heads]:
@@ -164,10 +147,8 @@ def unrepeated(value: np.ndarray, heads: int, shared: int) -> np.ndarray:
 
 
 def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
-    """Return the value of an operation, with each −∞ replaced by the score before masking.
-
-    If the port multiplies the visible scores by a factor after the mask, the replaced scores are multiplied by this
-    factor, too."""
+    """Return an operation's value with each −∞ replaced by the score before masking. If visible scores are multiplied
+    by a factor after the mask, the replaced scores are multiplied by the same factor."""
     value = operations[index].value
     hidden = np.isneginf(value)
     if not hidden.any() or hidden.all():
@@ -184,7 +165,7 @@ def unmasked(operations: Sequence[Operation], index: int) -> np.ndarray:
 
 
 def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> float | None:
-    """Return the constant factor from `unmasked` to `value` where scores are visible; None if the factor varies."""
+    """Return the constant factor from `unmasked` to `value` where scores are visible; None if it varies."""
     one, other = unmasked[seen], value[seen]
     multiple = float(one @ other / (one @ one)) if one.any() else 1.0
     tolerance = epsilon("float32") ** 0.5 * float(np.abs(other).max())
@@ -192,11 +173,8 @@ def _multiple(unmasked: np.ndarray, value: np.ndarray, seen: np.ndarray) -> floa
 
 
 def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -> list[Operation]:
-    """Return the operations, with the unused positions of a preallocated buffer cut off.
-
-    A buffer is recognized by attention weights that are 0 in every column beyond the number of tokens. Any axis of this
-    size is cut to the used columns if the other columns are constant.
-    """
+    """Cut off the unused positions of preallocated buffers. A buffer has attention weights of 0 in every column beyond
+    the number of tokens. An axis of its size is cut if the unused columns are constant."""
     buffers: dict[int, np.ndarray] = {}
     for each in operations:
         size = each.value.shape[-1] if each.value.ndim > 2 else 0
@@ -210,8 +188,7 @@ def within_sequence(operations: Sequence[Operation], lengths: Collection[int]) -
 
 
 def _columns_of_weights(value: np.ndarray) -> np.ndarray | None:
-    """Return the keys that have a positive attention weight in any row, or None if the rows are not attention
-    weights."""
+    """Return which keys have a positive attention weight in any row; None if the value has no attention weights."""
     with np.errstate(invalid="ignore"):
         if value.size == 0 or not (value >= 0).all() or np.abs(value.sum(-1) - 1).max() > epsilon("float32") ** 0.5:
             return None

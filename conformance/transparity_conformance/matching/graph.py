@@ -1,4 +1,4 @@
-"""Searches in a data-flow graph whose nodes are numbered operations, and in sequences of operations."""
+"""Searches in data-flow graphs of numbered operations, and in sequences of operations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 
 def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known: Collection[int] = ()) -> set[int]:
-    """Return nodes and all their ancestors, without passing through a `known` node.
-
-    Args:
-        ends: The nodes; they are always part of the result.
-        given: Returns the inputs of one node.
-        known: Nodes at which the search stops.
-    """
+    """Return the nodes `ends` and all their ancestors; stop at `known` nodes. `given` returns a node's inputs."""
     seen = set(ends)
     waiting = list(seen)
     while waiting:
@@ -27,10 +21,7 @@ def ancestors(ends: Iterable[int], given: Callable[[int], Iterable[int]], known:
 def leading_nowhere(
     nodes: Collection[int], is_goal: Callable[[int], bool], readers: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Return the nodes from which no path through readers leads to a goal. Goals are never returned.
-
-    Nodes are numbered in execution order.
-    """
+    """Return the nodes from which no path through readers leads to a goal. Nodes are numbered in execution order."""
     leading = set[int]()
     for node in sorted(nodes, reverse=True):
         if not leading.isdisjoint(readers(node)) or is_goal(node):
@@ -47,7 +38,7 @@ def readers_of(inputs: Sequence[Iterable[int]]) -> dict[int, list[int]]:
 
 
 def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lambda index: 1 << index) -> list[int]:
-    """Return, for each node, the bits that mark the node and all its ancestors, combined in one integer."""
+    """Return, for each node, the marks of the node and all its ancestors, as bits of an integer."""
     sets: list[int] = []
     for index, given in enumerate(inputs):
         sets.append(functools.reduce(operator.or_, (sets[each] for each in given), marks(index)))
@@ -55,10 +46,7 @@ def made_from(inputs: Sequence[Iterable[int]], marks: Callable[[int], int] = lam
 
 
 def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return index pairs of a longest common subsequence, in order.
-
-    If several longest subsequences exist, the last elements are paired first.
-    """
+    """Return index pairs of a longest common subsequence, in order; if several exist, pair the last elements first."""
     ends, end = (len(one), len(other)), _alike(one[::-1], other[::-1])
     begin = _alike(one[: ends[0] - end], other[: ends[1] - end])
     same = [(i, i) for i in range(begin)]
@@ -71,7 +59,6 @@ def common(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[tuple[int
 
 
 def _alike(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """Return the length of the longest common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (left, right) in pairs if left != right), min(len(one), len(other)))
 

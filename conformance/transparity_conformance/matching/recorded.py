@@ -1,4 +1,4 @@
-"""A recorded call of a port, in which values can be found in any order of axes."""
+"""A recorded call of a port, in which values are found in any order of axes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """An activation's axes: split into the sizes `split`, permuted by `order`, and merged into the port's shape."""
+    """An activation's axes: split into the sizes `split`, permuted by `order`, merged into the port's shape."""
 
     ours: Shape
     split: Shape
     order: tuple[int, ...]
     features: tuple[int, ...] = ()
-    """For each of our features, its index among the port's features; empty if both have the same order."""
+    """Each of our features' index among the port's; empty for the same order."""
 
     @property
     def is_in_order(self) -> bool:
-        """Return whether axes and features keep their order."""
         return not self.features and list(self.order) == sorted(self.order)
 
     def to_ours(self, value: np.ndarray) -> np.ndarray:
@@ -42,12 +41,7 @@ class Layout:
 @functools.lru_cache(maxsize=2**14)
 def layouts(ours: Shape, theirs: Shape, heads: int) -> tuple[Layout, ...]:
     """Return all layouts of an activation of shape `ours` in an array of shape `theirs`, the least permuted first.
-
-    Args:
-        ours: The shape of our activation.
-        theirs: The shape of the port's array.
-        heads: The number of heads into which features may be split.
-    """
+    Features may be split into `heads` heads."""
     if math.prod(ours) != math.prod(theirs):
         return ()
     found = [
@@ -76,7 +70,7 @@ def _permuted(ours: Shape, heads: int) -> Iterator[tuple[Shape, tuple[int, ...]]
 
 
 def _merges(permuted: list[int], theirs: Shape) -> bool:
-    """Return whether merging neighboring axes of `permuted` gives `theirs`. Axes of size 1 are ignored."""
+    """Return whether merging neighboring axes of `permuted` gives `theirs`; axes of size 1 do not count."""
     remaining = iter(size for size in permuted if size != 1)
     for size in (size for size in theirs if size != 1):
         product = 1
@@ -88,20 +82,18 @@ def _merges(permuted: list[int], theirs: Shape) -> bool:
 
 
 HALF_OF_THE_DIGITS = 0.5
-"""Two arrays are the same activation if they agree in this share of the digits of the precision.
-
-Rounding changes fewer than half of the digits. Unrelated numbers agree in no digit.
-"""
+"""Two arrays are the same activation if they agree in this share of the precision's digits. Rounding changes fewer than
+half of the digits, and unrelated numbers agree in none."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A reference value found in the port: the index of the operation and the layout of its value."""
+    """A reference value in the port: the operation's index, and the layout of its value."""
 
     index: int
     layout: Layout
     distance: float = 0.0
-    """The largest absolute difference, divided by the largest number of the reference value."""
+    """The largest absolute difference, relative to the reference value's largest number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +106,7 @@ class Recorded:
 
     @functools.cached_property
     def values(self) -> Sequence[np.ndarray]:
-        """Return the value of each operation, followed by the port's answer."""
+        """Return each operation's value, then the port's answer."""
         return [*(each.value for each in self.operations), self.answer]
 
     @functools.cached_property
@@ -124,15 +116,12 @@ class Recorded:
 
     @functools.cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """Return, for each value, the name and source line of its operation.
-
-        Layers that share their code have the same keys.
-        """
+        """Return the name and the source line of each operation. Layers that share their code have the same keys."""
         return (*((each.name, each.source) for each in self.operations), "answer")
 
     @functools.cached_property
     def made_answer(self) -> tuple[int, ...]:
-        """Return the index of the last operation whose value is the answer; empty if no operation has that value."""
+        """Return the index of the last operation whose value is the answer; empty if there is no such operation."""
         last = range(len(self.operations) - 1, -1, -1)
         flat = np.ravel(self.answer)
         alike = (index for index in last if self.operations[index].value.size == flat.size)
@@ -141,7 +130,6 @@ class Recorded:
 
     @functools.cached_property
     def relevant(self) -> frozenset[int]:
-        """Return the operations that the answer depends on."""
         last = self.made_answer or (len(self.operations) - 1,)
         return frozenset(ancestors(last, lambda index: self.operations[index].inputs))
 
@@ -151,10 +139,8 @@ class Recorded:
 
     @functools.cached_property
     def prints(self) -> dict[int, np.ndarray | None]:
-        """Return the fingerprints of all operations.
-
-        Integers computed from fractions, such as indices of experts, have no fingerprint: they may be equal by chance.
-        """
+        """Return the operations' fingerprints. Integers computed from fractions, such as indices of experts, have none:
+        they may be equal by chance."""
         found, has_fraction = dict[int, np.ndarray | None](), set[int]()
         for index, each in enumerate(self.operations):
             is_whole = np.array_equal(each.value, np.round(each.value))
@@ -165,7 +151,7 @@ class Recorded:
 
     @functools.cached_property
     def rounded(self) -> dict[str, list[np.ndarray]]:
-        """Return, for each half precision, the values that it represents exactly."""
+        """Return, for each half precision, the values that are exact in it."""
         values = [self.operations[i].value for i in sorted(self.relevant) if self.prints[i] is not None]
         with np.errstate(over="ignore"):
             return {
@@ -191,7 +177,7 @@ class Recorded:
 
     @property
     def tolerance(self) -> float:
-        """Return the largest relative difference that two values of the same activation may have."""
+        """Return the largest relative difference of two values of one activation."""
         return epsilon(self.dtype) ** HALF_OF_THE_DIGITS
 
     def leads_to(self, index: int, later: int) -> bool:
@@ -199,46 +185,38 @@ class Recorded:
         return bool(self._made_from[later] >> index & 1)
 
     def sketch(self, index: int) -> np.ndarray:
-        """Return the sorted numbers of a value. Permuting its axes does not change them."""
+        """Return a value's sorted numbers, which permuting its axes does not change."""
         if index not in self._sketches:
             self._sketches[index] = np.sort(self.values[index], axis=None)
         return self._sketches[index]
 
     def read(self, match: Match) -> np.ndarray:
-        """Return the port's value that was matched, with its axes in the reference's order."""
+        """Return a matched value of the port, with axes in the reference's order."""
         return match.layout.to_ours(self.values[match.index])
 
     def has_numbers_of(self, index: int, other: int) -> bool:
-        """Return whether two values have the same numbers, in any order.
-
-        Values with only one number besides 0, such as masks, never match, because two masks may contain this number
-        equally often by chance.
-        """
+        """Return whether two values have the same numbers, in any order. Values with only one number besides 0, such as
+        masks, never match, because two masks may contain this number equally often by chance."""
         sketch = self.sketch(index)
         is_marks = len(np.unique(sketch[sketch != 0])) < 2
         return not is_marks and np.array_equal(sketch, self.sketch(other), equal_nan=True)
 
     def with_numbers(self, ours: np.ndarray, indices: Iterable[int]) -> Iterator[int]:
-        """Yield each of `indices` whose sorted value equals the sorted numbers of `ours`.
-
-        No index is yielded if `ours` has no finite number.
-        """
+        """Yield each of `indices` whose value has the numbers of `ours`; nothing without a finite number in `ours`."""
         alike = [index for index in indices if self.values[index].size == ours.size]
         if alike and np.isfinite(ours).any():
             expected, allowed = np.sort(ours, axis=None), self.tolerance * largest(ours)
             yield from (index for index in alike if is_near(self.sketch(index), expected, allowed))
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
-        """Return whether two arrays with the same axes may be the same activation."""
+        """Return whether two arrays with the same axes may be one activation."""
         return _distance(found, expected, largest(expected)) <= self.tolerance
 
     def nearest(
         self, ours: np.ndarray, after: int = -1, may_be: Callable[[int], bool] = lambda index: True
     ) -> Match | None:
-        """Return the nearest match after operation `after` for which `may_be` holds.
-
-        If several matches are about equally near, the first match is returned.
-        """
+        """Return the nearest match after operation `after` for which `may_be` is true. If several matches are about
+        equally near, return the first."""
         best: Match | None = None
         scale, later = largest(ours), (index for index in self.by_size.get(ours.size, ()) if index > after)
         for index in self.with_numbers(ours, later):
@@ -251,12 +229,12 @@ class Recorded:
     def equal(
         self, ours: Mapping[str, np.ndarray], may_be: Callable[[int], bool] = lambda index: True
     ) -> dict[str, Match]:
-        """Return the nearest match of each named value. Values without a match are left out."""
+        """Return the nearest match of each named value; values without a match are left out."""
         nearest = {name: self.nearest(value, may_be=may_be) for name, value in ours.items()}
         return {name: match for name, match in nearest.items() if match}
 
     def like(self, ours: np.ndarray) -> Iterator[Match]:
-        """Yield a match for each operation and layout with the shape of `ours`; equal arrays are yielded once."""
+        """Yield a match for each operation and layout of the shape of `ours`. Equal arrays are yielded once."""
         seen = set()
         for index in self.by_size.get(ours.size, ()):
             value = self.values[index]
@@ -269,7 +247,7 @@ class Recorded:
 
 
 def is_near(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
-    """Return whether no two elements differ by more than `allowed`. Equal infinities and two NaNs do not differ."""
+    """Return whether no two elements differ by more than `allowed`; equal infinities and two NaNs do not differ."""
     if one.size and one.shape == other.shape:  # Most unequal pairs already differ in the middle.
         middle = one.size // 2
         if abs(one.item(middle) - other.item(middle)) > allowed and one.item(middle) != other.item(middle):
@@ -285,7 +263,7 @@ def largest(value: np.ndarray) -> float:
 
 
 def _distance(found: np.ndarray, expected: np.ndarray, scale: float) -> float:
-    """Return the largest difference, divided by `scale`. Two NaNs do not differ."""
+    """Return the largest difference, relative to `scale`; two NaNs do not differ."""
     with np.errstate(invalid="ignore"):
         apart = np.abs(found - expected)
     difference = float(np.where(np.isnan(found) & np.isnan(expected), 0.0, apart).max(initial=0.0))

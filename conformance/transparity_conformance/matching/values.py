@@ -11,15 +11,12 @@ from transparity.config import EXACT_MASK_BELOW
 from transparity_conformance.report.comparison import less
 
 HUGE = 1e30
-"""Numbers above this limit count as infinite; the lowest number of each dtype counts as minus infinity."""
+"""Larger numbers count as infinite, and each dtype's lowest number as minus infinity."""
 
 
 def fingerprint(value: Any) -> np.ndarray | None:
-    """Return the sorted numbers of a tensor or an array, or None if these numbers cannot identify it.
-
-    All masked scores count as the same number. A value with only two different numbers, such as a mask, is identified
-    by their counts.
-    """
+    """Return a value's sorted numbers; None if they cannot identify it. All masked scores count as one number. A value
+    with only two different numbers, such as a mask, is identified by their counts."""
     numbers = numbers_of(value)
     if numbers is None or numbers.size < 2:
         return None
@@ -45,12 +42,11 @@ def numbers_of(value: Any) -> np.ndarray | None:
 
 
 def same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays have exactly the same numbers, in any order."""
     return one.size == other.size and np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None))
 
 
 class Known:
-    """Fingerprints, indexed so that equal values are found quickly."""
+    """Fingerprints, indexed to find equal values quickly."""
 
     def __init__(self, prints: Mapping[int, np.ndarray | None]) -> None:
         by_size: dict[int, dict[int, np.ndarray]] = {}
@@ -60,7 +56,7 @@ class Known:
         self._groups = {size: (np.array([*rows]), np.stack([*rows.values()])) for size, rows in by_size.items()}
 
     def equal_to(self, value: Any, share: float) -> list[int]:
-        """Return the indices of the fingerprints that match a value within `share` of its largest number."""
+        """Return the fingerprints, by index, that match a value up to `share` of its largest number."""
         numbers = numbers_of(value)
         if numbers is None or numbers.size not in self._groups:
             return []
@@ -81,15 +77,13 @@ class Known:
 
 
 def plain(numbers: np.ndarray) -> np.ndarray:
-    """Replace all masked scores by one number, and all infinite numbers by another number."""
+    """Replace all masked scores by one number, and all infinite numbers by another."""
     return np.clip(np.where(numbers < EXACT_MASK_BELOW, EXACT_MASK_BELOW, numbers), None, HUGE)
 
 
 def apart(one: np.ndarray, other: np.ndarray, kept: np.ndarray | None = None) -> np.ndarray:
-    """Return the absolute difference of two arrays, element by element; infinite if their shapes differ.
-
-    Two masked scores, or two NaNs, do not differ. Elements outside `kept` count as equal.
-    """
+    """Return the elementwise absolute difference; infinite for different shapes. Two masked scores, or two NaNs, do not
+    differ. Elements outside `kept` count as equal."""
     found = np.abs(less(plain(one), plain(other)))
     return found if kept is None or found.shape != kept.shape else np.where(kept, found, 0.0)
 
@@ -101,7 +95,7 @@ def largest(numbers: np.ndarray) -> float:
 
 
 def agreeing(ours: Any, theirs: np.ndarray, share: float, kept: np.ndarray | None = None) -> bool:
-    """Return whether two values agree in each element that `kept` selects."""
+    """Return whether two values agree, up to `share` of the largest number, in the elements of `kept`."""
     a = numbers_of(ours)
     if a is None or a.size != theirs.size:
         return False

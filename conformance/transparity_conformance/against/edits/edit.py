@@ -19,16 +19,15 @@ from transparity_conformance.listening.program import Change, Place, Program, Re
 VIEWS = frozenset(
     ["view", "unsafe_view", "transpose", "t", "permute", "expand", "clone", "unsqueeze", "squeeze", "detach", "alias"]
 ) | {"reshape", "to_copy", "lift_fresh", "as_strided", "unbind", "reshape_alias", "contiguous", "copy"}
-"""Operations that return the numbers of their input."""
+"""Operations that only rearrange, copy or convert their input."""
 
 
 Function = Callable[[Any], Any]
-"""A function of one tensor."""
 
 
 @dataclass(frozen=True)
 class At:
-    """The step of a program at which an edit is made."""
+    """A step at which an edit may be made."""
 
     program: Program
     flow: DataFlow
@@ -43,11 +42,9 @@ class At:
         return line_of(self.step)
 
     def behind(self, *counts: int) -> list[int] | None:
-        """Return the values at which consecutive segments start, from the last segment to the first.
-
-        The last segment ends at this step. For each segment, `count` says how many values its start is before its end.
-        `starts` yields the possible starts.
-        """
+        """Return the values at which consecutive segments start, from the last segment to the first; None if a start is
+        missing. The last segment ends at this step. The count of a segment says how far its start is before its end, in
+        values of `starts`."""
         found, end = [], self.step.output
         for count in counts:
             start = next(itertools.islice(starts(self.flow, end), count - 1, None), None)
@@ -58,10 +55,7 @@ class At:
         return found
 
     def with_arguments(self, change: Callable[[list[Any], Values], list[Any]]) -> Change:
-        """Return the change that runs the step with the arguments that `change` computes.
-
-        `change` receives the step's own arguments and all values of the program.
-        """
+        """Return the change that runs the step with the arguments `change(arguments, values of the program)`."""
 
         def changed(values: Values) -> Any:
             args = change(list(filled(self.step.args, values)), values)
@@ -70,12 +64,9 @@ class At:
         return changed
 
     def with_argument(self, place: int, change: Function) -> Change:
-        """Return the change that runs the step with another argument at one position."""
         return self.with_arguments(lambda args, _: with_item(args, place, change(args[place])))
 
     def with_result(self, change: Function) -> Change:
-        """Return the change that applies a function to the step's result."""
-
         def changed(values: Values) -> Any:
             now = dict(values)
             self.step.run(now, None)
@@ -84,7 +75,7 @@ class At:
         return changed
 
     def fitting(self, made: Any) -> Any:
-        """Return a tensor in the shape of the step's result; raise `ValueError` if its shape does not fit."""
+        """Return a tensor in the shape of the step's result; raise `ValueError` if it has another size or kind."""
         made = as_shaped(made, self.value)
         if made.shape != self.value.shape or made.is_floating_point() != self.value.is_floating_point():
             raise ValueError("the result has another shape or kind than the step's result")
@@ -100,20 +91,19 @@ Make = Callable[[At], Change | None]
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of all steps at one place in the code."""
+    """A change of all steps that one line of code runs."""
 
     kind: str
     words: str | Callable[[], str] = field(repr=False)
-    """The words that follow "your port" in a report, or a function that returns them."""
+    """The description after "your port" in a report, or a function that returns it."""
     make: Make = field(repr=False)
     """Returns the change at a step, or None if the edit does not apply there."""
     rank: int = 0
-    """Among equally good explanations, the edit with the lowest rank is preferred."""
+    """Among equally good explanations, the lowest rank wins."""
     behind: tuple[int, ...] = ()
-    """The number of values from the start to the end of each edited segment, as in `At.behind`. An edit of a single
-    step has an empty `behind`."""
+    """The segments that the edit changes, as the counts of `At.behind`; empty for an edit of a single step."""
     module: str = ""
-    """The name of a module, if the edit changes all of the module's steps that use parameters; otherwise empty."""
+    """The module in which the edit changes all steps that use parameters; otherwise empty."""
     view_of: int = -1
     """The position of an operand, if the edit leaves out the view that reorders this operand; otherwise -1."""
 
@@ -122,7 +112,7 @@ class Edit:
         return self.words if isinstance(self.words, str) else self.words()
 
     def steps(self, at: At) -> list[Step]:
-        """Return the steps that the edit replaces; if it swaps two segments, the steps of the earlier segment."""
+        """Return the steps that the edit replaces; for two swapped segments, the steps of the earlier segment."""
         if self.view_of >= 0 and (view := reordering(at.program, at.step.args[self.view_of].index)) is not None:
             return [view]
         found = at.behind(*self.behind)
@@ -138,7 +128,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Context:
-    """The numbers that edits may insert, and the values that edits should result in."""
+    """The numbers that edits may insert, and the values that they should produce."""
 
     numbers: Sequence[float] = ()
     """Numbers of the configuration."""
@@ -147,7 +137,6 @@ class Context:
 
 
 def short(step: Step) -> str:
-    """Return the name of a step's operation, such as `softmax`."""
     return _short(step.func)
 
 
@@ -157,12 +146,11 @@ def _short(func: Any) -> str:
 
 
 def computing(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps that are not views."""
     return [each for each in steps if short(each) not in VIEWS]
 
 
 def starts(flow: DataFlow, end: int) -> Iterator[int]:
-    """Yield the dominators of a value, the nearest first, but only one of those between which all steps are views."""
+    """Yield the dominators of a value, the nearest first; skip dominators that differ only by views."""
     maker, steps, is_after = flow.program.maker, flow.program.steps, False
     for start in flow.behind(end):
         is_after = is_after or end not in maker or short(steps[maker[end]]) not in VIEWS
@@ -173,11 +161,8 @@ def starts(flow: DataFlow, end: int) -> Iterator[int]:
 
 
 def as_shaped(value: Any, meant: Any) -> Any:
-    """Return a value in the shape of another value.
-
-    The function merges or splits neighboring axes, or reorders axes if exactly one order gives this shape. Otherwise,
-    the function returns the value unchanged.
-    """
+    """Merge, split or reorder axes so that `value` has the shape of `meant`. Return `value` unchanged if this is
+    impossible, or if several orders of the axes fit."""
     if value.shape == meant.shape or value.numel() != meant.numel():
         return value
     if value.ndim != meant.ndim:
@@ -192,14 +177,13 @@ def as_shaped(value: Any, meant: Any) -> Any:
 
 
 def common_place(steps: Sequence[Step]) -> Place | None:
-    """Return the innermost instruction that runs all given steps, or None."""
     first, *others = steps
     return next((place for place in first.places if all(place in each.places for each in others)), None)
 
 
 @functools.lru_cache(maxsize=4096)
 def expression_at(place: Place) -> str:
-    """Return the expression at an instruction, such as a call, on one line."""
+    """Return the source of the expression that an instruction runs, on one line."""
     code, at = place
     first, last, start, end = next(itertools.islice(code.co_positions(), at // 2, None))
     if first is None or last is None:
@@ -212,16 +196,12 @@ def expression_at(place: Place) -> str:
 
 
 def line_of(step: Step) -> str:
-    """Return the innermost expression that runs a step, or the name of its operation if there is no code."""
+    """Return the source of the innermost expression that runs a step; without source, the name of its operation."""
     return (expression_at(step.places[0]) if step.places else "") or step.name
 
 
 def part_of(program: Program, steps: Sequence[Step]) -> str:
-    """Describe consecutive steps of a program.
-
-    The description contains the expression that runs the steps. If the expression also runs other steps, the
-    description contains the names of the operations too.
-    """
+    """Describe consecutive steps by their expression. If it also runs other steps, add the operations' names."""
     place = common_place(steps)
     if place is None or not (expression := expression_at(place)):
         return f"`{short(steps[-1])}` in `{line_of(steps[-1])}`"
@@ -251,10 +231,8 @@ def origin(program: Program, index: int) -> str:
 
 
 def behind_views(program: Program, index: int, *, in_order: bool = False) -> int:
-    """Return the value behind a view, or the value itself if it is no view.
-
-    If `in_order` is set, views that change the order of the numbers are not followed.
-    """
+    """Return the value behind a view, or the value itself if it is no view. If `in_order` is set, do not follow views
+    that change the order of the numbers."""
     while index in program.maker and short(made := program.steps[program.maker[index]]) in VIEWS and made.inputs:
         before, after = program.values[made.inputs[0]], program.values[index]
         if in_order and (before.numel() != after.numel() or not before.reshape(-1).equal(after.reshape(-1))):
@@ -271,13 +249,13 @@ def reordering(program: Program, index: int) -> Step | None:
 
 
 def given_of(program: Program, item: Any) -> int:
-    """Return the index of the parameter or input behind an argument, which may be a view of it; otherwise -1."""
+    """Return the index of the parameter or input that an argument is, or is a view of; otherwise -1."""
     index = behind_views(program, item.index) if isinstance(item, Ref) else -1
     return index if index in program.given else -1
 
 
 def references(step: Step) -> Iterator[tuple[int, Ref]]:
-    """Yield the tensors among the arguments of a step, each with its position."""
+    """Yield each tensor among a step's arguments, with its position."""
     for place, item in enumerate(step.args):
         if isinstance(item, Ref):
             yield place, item

@@ -1,4 +1,4 @@
-"""Edits that reorder a result's elements, change the signs of the elements, or change which keys a mask hides."""
+"""Edits that reorder or negate elements of a result, or change which keys a mask hides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transparity_conformance.listening.program import Change
 
 
 def orders(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that reorder the elements of a result, or change their sign."""
+    """Yield edits that reorder or negate the elements of a result."""
     value = at.value
     if value is None or not (value.is_floating_point() or value.is_complex()):
         return
@@ -28,7 +28,6 @@ def orders(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _along(axis: int, size: int, where: str) -> Iterator[Edit]:
-    """Yield edits that reorder elements along one axis."""
     for parts in [n for n in range(2, size) if size % n == 0]:
         says = f"orders {where} on axis {axis} as {size // parts} × {parts} instead of {parts} × {size // parts}"
 
@@ -62,11 +61,8 @@ def _is_mask(value: Any) -> bool:
 
 
 def _showing(at: At, place: int, change: Function) -> Change:
-    """Return the change that runs the step with another mask.
-
-    `change` receives and returns a mask that is true where a key is visible. In a mask of numbers, keys that stay
-    visible keep their numbers.
-    """
+    """Return the change that runs the step with the mask that `change` returns. `change` gets a mask that is true at
+    visible keys. In a mask of numbers, keys that stay visible keep their numbers."""
     hides = short(at.step).startswith("masked_fill")  # `masked_fill` hides a key where the mask is true
 
     def changed(mask: Any) -> Any:
@@ -79,14 +75,14 @@ def _showing(at: At, place: int, change: Function) -> Change:
 
 
 def _shifted(x: Any, by: int, at_edge: Any) -> Any:
-    """Shift a mask by one key. The key at the edge keeps its value, or gets the value `at_edge`."""
+    """Shift a mask by one key. The key at the edge becomes `at_edge`, or keeps its value without `at_edge`."""
     shifted, edge = x.roll(by, -1), 0 if by > 0 else -1
     shifted[..., edge] = x[..., edge] if at_edge is None else at_edge
     return shifted
 
 
 def _earlier(x: Any) -> Any:
-    """Return the mask of each query's own key and all earlier keys."""
+    """Return a causal mask: each query sees its own key and all earlier keys."""
     return x.new_ones(x.shape).tril(x.shape[-1] - x.shape[-2])
 
 

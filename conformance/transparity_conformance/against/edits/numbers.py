@@ -17,7 +17,7 @@ from transparity_conformance.matching.values import fingerprint
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 KNOWN = (0.0, 1.0, -1.0, 2.0, 0.5, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-15, 1e3, 1e4, 1e5, 5e5, 1e6)
-"""Common factors, epsilons and bases of rotations."""
+"""Common factors, epsilons and rotary bases."""
 
 WITH_SIZES = frozenset(["view", "unsafe_view", "expand", "reshape", "as_strided", "new_zeros", "zeros", "ones", "full"])
 """Operations whose integer arguments are sizes."""
@@ -58,7 +58,8 @@ def _numbers(at: At) -> Iterator[tuple[Path, Any]]:
 
 
 def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
-    """Yield numbers that may replace `old`: multiples of it, functions of sizes, constants, and the configuration's."""
+    """Yield replacements for a number: its multiples, functions of the operands' sizes, constants, and the
+    configuration's numbers."""
     yield from (-old, 2 * old, old / 2, old * old)
     if old > 0:
         yield from (math.sqrt(old), 1 / old)
@@ -72,7 +73,7 @@ def _other_fractions(old: float, at: At, context: Context) -> Iterator[float]:
 
 
 def _in_words(value: Any) -> str:
-    """Return a number as text; add a form such as √12 or 1/√12 if the number equals it."""
+    """Write a number in decimals; if it equals √n or 1/√n, also in this form."""
     if not isinstance(value, float):
         return str(value)
     if float(plain := f"{value:.6g}") == value:
@@ -107,7 +108,6 @@ def _replaced(args: Any, path: Path, value: Any) -> Any:
 
 
 def _sizes(at: At) -> Iterator[Edit]:
-    """Yield edits that swap two neighboring sizes."""
     for place, sizes in enumerate(at.step.args):
         if isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes):
             for first in range(len(sizes) - 1):
@@ -123,11 +123,11 @@ def _exchanged(sizes: Sequence[int], first: int) -> list[int]:
 
 
 ROUNDED = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""The largest error of rounding to each dtype, relative to the number."""
+"""The largest relative rounding error of each dtype."""
 
 
 def roundings(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that round a result, if the port's numbers are the reference's numbers after rounding."""
+    """Yield edits that round a result to a dtype, for dtypes in which the port has a value of the same size."""
     if at.value is None or not at.value.is_floating_point() or short(at.step) in VIEWS:
         return
     for dtype in ROUNDED:
@@ -156,7 +156,7 @@ def _rounded(at: At, dtype: str) -> Change:
 
 
 def scales(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that scale and shift a result so that it equals a value of the port."""
+    """Yield edits `a * result + b`, with a and b fitted so that the result equals a value of the port."""
     if at.value is None or not at.value.is_floating_point():
         return
     ours = fingerprint(at.value)
@@ -173,7 +173,6 @@ def scales(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _is_plain(numbers: np.ndarray) -> bool:
-    """Return whether the numbers contain no masked score."""
     return bool((np.abs(numbers) < -EXACT_MASK_BELOW).all())
 
 

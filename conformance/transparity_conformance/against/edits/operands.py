@@ -27,13 +27,13 @@ from transparity_conformance.against.edits.edit import (
 from transparity_conformance.listening.program import Change, Program, Ref, Step, Values, filled
 
 MOST = 24
-"""The largest number of values that are tried in place of an operand, to limit time."""
+"""The largest number of replacements that are tried for an operand, to limit time."""
 
 COPIES = frozenset(["clone", "detach", "alias", "to_copy", "lift_fresh", "copy", "t", "contiguous"])
 
 
 def operands(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that replace an operand by an earlier value of the same size, or that swap operands."""
+    """Yield edits that swap operands, or that replace an operand by an earlier value of the same size."""
     program, step = at.program, at.step
     for place, item in references(step) if short(step) not in COPIES else ():
         theirs, view = behind_views(program, item.index, in_order=True), reordering(program, item.index)
@@ -59,23 +59,19 @@ def operands(at: At, context: Context) -> Iterator[Edit]:
 
 @dataclass(frozen=True)
 class Other:
-    """A result or an argument of a step, by position."""
+    """A result or an argument of a step, by its position."""
 
     step: Step
     output: int = -1
     argument: int = -1
 
     def index(self, step: Step | None = None) -> int:
-        """Return the index of the value. If `step` is another step, return the index of the corresponding value
-        there."""
+        """Return the index of the value in the program, for this step or for `step` from the same line of code."""
         step = step or self.step
         return int(step.outputs[self.output] if self.argument < 0 else step.args[self.argument].index)
 
     def before(self, at: At, is_same_site: bool) -> int | None:
-        """Return the index of the corresponding value that was computed last before `at`.
-
-        This value comes from the same place in the code if `is_same_site` is true, otherwise from the same line.
-        """
+        """Return the last such value that was computed before `at`, from the same instruction or only the same line."""
         program = at.program
         alike = program.places.get(self.step.site, ()) if is_same_site else program.lines.get(self.step.line, ())
         before = [number for number in alike if number < at.step.number]
@@ -120,10 +116,10 @@ ALIKE: tuple[tuple[str, ...], ...] = (
     ("floor", "ceil", "round"),
     ("argmax", "argmin"),
 )
-"""Groups of operations that take the same arguments and may be confused."""
+"""Groups of operations that take the same arguments and are easily confused."""
 
 INVERSE = {"add": "sub", "mul": "div"}
-"""For each commutative operation, the inverse operation, whose operands have an order."""
+"""For each commutative operation, its inverse, in which the order of the operands matters."""
 
 ACTIVATIONS = frozenset(
     ["silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu", "hardswish", "exp"]
@@ -159,7 +155,6 @@ def _called(at: At, other: str, is_turned: bool = False) -> Change:
 
 @functools.cache
 def activations() -> dict[str, Function]:
-    """Return common activations by name."""
     import torch
     from torch.nn import functional as F
 
@@ -181,8 +176,6 @@ def activations() -> dict[str, Function]:
 
 
 def norms(numbers: Sequence[float]) -> dict[str, Function]:
-    """Return common norms by description, each with several epsilons."""
-
     def rms(x: Any, eps: float = 0.0) -> Any:
         return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 

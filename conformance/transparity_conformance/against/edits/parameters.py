@@ -1,4 +1,4 @@
-"""Edits that change the use of a parameter, or that use the parameters of another module."""
+"""Edits that change how a step uses a parameter, or that use the parameters of another module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transparity_conformance.against.edits.edit import VIEWS, At, Context, Edit,
 from transparity_conformance.listening.program import Change, Program, Values
 
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6)
-"""Common bases of rotations."""
+"""Common rotary bases."""
 
 USES: dict[str, Function] = {
     "adds 1 to {}": lambda x: x + 1,
@@ -29,11 +29,9 @@ NORMS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "uses no weight": lambda weight, bias: (None, bias),
     "adds 1 to the weight": lambda weight, bias: (weight + 1, bias),
 }
-"""Wrong uses of a layer norm's weight and bias. Each description maps to a function that returns the wrong weight and
-bias."""
+"""Mistakes in a layer norm: for each description, the function that returns the weight and bias that the norm uses."""
 
 DEFAULT_EPSILON = 1e-5
-"""PyTorch's default epsilon of `layer_norm`."""
 
 
 def parameters(at: At, context: Context) -> Iterator[Edit]:
@@ -55,7 +53,7 @@ def parameters(at: At, context: Context) -> Iterator[Edit]:
 
 
 def layers(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that use the parameters of another layer, or another expert, in all steps of a module."""
+    """Yield edits that use the parameters of another layer or expert in all steps of a module."""
     read = (at.program.names.get(given_of(at.program, item), "") for item in at.step.args)
     for name in filter(None, read):
         parts = name.split(".")
@@ -72,7 +70,6 @@ def layers(at: At, context: Context) -> Iterator[Edit]:
 
 
 def uses(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that change a parameter or a constant, such as adding 1 to a weight."""
     for place, item in references(at.step):
         value = at.program.values[item.index]
         if item.index not in at.program.given or not value.is_floating_point():
@@ -89,7 +86,7 @@ def _using(says: str, place: int, change: Function) -> Edit:
 
 
 def _other_bases(place: int, name: str, value: Any) -> Iterator[Edit]:
-    """Yield edits with another base, if the numbers of a constant are base ** (-i / n) for i = 0, 1, …, n - 1."""
+    """Yield edits with another base, if a constant contains base ** (-i / n) for i = 0, 1, …, n - 1."""
     count, last = value.numel(), float(value.reshape(-1)[-1]) if value.numel() else 0.0
     if count < 3 or not bool((value > 0).all()) or not 0 < last < 1:
         return
@@ -110,7 +107,7 @@ def _viewed(program: Program, index: int, given: Any) -> Any:
 
 
 def _modules_beside(program: Program, module: str) -> list[str]:
-    """Return the siblings of a module whose parameters have the same names and shapes."""
+    """Return the siblings of a module that have parameters of the same names and shapes."""
     shapes: dict[str, dict[str, Any]] = {}
     for index in program.parameters:
         owner, _, name = program.names[index].rpartition(".")
@@ -121,14 +118,14 @@ def _modules_beside(program: Program, module: str) -> list[str]:
 
 
 def _in_sibling(name: str, mine: str, theirs: str) -> str:
-    """Return the name of a parameter in the sibling `theirs` of the module `mine`; other names stay unchanged."""
+    """Replace the module `mine` by its sibling `theirs` in a parameter's name; ignore other modules."""
     owner, _, leaf = name.rpartition(".")
     parent, dot, module = owner.rpartition(".")
     return f"{parent}{dot}{theirs}.{leaf}" if module == mine else name
 
 
 def _with_parameters(at: At, rename: Callable[[str], str]) -> Change | None:
-    """Return the change that runs the step with the parameters of other names; None if there are no such parameters."""
+    """Return the change that runs the step with the renamed parameters; None if there are no such parameters."""
     by_name = {name: index for index, name in at.program.names.items()}
     read = {place: at.program.names.get(given_of(at.program, item), "") for place, item in enumerate(at.step.args)}
     renamed = {place: rename(name) for place, name in read.items() if rename(name) != name}

@@ -28,11 +28,10 @@ from transparity_conformance.against.edits.operands import activations, norms
 from transparity_conformance.listening.program import Change, Ref, Step, Values, executed, filled
 
 LONGEST = 4
-"""The largest number of dominators from a segment's end back to its start, counted as in `At.behind`."""
+"""The largest count (see `At.behind`) from a segment's end to its start."""
 
 
 def segments(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits of the segments that end at a step."""
     if at.step.output not in at.flow.passes:
         return
     for count in range(1, LONGEST + 1):
@@ -51,8 +50,6 @@ def segments(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
-    """Yield edits of one segment whose start and end have the same number of elements."""
-
     def says(form: str) -> Callable[[], str]:
         return lambda: form.format(_in_words(at, start, at.step))
 
@@ -71,7 +68,6 @@ def _of_one(at: At, count: int, start: int, context: Context) -> Iterator[Edit]:
 
 
 def _applied(at: At, count: int, function: Function) -> Change | None:
-    """Return the change that replaces the steps of a segment by a function of its start."""
     found = at.behind(count)
     return None if found is None else lambda values: at.fitting(function(values[found[0]]))
 
@@ -90,7 +86,6 @@ def _twice(at: At, count: int) -> Change | None:
 
 
 def _exchanged(at: At, counts: tuple[int, int]) -> Change | None:
-    """Return the change that runs two consecutive segments in the opposite order."""
     found = at.behind(*counts)
     if found is None:
         return None
@@ -120,10 +115,8 @@ def _other_way_round(later: str, earlier: str) -> str:
 
 
 def steps_before(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that swap a step with the segment that computes one of its operands.
-
-    For example, a sum is computed before a norm of one term, instead of after it.
-    """
+    """Yield edits that swap a step with the segment that computes one of its operands, such as adding before a norm
+    instead of after it."""
     step = at.step
     if short(step) in VIEWS or len([index for index in step.inputs if index in at.flow.passes]) < 2:
         return
@@ -141,7 +134,7 @@ def steps_before(at: At, context: Context) -> Iterator[Edit]:
 
 
 def _step_before(at: At, place: int, count: int) -> Change | None:
-    """Return the change that applies the step to the start of the operand's segment, and then runs the segment."""
+    """Return the change that applies the step to the start of the operand's segment, then runs the segment."""
     operand = at.step.args[place]
     begins = dict(zip(range(count + 1), starts(at.flow, operand.index), strict=False))
     if not isinstance(operand, Ref) or count not in begins:
@@ -158,7 +151,6 @@ def _step_before(at: At, place: int, count: int) -> Change | None:
 
 
 def operands_alone(at: At, context: Context) -> Iterator[Edit]:
-    """Yield edits that leave out one operand of a sum or product."""
     for place, item in references(at.step) if short(at.step) in ("add", "sub", "mul", "div") else ():
         if place < 2 and at.program.values[item.index].shape == at.value.shape:
             other = at.step.args[1 - place]

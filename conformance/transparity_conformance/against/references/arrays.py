@@ -1,8 +1,7 @@
 """Record a call of a NumPy function as a program of PyTorch operations.
 
-During the call, NumPy's names in the reference's files refer to `torch._numpy`, PyTorch's implementation of NumPy. The
-reference's arrays become arrays of `torch._numpy`. NumPy runs each function that `torch._numpy` lacks; such a function
-is recorded as a single operation.
+During the call, `np` in the reference's files means `torch._numpy`, PyTorch's implementation of NumPy. A function that
+`torch._numpy` lacks runs in NumPy, and is recorded as one operation.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def record(call: Callable[..., Any], inputs: Mapping[str, np.ndarray], answer_of
 
 
 class _Recorder(Recorder):
-    """A recorder that converts constant tensors without axes back to numbers, as in the source."""
+    """A recorder that turns 0-d constant tensors back into the numbers of the source."""
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if str(func) == "aten.lift_fresh.default":
@@ -81,7 +80,6 @@ class _Recorder(Recorder):
 
 @contextlib.contextmanager
 def _in_place_of_numpy(namespaces: Collection[dict[str, Any]], recorder: Recorder) -> Iterator[None]:
-    """Within the context, replace NumPy by `torch._numpy` in these namespaces."""
     whole, undo = _Namespace(np, emulated, recorder), contextlib.ExitStack()
     for names in {id(each): each for each in namespaces}.values():
         for name, value in list(names.items()):
@@ -110,7 +108,7 @@ def _other(value: Any, whole: _Namespace) -> Any:
 
 
 def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: Any) -> Any:
-    """Call a function of NumPy or SciPy that received an array of `torch._numpy`."""
+    """Call a function of NumPy or SciPy on arrays of `torch._numpy`."""
     if method != "__call__":
         return NotImplemented
     special = getattr(torch.special, function.__name__, None)
@@ -120,8 +118,6 @@ def _hooked(whole: _Namespace, function: Any, method: str, given: Any, named: An
 
 
 class _Namespace(ModuleType):
-    """A module of NumPy whose functions are replaced by functions of `torch._numpy`."""
-
     def __init__(self, real: Any, other: Any, recorder: Recorder) -> None:
         super().__init__(real.__name__)
         self._real, self._other, self._recorder = real, other, recorder
@@ -133,7 +129,6 @@ class _Namespace(ModuleType):
         return self.of(real, name)
 
     def of(self, real: Any, name: str) -> Any:
-        """Return the replacement of a NumPy function or type."""
         other = getattr(self._other, name, None)
         if other is not None or not callable(real) or isinstance(real, type):
             return real if other is None else other
@@ -141,7 +136,7 @@ class _Namespace(ModuleType):
 
 
 def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> Any:
-    """Call a function of NumPy that `torch._numpy` lacks, and record the call as one operation."""
+    """Call a NumPy function that `torch._numpy` lacks; record the call as one operation."""
     tensors = [each.tensor if isinstance(each, emulated.ndarray) else each for each in given]
     if not any(isinstance(each, torch.Tensor) for each in tensors):
         return function(*given, **named)
@@ -151,8 +146,6 @@ def _foreign(recorder: Recorder, function: Any, *given: Any, **named: Any) -> An
 
 
 class _Foreign:
-    """A NumPy function, recorded as an operation."""
-
     _schema = SimpleNamespace(arguments=(), returns=())
 
     def __init__(self, function: Any) -> None:
@@ -169,7 +162,6 @@ class _Foreign:
 
 
 def _plain(item: Any) -> Any:
-    """Return a tensor as an array; half precision becomes float32."""
     if not isinstance(item, torch.Tensor):
         return item
     return (item.float() if item.dtype in (torch.bfloat16, torch.float16) else item).numpy()

@@ -15,10 +15,7 @@ Change = Callable[[str, Any], Any]
 
 
 class Walk:
-    """Visits all arrays within an object, and may replace them.
-
-    `change` receives each array with its name. The result of `change` replaces the array until `undo` is called.
-    """
+    """Visits all arrays within an object. `change(name, array)` returns the replacement; `undo` restores the array."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -90,7 +87,7 @@ class Walk:
 
 
 def arrays_of(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the array for each array that an object contains; of two names, the first is used."""
+    """Yield (name, array) for each array in an object; an array with two names has its first."""
     found: list[tuple[str, Any]] = []
 
     def keep(path: str, array: Any) -> Any:

@@ -1,7 +1,7 @@
 """Record a call of a JAX function as a program of PyTorch operations.
 
-JAX traces the function with `jit` disabled, so loops are unrolled and every equation has its source lines. Each
-equation of the trace then runs as an equivalent PyTorch operation.
+JAX traces the function without `jit`, so loops are unrolled and each equation has its source lines. Each equation then
+runs as the equivalent PyTorch operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transparity_conformance.matching.values import agreeing
 from transparity_conformance.oracle.budgets import RULES, epsilon
 
 INSIDE = {*EVALUATED, "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-"""Primitives that contain equations, which are evaluated one by one."""
+"""Primitives that contain equations; the equations are evaluated one by one."""
 
 
 def record(
@@ -54,15 +54,13 @@ def record(
 
 
 class _Evaluation:
-    """Runs equations with PyTorch."""
-
     def __init__(self, names: Mapping[int, str]) -> None:
         self.places: tuple[Place, ...] = ()
         self.recorder = Recorder(names, frames=lambda: iter(self.places))
         self.composites = composites()
 
     def run(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
-        """Return the results of a traced function for the tensors `given`."""
+        """Run the equations of a jaxpr on tensors."""
         values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
         for (place, _), group in itertools.groupby(jaxpr.eqns, self._composite):
             equations = list(group)
@@ -76,7 +74,7 @@ class _Evaluation:
         return [self._read(each, values) for each in jaxpr.outvars]
 
     def _composite(self, equation: Any) -> tuple[Any, Any]:
-        """Return the code of the `jax.nn` function that contains an equation, and the instructions that called it."""
+        """Return the `jax.nn` function (its code) that contains an equation, and the instructions that called it."""
         places = _places(equation)
         for depth, (code, _) in enumerate(places):
             if code in self.composites:
@@ -84,7 +82,7 @@ class _Evaluation:
         return None, None
 
     def _as_one(self, equations: Sequence[Any], code: Any, values: dict[Any, Any], read: Collection[Any]) -> bool:
-        """Run a function of `jax.nn` as one operation, if a PyTorch function gives the same numbers."""
+        """Run a `jax.nn` function as one operation, if a PyTorch function gives the same numbers."""
         made = {each for equation in equations for each in equation.outvars}
         given = dict.fromkeys(each for equation in equations for each in _variables(equation.invars))
         outside, last = [each for each in given if each not in made], equations[-1].outvars
@@ -133,7 +131,6 @@ class _Evaluation:
                 return foreign(*given) if plainly else self.recorder.run(foreign, given, {})
 
     def _inside(self, closed: Any, *given: Any) -> list[Any]:
-        """Return the results of a traced function that has constants."""
         return self.run(closed.jaxpr, [*map(_to_torch, closed.consts), *given])
 
     def _scan(self, given: Sequence[Any], **params: Any) -> list[Any]:
@@ -163,7 +160,7 @@ class _Evaluation:
 
 
 class _Foreign:
-    """A primitive of JAX without an equivalent in PyTorch; JAX runs it in the precision of its inputs."""
+    """A JAX primitive without an equivalent in PyTorch; JAX runs it in the precision of its inputs."""
 
     _schema = SimpleNamespace(arguments=(), returns=())
 
@@ -187,7 +184,7 @@ class _Foreign:
 
 
 def _in(value: Any, precision: torch.dtype) -> Any:
-    """Return a parameter of a primitive, with floating-point dtypes replaced by the precision."""
+    """Replace float dtypes in a primitive's parameter by `precision`."""
     dtype = np.dtype(jnp.dtype(str(precision).removeprefix("torch.")))
     if isinstance(value, np.dtype) and value.kind == "f":
         return dtype
@@ -209,7 +206,7 @@ def _to_jax(value: Any, dtype: Any, precision: torch.dtype) -> Any:
 
 
 def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
-    """Return an array as a tensor: floats in `precision`, integers in 64 bits."""
+    """Convert an array to a tensor; floats get `precision`, integers 64 bits."""
     numbers = np.asarray(value)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         return torch.from_numpy(numbers.astype(np.float64)).to(precision)
@@ -217,7 +214,7 @@ def _to_torch(value: Any, precision: torch.dtype = torch.float64) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return the number of a literal. A float32 number becomes the shortest decimal that rounds to it."""
+    """Return the number of a literal; float32 becomes the shortest decimal that rounds to it."""
     kind = np.asarray(value).dtype
     if kind.kind in "iub":
         return value.item() if hasattr(value, "item") else value
@@ -225,7 +222,7 @@ def _number(value: Any) -> Any:
 
 
 def _places(equation: Any) -> tuple[Place, ...]:
-    """Return the instructions on the call stack of an equation, from the innermost to the one that `record` called."""
+    """Return the call stack of an equation, from the innermost instruction to the function that `record` called."""
     traceback = equation.source_info.traceback
     frames: Iterator[Place] = zip(*traceback.raw_frames(), strict=True) if traceback is not None else iter(())
     return tuple(itertools.takewhile(lambda place: place[0] is not record.__code__, frames))

@@ -19,7 +19,7 @@ from transparity_conformance.running.frameworks.modules import initialised
 from transparity_conformance.running.inputs import answer_in, arrays, framework_of, is_instance, settings_of, takes_of
 
 LARGEST = 8
-"""The number of recorded programs that are kept, to limit memory."""
+"""The largest number of recorded programs in memory."""
 
 
 def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
@@ -44,7 +44,7 @@ def reference_of(name: str, made: Any, dtype: str = "float32") -> Reference:
 
 
 class TracedReference(Reference):
-    """A function or an object of any framework, which is called with `inputs` as keyword arguments."""
+    """A function or an object of any framework, called with its inputs as keyword arguments."""
 
     def __init__(self, name: str, model: Any, dtype: str = "float32") -> None:
         self.name, self.model, self.dtype, self.others = name, model, dtype, 0
@@ -58,10 +58,8 @@ class TracedReference(Reference):
         self._programs: dict[bytes, Program] = {}
 
     def answer(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the answer in float64, and its budget, measured with several slightly changed inputs and weights.
-
-        Raise `TransparityError` if the recorded program and the original reference give different answers.
-        """
+        """Return the answer in float64, and its budget, measured with slightly changed inputs and weights. Raise
+        `TransparityError` if the recorded program does not give the original's answer."""
         program, answer = self.program(inputs), self.truth(inputs)
         pairs = ((exact[program.answer], rounded[program.answer]) for exact, rounded in neighbours(program, self.dtype))
         points = [(exact.double().numpy(), rounded.double().numpy()) for exact, rounded in pairs]
@@ -79,7 +77,7 @@ class TracedReference(Reference):
         return np.asarray(program.values[program.answer].double().numpy())
 
     def near(self, inputs: Inputs) -> tuple[np.ndarray, float]:
-        """Return the result of `answer`, because this class needs no faster approximation."""
+        """Return the result of `answer`, because a recorded program needs no faster approximation."""
         return self.answer(inputs)
 
     def program(self, inputs: Inputs, experts: str = "") -> Program:
@@ -114,7 +112,6 @@ class TracedReference(Reference):
 
 
 def _recorded(framework: str, model: Any, inputs: Inputs) -> Program:
-    """Record a call of a model, by the framework of its arrays."""
     if framework == "jax":
         from transparity_conformance.against.references import jaxpr
 

@@ -1,4 +1,4 @@
-"""The primitives of JAX as functions of PyTorch tensors and numbers, with the same parameters as in JAX."""
+"""JAX's primitives as functions of PyTorch tensors and numbers, with JAX's parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ Meaning = Callable[..., Any]
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """Return PyTorch's dtype for a JAX dtype; integers have 64 bits, as indexing in PyTorch requires."""
+    """Return PyTorch's dtype for a JAX dtype; integers get 64 bits, which PyTorch's indexing requires."""
     kind = getattr(name, "kind", "V")
     return torch.int64 if kind in "iu" else torch.bool if kind == "b" else getattr(torch, str(name))
 
 
 def tensor(value: Any) -> Any:
-    """Return a number as a tensor; return a tensor unchanged."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.full((), value, dtype=torch.float64 if isinstance(value, float) else None)
@@ -69,8 +68,7 @@ def _slice(
 
 
 def _starts(x: Any, sizes: Sequence[int], starts: Sequence[Any]) -> list[int]:
-    """Return the first index of a slice on each axis; the indices are clipped so that the slice lies within the
-    array."""
+    """Clip the start of a slice on each axis so that the slice lies within the array."""
     ends = zip(starts, sizes, x.shape, strict=True)
     return [min(max(int(start), 0), whole - size) for start, size, whole in ends]
 
@@ -101,13 +99,11 @@ def _reduced(function: Meaning) -> Meaning:
 
 
 def _each(function: Meaning) -> Meaning:
-    """Return a reduction over several axes, made from a reduction over a single axis."""
+    """Extend a reduction over one axis to several axes."""
     return lambda x, axes: functools.reduce(function, sorted(axes, reverse=True), x)
 
 
 def _along(function: Meaning) -> Meaning:
-    """Return a function that works along an axis, in either direction."""
-
     def run(x: Any, *, axis: int, reverse: bool = False, **_: Any) -> Any:
         return function(x.flip(axis), axis).flip(axis) if reverse else function(x, axis)
 
@@ -139,7 +135,7 @@ def _dot(a: Any, b: Any, *, dimension_numbers: Any, **_: Any) -> Any:
 
 
 def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequence[int], mode: Any, **_: Any) -> Any:
-    """Look up rows by index. Raise `NotImplementedError` if a slice takes only a part of a row."""
+    """Look up rows by index; raise `NotImplementedError` if slices take only parts of rows."""
     numbers, indexed = dimension_numbers, tuple(dimension_numbers.start_index_map)
     whole = [axis for axis in range(x.ndim) if axis not in indexed]
     is_rows = set(numbers.collapsed_slice_dims) == set(indexed) and not numbers.operand_batching_dims
@@ -161,13 +157,11 @@ def _gather(x: Any, starts: Any, *, dimension_numbers: Any, slice_sizes: Sequenc
 
 
 OPERATORS = ("add", "sub", "mul", "pow", "neg", "eq", "ne", "lt", "le", "gt", "ge", "xor", "abs")
-"""Primitives that have the names of Python's operators."""
 
 FUNCTIONS = (
     *("exp", "exp2", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
     *("erf", "erfc", "floor", "ceil", "sign", "atan2", "real", "imag"),
 )
-"""Primitives that have the names of PyTorch's functions."""
 
 MEANINGS: Mapping[str, Meaning] = {
     **{name: _of_any(getattr(operator, name)) for name in OPERATORS},
@@ -220,14 +214,11 @@ MEANINGS: Mapping[str, Meaning] = {
     "top_k": lambda x, *, k, axis=-1, **_: list(torch.topk(x, k, axis)),
     "dot_general": _dot,
 }
-"""The function for each primitive.
-
-JAX itself runs a primitive that is missing here, or whose function raises `NotImplementedError`.
-"""
+"""The function for each primitive. JAX runs a primitive that is missing here or raises `NotImplementedError`."""
 
 
 def composites() -> dict[Any, Callable[[Any], list[Callable[[Any], Any]]]]:
-    """Map the code of each function of `jax.nn` to the PyTorch functions that may compute the same numbers."""
+    """Map the code of each `jax.nn` function to the PyTorch functions that may compute the same numbers."""
     import jax
     from torch.nn import functional as F
 

@@ -1,6 +1,6 @@
 """Find which tensor of a port corresponds to each tensor of the reference, if their names differ.
 
-The search loads the reference's numbers into the port's tensors in several ways, and compares the values that the
+The search loads the reference's numbers into the port's tensors in several pairings, and compares the values that the
 port computes.
 """
 
@@ -27,7 +27,7 @@ from transparity_conformance.running.process.running import ask
 NUMBER = re.compile(r"\d+")
 
 MOST_TRIES = 64
-"""The largest number of pairings that are tried for the tensors of one operation, to limit time."""
+"""The largest number of pairings that are tried for one operation, to limit time."""
 
 PARTS = {"split", "split_with_sizes", "slice", "select", "chunk"}
 """Operations that return parts of a tensor."""
@@ -37,7 +37,7 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the port, or a part of it, that receives the numbers of a tensor of the reference."""
+    """A tensor of the port, or a part of a tensor, that receives the numbers of a tensor of the reference."""
 
     name: str
     axis: int = 0
@@ -47,7 +47,7 @@ class Place:
     is_transposed: bool = False
 
     def part(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the tensor, or the part of it, as a view; `values` contains the port's tensors by name."""
+        """Return the tensor or its part as a view; `values` are the port's tensors by name."""
         whole = values[self.name]
         if self.size < 0:
             return whole
@@ -62,27 +62,24 @@ class Cut:
     sizes: tuple[int, ...]
 
     def starts(self) -> Iterator[tuple[int, int]]:
-        """Yield the start and size of each part."""
+        """Yield (start, size) of each part."""
         return zip(itertools.accumulate((0, *self.sizes)), self.sizes, strict=False)
 
 
 Cuts = Mapping[tuple[int, str], Cut]
-"""The cuts of fused tensors by side and name; the side is 1 for the port, -1 for the reference."""
+"""The cuts of fused tensors, by (side, name); the side is 1 for the port, -1 for the reference."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A pairing of the reference's tensors with the port's tensors."""
-
     places: Mapping[str, Place]
-    """For each tensor of the reference, the tensor of the port, or the part of it, that receives its numbers."""
+    """For each tensor of the reference, the port's tensor that receives its numbers."""
     cuts: Cuts
-    """The cuts of fused tensors."""
     confirmed: frozenset[str] = frozenset()
-    """The tensors with which the port computes the reference's values."""
+    """The tensors whose pairing the port's values confirm."""
 
     def values(self, theirs: Tensors, port: Tensors) -> dict[str, np.ndarray]:
-        """Return copies of the port's tensors that contain the reference's numbers."""
+        """Return copies of the port's tensors, with the reference's numbers."""
         made = {name: np.array(value) for name, value in port.items()}
         for name, place in self.places.items():
             place.part(made)[...] = theirs[name].T if place.is_transposed else theirs[name]
@@ -94,7 +91,6 @@ class Paired:
 
     @property
     def notes(self) -> list[str]:
-        """Return a note that lists the tensors that are not confirmed."""
         guessed = [f"{name} → {place.name}" for name, place in self.places.items() if name not in self.confirmed]
         return (
             [f"these tensors are paired by their order, and their values do not confirm it: {', '.join(guessed)}"]
@@ -166,7 +162,7 @@ def _groups(tensors: Tensors, side: int) -> list[_Group]:
 
 
 def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Return how fused tensors of both sides are cut, such that the fewest tensors have no counterpart."""
+    """Cut fused tensors of both sides so that the fewest tensors have no counterpart."""
     groups = [*_groups(port, 1), *_groups(theirs, -1)]
     surplus: Counter[tuple[int, ...]] = Counter()
     for group in groups:
@@ -175,8 +171,7 @@ def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
 
 
 def _fewest_left(surplus: Counter[tuple[int, ...]], groups: list[_Group], first: int) -> list[tuple[_Group, Cut]]:
-    """Return the cuts of the groups from number `first` on that leave the smallest surplus of tensors on either
-    side."""
+    """Return the cuts of the groups from index `first` on that leave the fewest tensors without a counterpart."""
 
     def left(cuts: list[tuple[_Group, Cut]]) -> int:
         return sum(map(abs, _after(surplus, cuts).values()))
@@ -197,7 +192,7 @@ def _is_surplus(group: _Group, surplus: Counter[tuple[int, ...]]) -> bool:
 
 
 def _after(surplus: Counter[tuple[int, ...]], cuts: list[tuple[_Group, Cut]]) -> Counter[tuple[int, ...]]:
-    """Return the surplus of each shape after tensors are cut."""
+    """Return the surplus of each shape after the cuts."""
     found = surplus.copy()
     for whole, cut in cuts:
         count = whole.side * len(whole.names)
@@ -212,7 +207,7 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _possible(whole: _Group, groups: list[_Group]) -> Iterator[Cut]:
-    """Yield the cuts of a group of fused tensors into tensors of the other side, those of neighbors first."""
+    """Yield cuts that split fused tensors into two or three neighboring groups of the other side."""
     if whole not in groups:
         return
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
@@ -229,7 +224,7 @@ def _possible(whole: _Group, groups: list[_Group]) -> Iterator[Cut]:
 
 
 def _orders(cuts: Cuts) -> Iterator[Cuts]:
-    """Yield the cuts with their parts in each order; all tensors with equally many parts have the same order."""
+    """Yield the cuts with their parts in every order; tensors with equally many parts have the same order."""
     tried: list[Cuts] = []
     for order in itertools.permutations(range(max((len(cut.sizes) for cut in cuts.values()), default=0))):
         made = {
@@ -246,7 +241,7 @@ def _pattern(name: str) -> str:
 
 
 def _in_parts(theirs: Tensors, cuts: Cuts) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the reference's tensors; yield the parts of a fused tensor."""
+    """Yield the reference's tensors, and the parts of fused tensors instead of the whole tensors."""
     for name, value in theirs.items():
         if (cut := cuts.get((-1, name))) is None:
             yield name, value
@@ -260,7 +255,7 @@ def _sizes(value: np.ndarray) -> tuple[int, ...]:
 
 
 def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
-    """Return a first pairing: tensors of equal shapes, in the order of definition."""
+    """Pair tensors of equal shapes, in the order of definition."""
     free = [place for name in port for place in _places(name, cuts.get((1, name)))]
     shapes = {name: value.shape for name, value in port.items()}
     ours = {value.shape for value in port.values() if value.ndim == 2}
@@ -287,7 +282,7 @@ def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:
 
 
 def _places(name: str, cut: Cut | None) -> list[Place]:
-    """Return a tensor of the port as one place, or its parts."""
+    """Return a tensor of the port, or the parts into which the tensor is cut."""
     return [Place(name)] if cut is None else [Place(name, cut.axis, start, size) for start, size in cut.starts()]
 
 
@@ -297,8 +292,6 @@ def _fits(place: Place, value: np.ndarray, port: Tensors) -> bool:
 
 
 class _Search:
-    """Changes the pairing until the port computes the reference's values."""
-
     def __init__(
         self,
         program: Program,
@@ -310,7 +303,7 @@ class _Search:
     ) -> None:
         self.program, self.within, self.theirs, self.port, self.listen = program, within, theirs, port, listen
         self.parts: dict[int, list[str]] = {}
-        """The names of the tensors that each step uses, by the step's number."""
+        """The names of the tensors that each step uses, by the step's index."""
         for step in program.steps:
             given = {given_of(program, item) for _, item in references(step)} & program.parameters
             names = {program.names[index] for index in given} & whole.keys()
@@ -318,13 +311,10 @@ class _Search:
             if parts and short(step) not in VIEWS:
                 self.parts[step.number] = parts
         self.exchanged = set[frozenset[int]]()
-        """The pairs of steps whose tensors were swapped."""
 
     def run(self, now: Paired) -> Paired:
-        """Improve a pairing step by step, until the port computes the value of each step that uses tensors.
-
-        A step whose value no pairing reproduces is skipped.
-        """
+        """Improve a pairing until the port computes the value of each step that uses tensors. Skip a step whose value
+        no pairing gives."""
         known, confirmed = self._known(now), set[str]()
         for step in self.program.steps:
             parts, has = self.parts.get(step.number, []), self._has(step, known)
@@ -347,10 +337,8 @@ class _Search:
         return replace(now, places=_as_in_other_layers(now.places, confirmed), confirmed=frozenset(confirmed))
 
     def _exchanges(self, now: Paired, step: Step) -> Iterator[Paired]:
-        """Yield pairings in which the tensors of two steps with a common operand are swapped.
-
-        The port may compute the values of both steps but use them differently, as with the gate of a feed-forward.
-        """
+        """Yield pairings in which two steps with a common operand swap their tensors. The port may compute both values
+        but confuse their uses, such as the gate and the value of a feed-forward."""
         for one, other in itertools.product(self._makers(step), self.parts):
             pair = frozenset((one, other))
             if one == other or pair in self.exchanged or not self._operands(one) & self._operands(other):
@@ -363,12 +351,12 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _makers(self, step: Step) -> list[int]:
-        """Return the last steps with tensors before a step, on each path of the program."""
+        """Return the last step with tensors on each path that leads to a step."""
         between = ancestors([step.number], self.program.makers, self.parts)
         return sorted(self.parts.keys() & set().union(*map(self.program.makers, between)))
 
     def _operands(self, number: int) -> set[int]:
-        """Return the inputs of a step that are computed; a view counts as the value of which it is a view."""
+        """Return the computed inputs of a step; if an input is a view, return the value behind it."""
         roots = {behind_views(self.program, item.index) for _, item in references(self.program.steps[number])}
         return roots - self.program.given.keys()
 
@@ -377,8 +365,7 @@ class _Search:
         return Known({index: fingerprint(each.value) for index, each in enumerate(operations)})
 
     def _has(self, step: Step, known: Known) -> bool:
-        """Return whether the port computes the value of a step, or all parts into which later steps split this
-        value."""
+        """Return whether the port computes a step's value, or all parts into which later steps split the value."""
         if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in step.outputs):
             return True
         readers = [self.program.steps[number] for number in self.program.readers_of(step.number)]
@@ -389,14 +376,11 @@ class _Search:
         )
 
     def _alternatives(self, now: Paired, parts: Sequence[str], confirmed: set[str]) -> Iterator[Paired]:
-        """Yield pairings in which the tensors `parts` have other places.
-
-        A tensor that loses its place gets the former place of the new tensor.
-        """
+        """Yield pairings that assign other tensors of the port to the names `parts`. If a tensor was assigned to
+        another name, this name gets the former tensor of the part."""
         choices = [list(self._choices(now, name, confirmed)) for name in parts]
 
         def unlikeliness(chosen: Sequence[tuple[int, Place]]) -> tuple[int, int]:
-            """Return a sort key that prefers a weight and bias of the same module, then the first choices."""
             owners = {(place.name.rpartition(".")[0], place.start // max(place.size, 1)) for _, place in chosen}
             return len(owners), sum(number for number, _ in chosen)
 
@@ -410,7 +394,7 @@ class _Search:
                 yield Paired(places, now.cuts)
 
     def _choices(self, now: Paired, name: str, confirmed: set[str]) -> Iterator[Place]:
-        """Yield the places that fit a tensor: its current place first, and square places with a transpose last."""
+        """Yield the port's tensors that fit a name: the current one first, transposed square tensors last."""
         value = self.theirs[name]
         others = sorted(now.places.items(), key=lambda each: each[0] != name)
         found = [place for other, place in others if other not in confirmed and _fits(place, value, self.port)]
@@ -427,7 +411,7 @@ class _Search:
 
 
 def _as_in_other_layers(places: Mapping[str, Place], confirmed: set[str]) -> dict[str, Place]:
-    """Return the pairing; each unconfirmed tensor is paired like the confirmed tensor of this name in another layer."""
+    """Pair each unconfirmed tensor as the confirmed tensor of the same name in another layer."""
     found = dict(places)
     for name in [each for each in places if each not in confirmed]:
         for known in confirmed:

@@ -20,7 +20,6 @@ from transparity_conformance.against.small.inputs import example_inputs as examp
 from transparity_conformance.against.small.sizes import made_small as made_small
 
 LARGEST = 30_000_000
-"""The largest number of parameters that a small model may have."""
 
 KEPT: tuple[tuple[str, ...], ...] = (
     (),
@@ -31,10 +30,7 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("width", "head", "heads"),
     ("image", "patch", "window"),
 )
-"""For each attempt to shrink a configuration, the kinds of sizes that stay unchanged.
-
-`ratios` keeps the ratios of widths.
-"""
+"""For each attempt to shrink a configuration, the kinds of fields to keep; `ratios` keeps the ratios of widths."""
 
 AUTO = (
     "CAUSAL_LM",
@@ -44,14 +40,11 @@ AUTO = (
     "IMAGE_TEXT_TO_TEXT",
     "IMAGE_CLASSIFICATION",
 )
-"""The names of the mappings from model types to classes in transformers, in the order in which they are searched.
-
-The mapping of base models is searched last.
-"""
+"""The mappings from model types to classes in `transformers`, in the order of search; base models come last."""
 
 
 def read_config(path: str | Path) -> PretrainedConfig:
-    """Return the configuration in a config.json, or in a folder that contains one."""
+    """Return the configuration in a config.json, or in the folder that contains it."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
@@ -74,7 +67,7 @@ def read_config(path: str | Path) -> PretrainedConfig:
 
 
 def class_of(config: PretrainedConfig, model_class: str | None = None) -> type[torch.nn.Module]:
-    """Return the class `model_class`, the class that the configuration names, or the class in a mapping of `AUTO`."""
+    """Return the class `model_class`; without it, the class that the configuration or a mapping of `AUTO` names."""
     names = [model_class] if model_class else [*(config.architectures or ())]
     for auto in () if names else AUTO:
         names += _names(getattr(modeling_auto, f"MODEL_FOR_{auto}_MAPPING_NAMES").get(config.model_type, ()))
@@ -91,10 +84,7 @@ def _names(names: str | tuple[str, ...]) -> list[str]:
 
 
 def build(config: PretrainedConfig, model_class: str | type | None = None, seed: int = 0) -> torch.nn.Module:
-    """Return a small model in float32, in evaluation mode, with weights that `seed` determines.
-
-    Several ways to shrink the configuration are tried (`KEPT`), until a model runs.
-    """
+    """Return a small float32 model in evaluation mode, with random weights; try the reductions of `KEPT` in turn."""
     made: Any = model_class if isinstance(model_class, type) else class_of(config, model_class)
     failures: list[Exception] = []
     for keep in KEPT:
@@ -141,7 +131,7 @@ def _refuse_large(model: torch.nn.Module) -> None:
 
 
 def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
-    """Return the nested configuration from which the class is built."""
+    """Return the nested configuration that the class takes."""
     if isinstance(config, made.config_class):
         return config
     inside = [value for value in vars(config).values() if isinstance(value, PretrainedConfig)]
@@ -149,10 +139,8 @@ def part_of(config: PretrainedConfig, made: Any) -> PretrainedConfig:
 
 
 def draw(model: torch.nn.Module, seed: int) -> None:
-    """Fill all learned parameters with random numbers, and also the parameters and buffers whose numbers are all equal.
-
-    Tables of sines keep their numbers.
-    """
+    """Fill all learned parameters with random numbers, and other parameters and buffers if their numbers are all equal.
+    Tables of sines keep their numbers."""
     generator = torch.Generator().manual_seed(seed)
     modules = sorted(
         model.modules(), key=lambda each: isinstance(each, torch.nn.Embedding)
@@ -171,7 +159,7 @@ def draw(model: torch.nn.Module, seed: int) -> None:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    """Return whether all numbers are finite and equal, or all numbers are NaN (uninitialized)."""
+    """Return whether all numbers are finite and equal, or all are NaN (uninitialized)."""
     if tensor.numel() == 0 or tensor.isinf().any():
         return False
     return bool(tensor.isnan().all() or (tensor == tensor.flatten()[0]).all())

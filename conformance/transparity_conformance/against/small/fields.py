@@ -1,4 +1,4 @@
-"""Classify the fields of transformers' configurations by kind of size, and choose the layers of a small model."""
+"""Classify the fields of `transformers` configurations by kind of size, and choose the layers of a small model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = {
     "width": r"(size|sizes|dim|dims|channels|width|rank|state|d_model|n_embd|latents|upsample_groups)$"
     r"|dim_per_stage$|d_ssm$|hidden_size_\w+$|^dim_model_base$",
 }
-"""A regular expression for the names of fields of each kind. The first match determines the kind of a field."""
+"""For each kind, a regular expression for the names of its fields; the first match counts."""
 
 MOST = {
     "vocabulary": 131,
@@ -53,19 +53,18 @@ MOST = {
     "pooled": 4,
     "chosen": 2,
 }
-"""The largest value of each kind of size, for the kinds that do not depend on other sizes."""
+"""The largest value of each kind of size that does not depend on other sizes."""
 
 Fields = dict[str, tuple[str, Any]]
-"""The kind and value of each field."""
+"""(kind, value) of each field."""
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a field by its name, or an empty string if the field is not a size."""
+    """Return the kind of a field by its name; empty if the field is no size."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "")
 
 
 def fields_of(values: dict[str, Any]) -> Fields:
-    """Return the fields whose values are integers or lists."""
     return {name: (kind_of(name), value) for name, value in values.items() if is_whole(value) or is_list(value)}
 
 
@@ -74,12 +73,10 @@ def of_kind(fields: Fields, kind: str) -> dict[str, Any]:
 
 
 def is_whole(value: Any) -> bool:
-    """Return whether a value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_size(value: Any) -> bool:
-    """Return whether a value is a positive integer."""
     return is_whole(value) and value > 0
 
 
@@ -88,39 +85,35 @@ def is_list(value: Any) -> bool:
 
 
 def are_names(value: Any) -> bool:
-    """Return whether a value is a nonempty list of strings."""
     return is_list(value) and len(value) > 0 and all(isinstance(each, str) for each in value)
 
 
 def are_places(value: Any) -> bool:
-    """Return whether a value is a list of increasing indices."""
     if not is_list(value) or not value or not all(is_whole(each) and each >= 0 for each in value):
         return False
     return all(first < second for first, second in itertools.pairwise(value))
 
 
 def sizes(value: Any) -> list[int]:
-    """Return the positive integers in a value, which may be nested lists."""
+    """Return the positive integers in a number or nested lists."""
     if is_list(value):
         return [number for each in value for number in sizes(each)]
     return [value] if is_size(value) else []
 
 
 def mapped(value: Any, function: Callable[[int], int]) -> Any:
-    """Apply a function to each positive integer in a value."""
+    """Apply a function to each positive integer in a number or nested lists."""
     if is_list(value):
         return type(value)(mapped(each, function) for each in value)
     return function(value) if is_size(value) else value
 
 
 PREFIX, LONGEST = 6, 16
-"""A small model keeps at most `LONGEST` layers, and at most `PREFIX` layers if these contain every kind of layer."""
+"""A small model has at most `PREFIX` layers if these layers include every kind; otherwise it has at most `LONGEST`."""
 
 OF_LAYERS = ("layers", "depths", "first", "last", "place", "places")
-"""The kinds of fields that count, list or locate layers.
-
-A field of the kind `depths` may list the number of layers in each stage; a small model keeps all stages.
-"""
+"""The kinds of fields that count, list or locate layers. A field of kind `depths` may list the number of layers per
+stage; a small model has all stages."""
 
 
 class Layers:
@@ -142,15 +135,13 @@ class Layers:
         self.kept = self.picks.get(self.count, [])
 
     def has_one_for_each(self, kind: str, value: Any) -> bool:
-        """Return whether a field's value is a list with one item for each layer."""
         return is_list(value) and len(value) > 2 and len(value) in self.picks and not self._are_places(kind, value)
 
     def cut(self, value: Any) -> Any:
-        """Return the items of the kept layers."""
         return type(value)(value[old] for old in self.picks[len(value)])
 
     def new(self, kind: str, value: Any) -> Any:
-        """Return the value of a field about layers in the small configuration."""
+        """Return the value that a field about layers gets in the small configuration."""
         if self.kept and self._are_places(kind, value):
             return type(value)(new for new, old in enumerate(self.kept) if old in value)
         if is_list(value):
@@ -164,11 +155,11 @@ class Layers:
         return sum(old < value if kind == "first" else old >= self.count - value for old in self.kept)
 
     def _are_places(self, kind: str, value: Any) -> bool:
-        """Return whether a list contains indices of layers, rather than 0 or 1 for each layer."""
+        """Return whether a list contains layer indices, rather than 0 or 1 for each layer."""
         return kind in ("layers", "places") and are_places(value) and (len(value) not in self.picks or max(value) > 1)
 
     def _kinds(self, count: int) -> list[tuple[Any, ...]]:
-        """Return all properties that the configuration states about each of `count` layers."""
+        """Return all that the configuration says about each of `count` layers."""
         numbers = range(count)
         rows: list[list[Any]] = [[str(self.special.get(number)) for number in numbers]]
         for name, (kind, value) in self.fields.items():
@@ -188,11 +179,8 @@ class Layers:
 
 
 def picked(kinds: list[tuple[Any, ...]]) -> list[int]:
-    """Return the indices of the layers to keep.
-
-    If at most `PREFIX` first layers contain each kind twice, these layers are kept. Otherwise two layers of each kind
-    are kept; the only layer of a kind is repeated.
-    """
+    """Return the indices of the layers to keep. If the first few layers (at most `PREFIX`) include each kind twice,
+    keep these layers. Otherwise, keep two layers of each kind; a kind with one layer repeats it."""
     for length in range(2, min(len(kinds), PREFIX) + 1):
         found = Counter(kinds[:length])
         if all(found[kind] > 1 for kind in kinds):

@@ -1,4 +1,4 @@
-"""Make inputs of a transformers model, by the argument names of its `forward`."""
+"""Make inputs of a `transformers` model, by the argument names of its `forward`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ FEATURES = {
     "pixel_values": ("get_image_features", ("image_token_id", "image_token_index", "media_token_id")),
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""For each input besides text, the method that extracts its features.
-
-The method is followed by the names of the fields that may contain the id of the placeholder token.
-"""
+"""For each input besides text: the method that extracts its features, and the fields that may contain the id of its
+placeholder token."""
 
 SAMPLES, FIRST, LAST = 4000, 3, 111
-"""The number of samples of raw audio, and the first and last token ids that are used."""
+"""The number of samples of raw audio, and the range of token ids."""
 
 MAIN = ("input_ids", "pixel_values", "pixel_values_videos", "input_features", "input_values", "inputs")
 
@@ -57,8 +55,6 @@ def tensors(inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 class _Inputs:
-    """Makes random inputs of one model."""
-
     def __init__(self, model: Any, length: int, batch: int, seed: int) -> None:
         self.model, self.config, self.length, self.batch = model, model.config, length, batch
         self.draw = np.random.default_rng(seed)
@@ -69,7 +65,7 @@ class _Inputs:
         self.main = main if main in self.names else next((name for name in MAIN if name in self.names), "")
 
     def candidates(self) -> Iterator[Arrays]:
-        """Yield inputs in several layouts, the most likely layouts first."""
+        """Yield inputs in several layouts, the most likely first."""
         beside = self._beside()
         if "input_ids" in self.names:
             yield from self._with_features()
@@ -90,7 +86,7 @@ class _Inputs:
                 yield {self.main: self._normal(*shape)} | beside
 
     def _find(self, *names: str, config: PretrainedConfig | None = None) -> Any:
-        """Return the value of the first of these fields that the configuration, or a nested configuration, has."""
+        """Return the value of the first field that the configuration, or a nested configuration, has."""
         fields = vars(config or self.config)
         for name in names:
             if (value := fields.get((config or self.config).attribute_map.get(name, name))) is not None:
@@ -121,7 +117,7 @@ class _Inputs:
         return {"attention_mask": mask} if "attention_mask" in self.names and len(shape) == 2 else {}
 
     def _beside(self) -> Arrays:
-        """Return the inputs of `forward` besides the main input."""
+        """Return the arguments of `forward` besides the main input."""
         found: Arrays = {}
         shape = (self.batch, self.length)
         if "decoder_input_ids" in self.names and (self.config.is_encoder_decoder or self.main != "input_ids"):
@@ -155,7 +151,7 @@ class _Inputs:
         yield from self._patches(channels)
 
     def _patches(self, channels: int) -> Iterator[Arrays]:
-        """Yield images as sequences of patches, with four by four patches in each image."""
+        """Yield images as sequences of 4 × 4 patches."""
         patch = self._find("patch_size")
         if not isinstance(patch, int):
             return
@@ -182,10 +178,8 @@ class _Inputs:
         yield self.batch, 1, SAMPLES
 
     def _with_features(self) -> Iterator[Arrays]:
-        """Yield text together with an image or sound.
-
-        The text starts with one placeholder token for each feature of the image, or has one token for each feature.
-        """
+        """Yield text together with an image or a sound. The text starts with a placeholder token for each feature, or
+        has one token for each feature."""
         for name, (method, tokens) in FEATURES.items():
             extract = getattr(self.model, method, None)
             if name not in self.names or extract is None:
@@ -217,7 +211,6 @@ class _Inputs:
 
 
 def _rows_of(features: Any) -> int:
-    """Return the number of vectors in extracted features."""
     for name in ("pooler_output", "last_hidden_state"):
         if getattr(features, name, None) is not None:
             features = getattr(features, name)

@@ -1,4 +1,4 @@
-"""Make small configurations of transformers: sizes shrink, and related sizes keep their relations."""
+"""Shrink configurations of `transformers`, and keep the relations between sizes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from transparity_conformance.against.small.fields import (
 )
 
 HEAD, NARROWEST, HEADS, LABELS = 16, 32, 16, 7
-"""The small size of a head, the smallest width that is reduced, and the largest numbers of heads and labels."""
+"""The head size of small models, the smallest width that shrinks, and the largest numbers of heads and labels."""
 
 SPECIAL = 111
-"""Special tokens with this id or a higher id get a new id at the end of the small vocabulary, where texts have no
-tokens."""
+"""Special tokens with at least this id move to the end of the small vocabulary, which texts do not use."""
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "dim", "emb_dim")
 
 DIMS = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 
 MIXERS = ("mamba", "linear", "index", "ssm")
-"""Words in the names of fields about heads that do not belong to attention."""
+"""Words in names of head fields that belong to mixers other than attention."""
 
 
 def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> PretrainedConfig:
@@ -66,7 +65,6 @@ def made_small(config: PretrainedConfig, keep: Sequence[str] = ()) -> Pretrained
 
 
 def configs_in(config: PretrainedConfig, seen: set[int]) -> Iterator[PretrainedConfig]:
-    """Yield a configuration and its nested configurations, each once."""
     if id(config) not in seen:
         seen.add(id(config))
         yield config
@@ -107,13 +105,13 @@ class _Part:
         return of_kind(self.fields, kind)
 
     def _mixer(self, name: str) -> str:
-        """Return the item of `MIXERS` to which a field about heads belongs; empty for attention."""
+        """Return the mixer of `MIXERS` to which a head field belongs; empty for attention."""
         if name == "n_groups" and any(each.startswith("mamba") for each in self._of("heads")):
             return "mamba"
         return next((each for each in MIXERS if each in name), "")
 
     def _named(self, *names: str) -> int:
-        """Return the first number in the first of these fields that contains a number."""
+        """Return the first number in the named fields."""
         values = (vars(self.config).get(self.config.attribute_map.get(name, name)) for name in names)
         return next((number for value in values for number in sizes(value)), 0)
 
@@ -138,7 +136,7 @@ class _Part:
         return Fraction(size * self.heads[""][count], small) if are_together else free, Fraction(self.width, small)
 
     def _small_width(self, count: int, unit: int) -> int:
-        """Return a width that no other configuration has, and that is a multiple of all numbers of heads."""
+        """Return a width that no other configuration has and that all numbers of heads divide."""
         counts = [count, *(each for each in self._of("heads").values() if is_size(each) and self.width % each == 0)]
         times = math.lcm(*(self.heads[""].get(each, 1) for each in counts))
         unit = unit if count else 2 * HEAD
@@ -147,7 +145,6 @@ class _Part:
         return min(times * unit, self.width)
 
     def shrink(self) -> None:
-        """Set every field that specifies a size."""
         layered = vars(self.config).pop("_heterogeneity_spec", None)
         for name, (kind, value) in self.fields.items():
             new = value if kind in self.keep else self._new(name, value)
@@ -171,7 +168,7 @@ class _Part:
             }
 
     def _cut_stages(self) -> None:
-        """If each layer is a stage, shorten the list of stages, and return as many of the last stages as before."""
+        """If each layer is a stage, shorten the list of stages, and keep the number of returned last stages."""
         names, (_, layers) = vars(self.config).get("stage_names") or (), self.fields.get("num_hidden_layers", ("", 0))
         if len(names) == layers + 1 and names:
             returned = len(vars(self.config).get("_out_features") or names[:1])
@@ -221,16 +218,12 @@ class _Part:
         return max(8, round(exact / 8) * 8)
 
     def _has_stages(self) -> bool:
-        """Return whether the configuration lists depths or widths of several stages."""
         lists = [*self._of("depths").values(), *self._of("width").values()]
         return any(is_list(value) and len(value) > 1 for value in lists)
 
     def _expand(self) -> None:
-        """Restore the relation of heads × head size to other widths.
-
-        If the product is a multiple of the model's width, it becomes the same multiple of the small width. If the
-        product equals another width, this width becomes the small product.
-        """
+        """Restore the relation of heads × head size to other widths. If the product was a multiple of the model's
+        width, it stays this multiple. Another width that equaled the product equals the small product."""
         small = vars(self.config)
         for name, value in self._of("head").items():
             partner = next((each for each in self._of("heads") if _stem(each) == _stem(name)), "")
@@ -245,7 +238,7 @@ class _Part:
                     setattr(self.config, other, small[name] * small[partner])
 
     def _new_rope(self, rope: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a rotary embedding for small heads: shorter lists with a number for each frequency."""
+        """Shrink the settings of a rotary embedding: lists with a number per frequency become shorter."""
         new = {key: self._new_rope(value) if isinstance(value, dict) else value for key, value in rope.items()}
         for key in ("long_factor", "short_factor"):
             if numbers := rope.get(key):
@@ -257,7 +250,7 @@ class _Part:
         return new
 
     def _stretch(self, rope: dict[str, Any]) -> None:
-        """Keep the scaling of positions; if the scaling depends on the text's length, make it apply to short texts."""
+        """Keep the scaling of positions. If the scaling depends on the text's length, make it apply to short texts."""
         field = "original_max_position_embeddings"
         longest = self.fields.get("max_position_embeddings", ("", None))[1]
         before = rope.get(field) or self.fields.get(field, ("", None))[1]
@@ -272,7 +265,7 @@ class _Part:
 
 
 def _small_heads(counts: set[int]) -> dict[int, int]:
-    """Return small numbers of heads in the proportions of `counts`; one head stays one head."""
+    """Return small numbers of heads in the proportions of `counts`; a single head stays single."""
     several = [count for count in counts if count > 1]
     divisor = math.gcd(*several)
     times = 4 if divisor in (0, max(several, default=0)) else 2 if divisor in several else 1
@@ -283,12 +276,12 @@ def _small_heads(counts: set[int]) -> dict[int, int]:
 
 
 def _stem(name: str) -> str:
-    """Return a field name without the words for the number or size of heads."""
+    """Remove the words for number or size of heads from a field name."""
     return re.sub(r"(^|_)(num|n|d|heads?|headdim|dim|attention|size)(?=_|$)", "", name).strip("_")
 
 
 def _shares(parts: list[int], total: int) -> list[int]:
-    """Return integers in the proportions of `parts` that sum to `total`."""
+    """Return integers with the sum `total`, in the proportions of `parts`."""
     exact = [part * total / sum(parts) for part in parts]
     whole = [int(each) for each in exact]
     for place in sorted(range(len(parts)), key=lambda place: whole[place] - exact[place])[: total - sum(whole)]:

@@ -36,31 +36,28 @@ from transparity_conformance.running.ways import LABELS, up_to
 CLAIM = Way("forward.reach")
 
 SECONDS = 2.0
-"""The processor time after which further lengths or prompts are skipped."""
+"""The processor time, in seconds, after which further lengths or prompts are skipped."""
 
 IMAGE = 4
-"""The number of axes of images: batch, channels, rows and columns."""
+"""The number of axes of images: (batch, channels, rows, columns)."""
 
 MOST_ROWS = 13
-"""The largest batch. Batches of 1, 2, … rows are used in turn."""
+"""The largest batch; short texts use batches of 1, 2, … rows in turn."""
 
 
 def longest_of(reference: Reference, source: Source) -> int:
-    """Return the length of the longest text that the reference accepts and computes in about 0.2 s."""
+    """Return the longest length that the reference accepts and computes in about 0.2 s."""
     size = sum(each.size for each in reference.weights.values())
     return max(1, min(source.longest, int(AFFORDABLE / max(size, 1))))
 
 
 def crossed(reference: Reference, longest: int) -> list[int]:
-    """Return the integers of the configuration that a text may exceed, such as a window or a chunk."""
+    """Return the configuration's integers that a text may exceed, such as a window or a chunk."""
     return sorted({int(number) for number in reference.numbers if number.is_integer() and 1 < number <= longest})
 
 
 def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the answers at other lengths, batches and sizes of images.
-
-    If a length is wrong, search for the first wrong length.
-    """
+    """Compare answers for other lengths, batches and image sizes; for a wrong answer, find the first wrong length."""
     began, outcome, left_out, refused = time.thread_time(), Outcome(()), list[int](), list[str]()
 
     def judge(name: str, draw: Callable[[], Inputs]) -> bool | None:
@@ -98,7 +95,7 @@ def compare_sizes(sides: Sides, source: Source) -> CapabilityResult:
 
 
 def _larger_images(source: Source) -> dict[str, Inputs]:
-    """Return images that are twice as wide, and images that are twice as high, if the model takes images."""
+    """Return images of twice the width, and images of twice the height, if the model takes images."""
     one, other = ({} if source.is_text else source.draw(1, 2, seed) for seed in (1, 2))
     images = [name for name, value in one.items() if value.ndim == IMAGE]
     return {
@@ -113,7 +110,7 @@ def _calls(outcome: Outcome) -> list[Call]:
 
 
 def _sizes(reference: Reference, source: Source) -> list[tuple[int, int]]:
-    """Return lengths and batches. Short lengths use all batches in turn; longer lengths use one or two rows."""
+    """Return (length, batch) of each text; long texts have one or two rows."""
     if not source.is_text:
         return [(1, batch) for batch in BATCHES]
     longest = longest_of(reference, source)
@@ -127,10 +124,8 @@ REPEATS = Way("repeats")
 
 
 def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
-    """Repeat earlier calls of the port in random order, and compare each answer with the first answer to the call.
-
-    A port may keep the state of a call with another length, batch or mask.
-    """
+    """Repeat earlier calls of the port in random order; each answer must equal the first answer. A port may wrongly
+    keep state from a call with another length, batch or mask."""
     began, answers = time.monotonic(), list[Answer]()
     for index in np.random.default_rng(0).integers(len(sides.called), size=CALLS):
         first = sides.called[index]
@@ -147,19 +142,16 @@ def compare_repeats(sides: Sides, _: Mapping[str, Inputs]) -> CapabilityResult:
 
 
 PROMPT, CHUNK, LENGTH = 5, 3, 13
-"""The length of the prompt, the number of positions in a step, and the length of the whole text.
-
-The text is longer than the window of a small model.
-"""
+"""(length of the prompt, positions per step, length of the text, which exceeds a small model's window)."""
 
 BEYOND = 4
-"""The number of positions that are compared after a threshold, such as the length of a window."""
+"""The number of positions that are compared after a threshold such as the window's length."""
 
 STEP = "step"
 
 
 def compare_steps(sides: Sides, source: Source) -> CapabilityResult:
-    """Compare the logits of cached steps on inputs for which the reference's steps equal its own forward pass."""
+    """Compare the logits of cached steps, on inputs for which the reference's steps equal its forward pass."""
     found, ends = CapabilityResult(), time.thread_time() + SECONDS
     if reason := why_not("in_steps", sides):
         return not_compared(f"cached steps: {reason}")
@@ -204,10 +196,7 @@ def _way(first: int, then: int, says: str) -> Way:
 
 
 def _inconsistency(view: Reference, reference: Reference, inputs: Inputs) -> str:
-    """Return the reason why the reference's steps cannot be compared.
-
-    Return an empty string if the steps equal the reference's own forward pass.
-    """
+    """Return why the reference's steps cannot be compared; empty if they equal its forward pass."""
     try:
         (steps, budget), (whole, own) = view.near(inputs), reference.near(inputs)
     except Exception as error:  # noqa: BLE001 - the reference may refuse a call that it seems to take
@@ -242,11 +231,8 @@ def compare_generation(sides: Sides, probes: Mapping[str, Inputs]) -> Capability
 
 
 def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
-    """Return whether the generated tokens do not depend on rounding.
-
-    The reference must choose the same tokens in float64 and in its own precision. Without padding, the highest logit of
-    each token must also exceed the next logit by more than twice the budget.
-    """
+    """Return whether rounding cannot change the generated tokens. The reference must choose the same tokens in float64
+    and in its own precision. Without padding, each highest logit must exceed the next by more than twice the budget."""
     tokens, _ = view.near(inputs)
     if not np.array_equal(tokens, view.answer_of(view.rounded, inputs)):
         return False
@@ -263,11 +249,10 @@ def _is_clear(view: Reference, reference: Reference, inputs: Inputs) -> bool:
 LOSS = Way("loss", "loss")
 
 IGNORED, SHARE = -100, 0.2
-"""The label that PyTorch and transformers ignore, and the share of labels that are ignored."""
+"""The label that PyTorch and `transformers` ignore, and the share of labels that are ignored."""
 
 
 def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the losses on the first inputs, and on inputs with padding."""
     if reason := why_not(LOSS.method, sides):
         return not_compared(f"{LOSS.claim}: {reason}")
     labelled = {name: _with_labels(sides.reference, inputs) for name, inputs in telling(probes).items()}
@@ -280,11 +265,8 @@ def compare_losses(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResu
 
 
 def _with_labels(reference: Reference, inputs: Inputs) -> Inputs:
-    """Return the inputs with random labels.
-
-    Some labels are `IGNORED`: labels of padding, labels of tokens after padding, and randomly chosen labels. Half of
-    the first row is also `IGNORED`, so that a mean over rows differs from the mean over labels.
-    """
+    """Add random labels. `IGNORED` replaces labels at and after padding, some random labels, and half of the first row.
+    A mean over rows then differs from the mean over labels."""
     answer, _ = reference.near(inputs)
     draw = np.random.default_rng(answer.size)
     labels = draw.integers(0, answer.shape[-1], answer.shape[:-1])

@@ -1,7 +1,7 @@
-"""Name faults as in the catalogue, if the checker supports the family of the reference.
+"""Name faults as in the catalogue, if the checker supports the reference's family.
 
-The faults of the catalogue are put into the checker's own NumPy reference, with the weights of the same folder. If a
-fault gives the port's answers, the report gets the fault's name.
+The catalogue's faults are put into the checker's NumPy reference, with the weights of the same folder. A fault that
+gives the port's answers is named in the report.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ from transparity_conformance.report.report import Report
 from transparity_conformance.running.inputs import NAMES
 
 MOST_PROBES = 3
-"""The number of inputs on which faults are tested: several, to exclude chance, but few, to limit time."""
+"""The number of inputs for each fault: several exclude chance, few limit time."""
 
 
 def with_names(
     report: Report, folder: Path | None, answers: Sequence[Answer], budget: float, progress: Progress
 ) -> Report:
-    """Return the report with the catalogue's names of faults, if the checker supports the family of the folder.
-
-    A note describes each fault. If the report has only one fault and the catalogue gives only one name, the fault gets
-    this name.
-    """
+    """Add a note on each fault of the catalogue that gives the port's answers. If there is one difference and one
+    fault, the difference gets the fault's name."""
     if folder is None or not any(not each.agrees for each in answers):
         return report
     try:
@@ -62,10 +59,8 @@ def with_names(
 def _probes(
     config: TransformerConfig, parameters: Mapping[str, Any], answers: Sequence[Answer]
 ) -> Iterator[tuple[str, Probe]]:
-    """Convert the calls without padding to probes of the checker's own reference. Calls with wrong answers come first.
-
-    Calls whose inputs the checker's reference does not accept are left out.
-    """
+    """Convert calls without padding to probes of the checker's reference, wrong answers first. Calls with inputs that
+    this reference does not accept are left out."""
     names = {theirs: ours for ours in (*config.input_names, *config.further_inputs) for theirs in NAMES.get(ours, ())}
     whole = [each for each in answers if not is_padded(each.inputs) and len(each.inputs) < 3]
     right = [each for each in whole if each.agrees]

@@ -1,7 +1,7 @@
 """Compare the gradients of all parameters.
 
-The gradients are derivatives of the inner product of the answer and random numbers. If a gradient is wrong, find the
-first function in the backward pass that returns a wrong gradient.
+The gradients are of the inner product of the answer and random numbers. For a wrong gradient, find the first function
+in the backward pass that returns a wrong gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ Gradients = dict[str, np.ndarray]
 
 
 def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityResult:
-    """Compare the gradients of every parameter on the first inputs."""
     if reason := why_not(CLAIM, sides):
         return not_compared(f"{CLAIM}: {reason}")
     name, inputs = next(iter(probes.items()))
@@ -57,8 +56,6 @@ def compare_gradients(sides: Sides, probes: Mapping[str, Inputs]) -> CapabilityR
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The gradients of the reference on some inputs."""
-
     reference: Reference
     inputs: Inputs
 
@@ -78,7 +75,6 @@ class Expected:
 
     @functools.cached_property
     def own(self) -> tuple[Gradients, Gradients]:
-        """Return the gradients in float64, and in the precision of the reference."""
         return self._pair(self.reference.exact, self.reference.rounded)
 
     @property
@@ -95,19 +91,16 @@ class Expected:
 
     @functools.cached_property
     def near(self) -> dict[str, float]:
-        """Return the budget of each parameter's gradient, from the rounding error of a single run."""
+        """Return the budget of each gradient, from the rounding error of one run."""
         return self._budgets([self.own])
 
     @functools.cached_property
     def budgets(self) -> dict[str, float]:
-        """Return the budget of each parameter's gradient, from rounding errors with several slightly changed weights.
-
-        The error of a single run may be small by chance.
-        """
+        """Return the budget of each gradient, from several slightly changed weights; one run may have a small error."""
         return self._budgets([self.own, *(self._pair(*pair) for pair in self.reference.neighbours)])
 
     def traces(self) -> tuple[Backward, Backward]:
-        """Record the backward pass of the reference, in float64 and in its own precision."""
+        """Record the backward pass of the reference in float64, and in its own precision."""
         model = self.reference.exact
         with exactly():
             exact = from_lists(self._called(model, backward))
@@ -115,7 +108,7 @@ class Expected:
 
 
 def _of_port(sides: Sides, expected: Expected) -> tuple[Gradients, list[str]]:
-    """Return the port's gradients by the reference's names, and the names without a counterpart in the port."""
+    """Return the port's gradients by the reference's names, and the names without a counterpart."""
     answer = ask(sides.forward, CLAIM, **expected.inputs)
     places, found = ({name: call_port(as_numbers, value) for name, value in answer[part].items()} for part in answer)
     whole = {name: found.get(name, np.zeros_like(value)).astype(np.float64) for name, value in places.items()}
@@ -157,7 +150,7 @@ def _judged(sides: Sides, expected: Expected, actual: Gradients, probe: str) -> 
 
 
 class Place:
-    """The last value of the port whose gradient is wrong, and the function that reads this value."""
+    """The last value of the port with a wrong gradient, and the function that reads this value."""
 
     def __init__(self, exact: Backward, rounded: Backward, port: Backward, dtype: str) -> None:
         self.theirs, self.port = exact, port
@@ -176,7 +169,7 @@ class Place:
                 self.alike[counterpart].append(index)
 
     def backwards(self) -> list[str]:
-        """Return the names of the reference's parameters in the order in which the backward pass reaches them."""
+        """Return the reference's parameters in the order in which the backward pass reaches them."""
         last: dict[int, int] = {}
         for index, operation in enumerate(self.theirs.operations):
             last |= dict.fromkeys(operation.inputs, index)
@@ -184,7 +177,7 @@ class Place:
         return [self.theirs.operations[index].name for index in sorted(learned, key=lambda index: -last.get(index, -1))]
 
     def _is_wrong(self, index: int) -> bool:
-        """Return whether the gradient of a value of the port differs from the gradients of all its counterparts."""
+        """Return whether the gradient of a port's value differs from the gradients of all its counterparts."""
         given, theirs = self.port.gradients[index], self.theirs.gradients
         expected = {each: gradient for each in self.alike[index] if (gradient := theirs[each]) is not None}
         if not expected or len(expected) < len(self.alike[index]) or not self.port.passes[index]:
@@ -193,7 +186,7 @@ class Place:
         return given is None or all(_apart(gradient, given) > shares[each] for each, gradient in expected.items())
 
     def found(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None, tuple[Cause, ...]]:
-        """Return the lines of the port and the reference, and the cause if a function passes on no gradient."""
+        """Return the port's line, the reference's line, and the cause if a function passes on no gradient."""
         wrong = [index for index in range(len(self.port.operations)) if self._is_wrong(index)]
         if not wrong:
             return None, None, ()
@@ -219,7 +212,7 @@ def _line(source: Source | None) -> Mapping[str, Any] | None:
 
 
 def _apart(exact: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of the sorted numbers, as a share of the largest number."""
+    """Return the largest difference of the sorted numbers, relative to the largest number."""
     a, b = np.sort(exact, axis=None), np.sort(other, axis=None)
     scale = float(np.abs(a).max(initial=0.0))
     if a.shape != b.shape:

@@ -1,4 +1,4 @@
-"""Call the port and the reference in the same way, such as cached steps, and compare their answers."""
+"""Compare the answers of the port and the reference in one kind of call, such as cached steps."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from transparity_conformance.running.ways import offers as model_offers
 
 @dataclass(frozen=True)
 class Way:
-    """A way to call the port and the reference, such as cached steps."""
+    """A kind of call to the port and the reference, such as cached steps."""
 
     claim: str
-    """The name of the claim in the report."""
+    """The claim's name in the report."""
     method: str = ""
-    """The name of the method in `running.ways`; empty for the forward pass."""
+    """The method of `running.ways`; empty for the forward pass."""
     settings: tuple[int, ...] = ()
-    """The first arguments of the method."""
+    """The method's first arguments."""
     says: str = ""
     """The settings in words."""
 
     def reference(self, reference: Reference) -> Reference:
-        """Return a reference whose answers come from calls of this kind."""
+        """Return the reference with the answers of this kind of call."""
         function = WAYS[self.method][0]
         return InWay(reference, lambda model, inputs: function(model, *self.settings, inputs))
 
 
 class _Called:
-    """A model whose forward pass calls another model in some way, and whose attributes are the other model's."""
+    """A model whose forward pass is another kind of call to a given model; other attributes come from that model."""
 
     def __init__(self, model: Any, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         self.model, self.way = model, way
@@ -65,7 +65,7 @@ class _Called:
 
 
 class InWay(Reference):
-    """A reference that is called in another way, with the tensors of the original reference."""
+    """A reference with answers of another kind of call, and with the same tensors."""
 
     def __init__(self, reference: Reference, way: Callable[[Any, dict[str, Any]], Any]) -> None:
         super().__init__(reference.name, reference.model, reference.dtype)
@@ -103,29 +103,26 @@ class Sides:
 
     reference: Reference
     make: Callable[[], Callable[..., Any]]
-    """Makes a new forward pass of the port."""
     budget: float
-    """The seconds for the search for causes."""
+    """The seconds that the search for causes may take."""
     progress: Progress
     called: list[Answer] = field(default_factory=list)
-    """The answers of all forward passes that were compared."""
+    """The answers of all compared forward passes."""
 
     @functools.cached_property
     def forward(self) -> Callable[..., Any]:
-        """Return the port's forward pass; all calls use the same object."""
         return self.make()
 
     def answered(
         self, method: str, settings: tuple[int, ...], inputs: Inputs, forward: Callable[..., Any] | None = None
     ) -> np.ndarray:
-        """Return the port's answer to a call. An empty `method` means the forward pass."""
+        """Return the port's answer to a method; an empty name means the forward pass."""
         answer = call_port(as_numbers, ask(forward or self.forward, method, *settings, **inputs))
         if answer.dtype.kind not in "fiu":
             raise PortError(f"The port returned {shown(answer)}; expected an array of numbers.")
         return np.asarray(answer, np.float64)
 
     def listened(self, method: str, settings: tuple[int, ...], inputs: Inputs) -> tuple[np.ndarray, list[Operation]]:
-        """Return the port's answer to a call, and the port's operations."""
         answer, operations = listen_in_full(self.forward, method, *settings, **inputs)
         return np.asarray(as_numbers(answer), np.float64), operations
 
@@ -137,7 +134,7 @@ class Sides:
         return outcome
 
     def explained(self, outcome: Outcome, way: Way = FORWARD, reference: Reference | None = None) -> Outcome:
-        """If the answers differ, return the lines and causes; earlier calls may also be the cause."""
+        """Find the lines and causes of wrong answers. If a new port answers correctly, earlier calls are the cause."""
         if not outcome.wrong:
             return outcome
         reference = reference or self.reference
@@ -161,15 +158,8 @@ def compare_way(
     reference: Reference,
     shorten: Callable[[Answer], Inputs] | None = None,
 ) -> CapabilityResult:
-    """Compare the answers of the port and the reference; return a claim, and a fault if they differ.
-
-    Args:
-        way: The kind of call.
-        sides: The port and the reference.
-        probes: The inputs.
-        reference: The result of `way.reference`.
-        shorten: Returns shorter inputs on which a wrong answer remains wrong.
-    """
+    """Compare the answers of both implementations; return a claim, and a fault if they differ. `reference` is the
+    result of `way.reference`. `shorten` returns shorter inputs on which a wrong answer stays wrong."""
     if not probes:
         return not_compared(f"{way.claim}: no inputs allow this comparison")
     try:
@@ -184,7 +174,7 @@ def compare_way(
 
 
 def why_not(method: str, sides: Sides) -> str:
-    """Return the reason why a method is not compared; empty if the port and the reference both have the method."""
+    """Return why a method is not compared; empty if the port and the reference both offer it."""
     model = sides.reference.model
     offered = {
         "reference": is_instance(model, "torch.nn", "Module") and model_offers(model, method),
@@ -195,7 +185,6 @@ def why_not(method: str, sides: Sides) -> str:
 
 
 def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
-    """Return the claim of a comparison, with its faults."""
     worst = max(outcome.answers, key=lambda each: share(each.error, each.budget))
     verdict: Any = "diverges" if outcome.wrong else "agrees"
     where = f"{worst.probe}, {way.says}" if way.says else worst.probe
@@ -211,14 +200,7 @@ def as_result(way: Way, outcome: Outcome) -> CapabilityResult:
 def compare_third(
     sides: Sides, answers: Sequence[Answer], make: Callable[[], Callable[..., Any]], name: str
 ) -> ThirdComparison:
-    """Compare a third implementation with the reference and with the port.
-
-    Args:
-        sides: The port and the reference.
-        answers: The port's answers.
-        make: Makes the forward pass of the third implementation.
-        name: The name of the third implementation.
-    """
+    """Compare a third implementation, which `make` builds, with the reference and with the port's `answers`."""
     third = Sides(sides.reference, make, 0.0, sides.progress)
     given, _ = taken({each.probe: each.inputs for each in answers}, signature_of(third.forward))
     found = {each.probe: each for each in third.judged(given).answers}

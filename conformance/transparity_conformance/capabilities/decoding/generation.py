@@ -1,4 +1,4 @@
-"""The capabilities `generate` (greedy, with random numbers, with prompts of different lengths) and `beam_search`."""
+"""The capabilities `generate` (greedy, sampled, with prompts of different lengths) and `beam_search`."""
 
 from __future__ import annotations
 
@@ -47,21 +47,19 @@ DIVERGES = "the forward pass diverges, and so do its tokens"
 
 
 def _why_not_generated(probe: Probe, dtype: str) -> str:
-    """Return the reason why a model's generation is not compared; empty if it is compared."""
     if probe.is_large:
         return "generation would take too long in a model of this size"
     return why_no_decoder(probe, dtype)
 
 
 def why_no_decoder(probe: Probe, dtype: str) -> str:
-    """Return the reason why a model cannot generate tokens; empty if it can."""
+    """Return why a model cannot generate tokens; empty if it can."""
     if not probe.config.has_decoder:
         return "a lone encoder generates nothing"
     return "" if probe.config.head == "logits" else f"the head is {probe.config.head!r}, which has no tokens"
 
 
 def _why_not_coarse(probe: Probe, dtype: str) -> str:
-    """Return the reason why sampling and beam search are not compared in a dtype; empty if they are compared."""
     return "" if dtype in WIDE else f"not compared in {dtype}, whose coarse rounding makes too many ties"
 
 
@@ -73,7 +71,7 @@ def _why_not_ragged(probe: Probe, dtype: str) -> str:
 
 
 def _as_tokens(value: Any) -> np.ndarray:
-    """Convert a port's result to tokens (batch, length); raise `TypeError` if it has another shape or dtype."""
+    """Convert a result to tokens (batch, length); raise `TypeError` for another shape or dtype."""
     tokens = as_numbers(value)
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
         raise TypeError(
@@ -83,7 +81,6 @@ def _as_tokens(value: Any) -> np.ndarray:
 
 
 def _token_shapes(key: str, request: Request) -> Shapes:
-    """Return the largest possible shape of the generated tokens."""
     batch, length = request.prompt.shape
     return {f"{key}/tokens": (batch, length + request.steps)}
 
@@ -98,7 +95,7 @@ def _ask(port: BuiltPort, way: Way, key: str, request: Request) -> Answers:
 
 @np.errstate(all="ignore")  # a port may return numbers that overflow
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Check the generated tokens of each request; in beam search, check the scores of the beams, too."""
+    """Judge the tokens of each request, and the scores of beams."""
     given = [(request, answers[f"{key}/tokens"], answers.get(f"{key}/scores")) for key, request in requests.items()]
     dtype = forward.dtype
     found = [
@@ -118,7 +115,7 @@ def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass)
 def _explains(
     fault: SimulatedFault, request: Request, tokens: np.ndarray, scores: np.ndarray | None, dtype: str
 ) -> bool:
-    """Return whether a port with this fault would return the same tokens and scores."""
+    """Return whether a port with this fault gives the same tokens and scores."""
     if scores is None:
         return not is_large(request.parameters) and np.array_equal(tokens, simulated_tokens(fault.simulate, request))
     simulated, simulated_scores = simulated_beams(fault.simulate, request)
@@ -138,14 +135,14 @@ def simulated_tokens(simulate: Callable[..., np.ndarray], request: Request) -> n
 
 
 def _describe(request: Request) -> dict[str, Any]:
-    """Return a request as JSON, without its arrays, which `_tensors` returns."""
+    """Return a request as JSON, without the arrays of `_tensors`."""
     fields: dict[str, Any] = {"name": request.name, "max_new_tokens": request.steps, "eos_id": request.config.eos_id}
     fields |= {} if request.sampling is None else {"sampling": dataclasses.asdict(request.sampling)}
     return fields if request.beams == 1 else fields | {"beams": request.beams, "length_penalty": request.length_penalty}
 
 
 def _tensors(request: Request, probe: Probe) -> Arrays:
-    """Return the arrays of a request: prompt, source, lengths, random numbers, and changed parameters."""
+    """Return a request's arrays: prompt, source, lengths, random numbers, and changed parameters."""
     arrays = {name: getattr(request, name) for name in ("prompt", "source", "lengths", "uniforms")}
     changed = {
         f"parameters/{name}": value for name, value in request.parameters.items() if value is not probe.parameters[name]
@@ -154,7 +151,7 @@ def _tensors(request: Request, probe: Probe) -> Arrays:
 
 
 def _received(request: Request, fields: Mapping[str, Any], tensors: Answers) -> Request:
-    """Return the request with the bundle's end token and parameters; rounding may change both."""
+    """Return the request with the bundle's end token and parameters, which rounding may change."""
     changed = {name.removeprefix("parameters/"): value for name, value in tensors.items() if "parameters/" in name}
     parameters = {name: changed.get(name, value) for name, value in request.parameters.items()}
     config: TransformerConfig = dataclasses.replace(request.config, eos_id=fields["eos_id"])
@@ -178,7 +175,7 @@ def _ask_beams(port: BuiltPort, way: Way, key: str, request: Request) -> Answers
 
 
 def _widest(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Pad tokens to the longest possible continuation, because equally good beams may be longer."""
+    """Pad tokens to the longest possible width, because equally good beams may differ in length."""
     width = request.prompt.shape[1] + request.steps
     missing = max(0, width - tokens.shape[1])
     return np.pad(tokens, ((0, 0), (0, missing)), constant_values=request.config.filling_id)
@@ -192,7 +189,7 @@ def simulated_beams(simulate: Callable[..., Any], request: Request) -> tuple[np.
 
 
 def _way(claim: str, of_probe: Callable[[Probe], asked.Asked], **options: Any) -> Way:
-    """Return a claim whose requests use the model of the first probe; their keys are the claim and a number."""
+    """Return a claim on the first probe's model; the keys of its requests are the claim and a number."""
 
     def requests(probes: Probes) -> Requests:
         return {f"{claim}.{i}": each for i, each in enumerate(of_probe(first_of(probes)[1]).first)}
@@ -266,13 +263,13 @@ GENERATION_OF_GIVEN = dataclasses.replace(
     why_not=why_no_decoder,
     is_long=False,
 )
-"""Generation with the weights of a checkpoint; it takes about as long as the first probe."""
+"""Generation with the weights of a checkpoint; takes about as long as the first probe."""
 
 BEAMS_OF_GIVEN = dataclasses.replace(BEAMS, ways=(_beams("beam_search", asked.given_beam_requests),), is_long=False)
 
 
 def what_is_generated(probe: Probe) -> str:
-    """Return a line for the report: how many tokens of how many prompts are compared for a checkpoint."""
+    """Say how many tokens of how many prompts are compared for a checkpoint."""
     (request,) = asked.given_requests(probe).first
     rows, length = request.prompt.shape
     return (

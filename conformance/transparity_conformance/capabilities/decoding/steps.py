@@ -1,4 +1,4 @@
-"""The capability `step`: decoding with a cache, which must have the same logits as one forward pass."""
+"""The capability `step`: decoding with a cache, which must give the logits of one forward pass."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from transparity_conformance.report.report import CapabilityResult, Cause
 
 @dataclass(frozen=True, eq=False)
 class StepRequest:
-    """A request to decode the tokens of a probe in steps of `sizes` tokens."""
+    """A request to decode a probe's tokens in steps of `sizes` tokens."""
 
     name: str
     probe: Probe
     sizes: tuple[int, ...]
     parts: tuple[slice, ...] = (slice(None),)
-    """The rows of each batch; the batches are decoded in alternation, each with its own cache."""
+    """The rows of each batch. The batches are decoded in alternation, each with a separate cache."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -52,17 +52,16 @@ class StepRequest:
 
     @property
     def is_reached(self) -> bool:
-        """Return whether the probe's model may differ from the model of the first probe."""
+        """Return whether the model may differ from the first probe's."""
         return isinstance(self.probe, ReachProbe)
 
     @property
     def rows(self) -> np.ndarray:
-        """Return the indices of the decoded rows."""
         return np.concatenate([np.arange(len(self.tokens))[part] for part in self.parts])
 
 
 def step_requests(probes: Probes) -> dict[str, StepRequest]:
-    """Return requests to decode the first probe token by token, and in chunks of different sizes."""
+    """Decode the first probe token by token, and in chunks of different sizes."""
     key, probe = first_of(probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     sizes = {"one by one": (1,) * length}
@@ -72,10 +71,8 @@ def step_requests(probes: Probes) -> dict[str, StepRequest]:
 
 
 def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
-    """Return further requests, which no bundle contains.
-
-    They decode large chunks, a single row, two batches in alternation, the longest probe, and calls across thresholds.
-    """
+    """Return requests that no bundle contains: large chunks, one row, two alternating batches, the longest probe, and
+    calls across thresholds."""
     _, probe = first_of(forward.probes)
     length = probe.inputs[probe.config.input_names[-1]].shape[1]
     made = []
@@ -93,10 +90,8 @@ def _further_requests(forward: ForwardPass) -> dict[str, StepRequest]:
 
 
 def _across(probe: ReachProbe) -> tuple[int, ...]:
-    """Return step sizes that end with two single tokens just beyond a threshold; without a threshold, random sizes.
-
-    The first random size is longer than most windows.
-    """
+    """Return step sizes that end with two single tokens just beyond a threshold. Without a threshold, return random
+    sizes, of which the first exceeds most windows."""
     length = probe.lengths[-1]
     if length - 1 in thresholds(probe.config).values():
         return length - 2, 1, 1
@@ -120,10 +115,8 @@ def _shapes(key: str, request: StepRequest) -> Shapes:
 
 
 def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answers:
-    """Decode a request with a port, and return the logits of each step.
-
-    Raises any exception of the port, and `TypeError` unless it returns `(logits, cache)`.
-    """
+    """Return the logits of each step of a port. Raise any exception of the port, and `TypeError` unless it returns
+    (logits, cache)."""
     built = port.built_for(request.probe.config, request.probe.parameters) if request.is_reached else port.forward
     answers: dict[str, np.ndarray] = {}
     caches: list[Any] = [None] * len(request.parts)
@@ -144,7 +137,7 @@ def ask_steps(port: BuiltPort, way: Way, key: str, request: StepRequest) -> Answ
 
 
 def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarray]:
-    """Return the inputs of a step other than its tokens; the encoder's inputs are passed only in the first step."""
+    """Return a step's inputs besides its tokens; only the first step gets the encoder's inputs."""
     further = {name: np.array(probe.inputs[name][part], np.int64) for name in probe.config.further_inputs}
     if not probe.config.has_encoder:
         return {name: value[:, chunk].copy() for name, value in further.items()}
@@ -154,7 +147,7 @@ def named_inputs(probe: Probe, part: slice, chunk: slice) -> dict[str, np.ndarra
 
 
 def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.ndarray]) -> Sequence[Any]:
-    """Call a port's `step`, and return the logits and the cache; raise `TypeError` for any other result."""
+    """Call a port's `step`; return (logits, cache), or raise `TypeError` for another result."""
     result = call_port(step, tokens, cache, **named)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(f"step returned {shown(result)}; expected the pair (logits, cache)")
@@ -163,7 +156,7 @@ def take_step(step: Any, tokens: np.ndarray, cache: Any, named: dict[str, np.nda
 
 @np.errstate(all="ignore")  # a port may return any number
 def judge_steps(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Compare the logits of steps with the logits of one forward pass."""
+    """Compare the steps' logits with the logits of one forward pass."""
     logits = {
         request: np.concatenate([answers[name].astype(np.float64) for name in _shapes(key, request)], axis=1)
         for key, request in requests.items()
@@ -183,7 +176,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
     error, budget = found[worst].error, budgets[worst]
 
     def left(fault: SimulatedFault) -> float:
-        """Return the largest error that remains with a fault; infinite if the fault does not explain all requests."""
+        """Return the largest error that remains with a fault; infinite unless the fault explains all requests."""
         most = 0.0
         for request in sorted(logits, key=lambda request: request is not worst):
             remains = beyond(request, _simulated(request.probe, request.sizes, fault))
@@ -202,7 +195,7 @@ def judge_steps(way: Way, requests: Requests, answers: Answers, forward: Forward
 
 
 def _boundary(found: Mapping[StepRequest, Judged]) -> str:
-    """Return a sentence that lists the requests with wrong steps and the requests with right steps."""
+    """List the requests with wrong steps, and the requests with right steps."""
     says = {request: f"{request.name} ({request.probe.name})" for request in found}
     wrong = [says[request] for request in found if found[request].share > 1]
     right = [says[request] for request in found if found[request].share <= 1]
@@ -210,7 +203,7 @@ def _boundary(found: Mapping[StepRequest, Judged]) -> str:
 
 
 def _is_judged(request: StepRequest, logits: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the positions (rows, length) that are judged, because neither a convention nor a near-tie decides them."""
+    """Return a mask (rows, length) of the positions that are judged: no convention and no near-tie decides them."""
     probe = request.probe
     where: np.ndarray = sees_something(probe.config, probe.inputs)[request.rows]
     free = None if request.is_reached else undetermined_positions(probe, dtype).get("logits")

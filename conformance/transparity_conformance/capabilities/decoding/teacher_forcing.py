@@ -1,4 +1,4 @@
-"""Teacher forcing: each token of a port is compared with the reference's logits for the port's own previous tokens.
+"""Teacher forcing: compare each token of a port with the reference's logits after the port's own previous tokens.
 
 A token is right if rounding could explain it. One wrong token therefore does not make all later tokens wrong.
 """
@@ -19,23 +19,20 @@ from transparity_numpy.decoding.generation import filter_logits
 
 
 def new_tokens(request: Request, tokens: np.ndarray) -> np.ndarray:
-    """Return the new tokens (batch, steps), as many as the longest row has."""
+    """Return the new tokens (batch, steps) up to the length of the longest row."""
     steps = max(0, min(request.steps, tokens.shape[1] - request.prompt.shape[1]))
     return np.take_along_axis(tokens, request.begins[:, None] + np.arange(steps), axis=1)
 
 
 def counted(request: Request, new: np.ndarray) -> np.ndarray:
-    """Return a mask (batch, steps) that is True for new tokens up to and including the end token."""
+    """Return a mask (batch, steps) of the new tokens up to and including the end token."""
     ends = new == request.config.ending_id
     return np.cumsum(ends, axis=1) - ends == 0
 
 
 def misplaced(request: Request, tokens: np.ndarray) -> str:
-    """Return where the tokens have a wrong form, which no logits could explain; empty if the form is right.
-
-    The prompt must be unchanged, each token must be in the vocabulary, and rows that have ended must be padded. No
-    tokens may follow after all rows have ended.
-    """
+    """Return where the tokens have an invalid form; empty if the form is valid. The prompt must be unchanged, tokens
+    must be in the vocabulary, and ended rows must be padded. No token may follow the end of all rows."""
     config, prompt, begins = request.config, request.prompt, request.begins
     width = prompt.shape[1]
     given = np.arange(width) < begins[:, None]
@@ -58,10 +55,8 @@ def misplaced(request: Request, tokens: np.ndarray) -> str:
 
 
 def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
-    """Judge generated tokens by the first wrong token or, without one, by the token with the largest error.
-
-    The error is infinite if the prompt, the padding or the length is wrong.
-    """
+    """Judge generated tokens by the first wrong token. If all tokens are right, use the token with the largest error.
+    The error is infinite if the prompt, the padding or the length is wrong."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     errors, budget = (behind if request.uniforms is None else outside)(request, tokens, dtype)
@@ -75,7 +70,7 @@ def judged(request: Request, tokens: np.ndarray, dtype: str) -> Judged:
 
 
 def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return how much each new token's logit is below the largest logit, (batch, steps), and the tolerance."""
+    """Return how far each new token's logit is below the largest logit (batch, steps), and the tolerance."""
     new = new_tokens(request, tokens)
 
     def run(parameters: Arrays, tap: Tap) -> None:
@@ -88,11 +83,9 @@ def behind(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray
 
 
 def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarray, float]:
-    """Return the distance (batch, steps) of each random number from the interval of its token, and the tolerance.
-
-    The distance is infinite for a token that cannot be sampled. If rounding may change which tokens can be sampled,
-    both choices are right, and the distance is at most the tolerance.
-    """
+    """Return how far each random number is outside its token's interval (batch, steps), and the tolerance. The distance
+    is infinite for a token that cannot be sampled. If rounding may change which tokens can be sampled, the distance is
+    at most the tolerance."""
     assert request.uniforms is not None
     new, sampling = new_tokens(request, tokens), request.sampling or Sampling()
     steps = new.shape[1]
@@ -118,7 +111,7 @@ def outside(request: Request, tokens: np.ndarray, dtype: str) -> tuple[np.ndarra
 
 
 def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
-    """Return a mask (batch, steps) that is True where rounding may change which tokens can be sampled."""
+    """Return a mask (batch, steps) that is true where rounding may change which tokens can be sampled."""
     ranked, reached = oracle.expected["ranked"], oracle.expected["reached"]
     tie = np.zeros(ranked.shape[:-1], bool)
     if sampling.top_k is not None and sampling.top_k < ranked.shape[-1]:
@@ -130,7 +123,7 @@ def _cut_is_a_tie(oracle: Oracle, sampling: Sampling, dtype: str) -> np.ndarray:
 
 
 def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype: str) -> Judged:
-    """Compare a port's scores (batch,) with the true scores of its tokens, and the true scores with the best scores."""
+    """Compare the port's scores (batch,) with its tokens' true scores, and the true scores with the best."""
     if where := misplaced(request, tokens):
         return Judged(np.inf, 0.0, where)
     oracle, scores = true_scores(request, tokens), scores.astype(np.float64)
@@ -149,7 +142,7 @@ def judged_beams(request: Request, tokens: np.ndarray, scores: np.ndarray, dtype
 
 
 def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
-    """Return the `scores` (batch,) of these tokens: log P / ((5 + number of new tokens) / 6)^length_penalty."""
+    """Return an oracle of the tokens' `scores` (batch,): log P / ((5 + number of new tokens) / 6)^length_penalty."""
     new = new_tokens(request, tokens)
     counts = counted(request, new)
     penalty = ((5 + counts.sum(axis=1)) / 6) ** request.length_penalty
@@ -163,17 +156,14 @@ def true_scores(request: Request, tokens: np.ndarray) -> Oracle:
 
 @kept_in(0)
 def best_scores(request: Request) -> np.ndarray:
-    """Return the scores (batch,) of the beams that the reference finds."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     return beam_search(*given, length_penalty=request.length_penalty, source=request.source)[1]
 
 
 @kept_in(0)
 def margins(request: Request) -> np.ndarray:
-    """Return the smallest difference (batch,) between a kept and a dropped continuation in the reference's search.
-
-    If rounding may decide this difference, a port may keep another beam and end with a worse score.
-    """
+    """Return the smallest difference (batch,) between a kept and a dropped continuation of the reference. If rounding
+    may decide this difference, a port may keep another beam and end with a worse score."""
     given = (request.config, request.exact, request.prompt, request.steps, request.beams)
     margins = np.full(len(request.prompt), np.inf)
 
@@ -190,5 +180,4 @@ def margins(request: Request) -> np.ndarray:
 
 
 def _of(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the entries of `values` (batch, steps, vocab) for the tokens (batch, steps)."""
     return np.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]

@@ -38,27 +38,24 @@ from transparity_numpy.training.optimization import clip_by_global_norm, train
 Run = Callable[..., Any]
 
 Edits = tuple[tuple[str, str], ...]
-"""Pairs of a text and its replacement."""
+"""(old text, new text) of each edit."""
 
 
 @dataclass(frozen=True)
 class SimulatedFault:
-    """A known fault in a capability, with a function that returns the results of a port with this fault."""
+    """A known fault, with a function that returns the results of a port with this fault."""
 
     id: str
-    """The name of the fault in the catalogue; its variants share the name."""
+    """The fault's name in the catalogue; its variants share the name."""
     says: str
-    """A sentence about the port's behavior."""
     simulate: Run
-    """The reference's function, changed so that the function has the fault."""
+    """The reference's function with the fault."""
 
 
 def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: Any) -> Run:
-    """Return `module.function` of the NumPy column with edited source, which may use the objects in `names`.
-
-    The edits may also change copies of the modules in `imported`, which must be in the order of their imports. Raises
-    `ValueError` unless each text occurs exactly once.
-    """
+    """Return `module.function` of the NumPy column with edited source, which may use the objects in `names`. The edits
+    may also change copies of the modules `imported`, listed in the order of their imports. Raise `ValueError` unless
+    each text occurs exactly once."""
     last, _, name = f"transparity_numpy.{function}".rpartition(".")
     texts = {
         each: inspect.getsource(import_module(each))
@@ -84,7 +81,7 @@ def edited(edits: Edits, function: str, imported: Sequence[str] = (), **names: A
 def decode(
     step: Run, config: TransformerConfig, parameters: Arrays, inputs: Arrays, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Decode `sizes` tokens at a time with a `step` function; return the logits (batch, length, vocab)."""
+    """Decode `sizes` tokens at a time with `step`; return the logits (batch, length, vocab)."""
     tokens, given = inputs[config.input_names[-1]], inputs.get("attention_mask")
     of_source, of_tokens = (given, None) if config.has_encoder else (None, given)
     source = inputs.get("source")
@@ -98,17 +95,14 @@ def decode(
 
 @dataclass(frozen=True)
 class Edited:
-    """A function of the reference with edited source."""
-
     edits: Edits
     function: str
     imported: tuple[str, ...]
     call: Run | None = None
-    """Calls the edited function, which is its first argument; None if the arguments need no change."""
+    """Calls the edited function, its first argument, with changed arguments; None if they need no change."""
 
     @functools.cached_property
     def run(self) -> Run:
-        """Return the edited function; the source is edited on first use."""
         return edited(self.edits, self.function, self.imported)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -116,8 +110,7 @@ class Edited:
 
 
 def _read(file: str, table: str, function: str, *imported: str, call: Run | None = None) -> tuple[SimulatedFault, ...]:
-    """Return the faults in one table of `file`.toml. The faults edit `function` and the modules that `imported`
-    lists."""
+    """Read the faults in one table of `file`.toml. Their edits change `function` and the modules `imported`."""
     tables = tomllib.loads(files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8"))
     faults = []
     for row in tables[table]:
@@ -149,21 +142,21 @@ CACHE_FAULTS = _read(
 
 
 PADDED_TO = (8, 16, 32, 64, 128)
-"""Vocabularies are padded to a multiple of one of these numbers, or of such a number times the number of ranks."""
+"""A vocabulary is padded to a multiple of one of these numbers, possibly times the number of ranks."""
 
 Own = Callable[[np.ndarray, int], list[np.ndarray]]
-"""A function that splits an array, such as rows or positions, into one part for each rank."""
+"""Splits an array into one part per rank."""
 
 PARTS: dict[str, Own] = {
     "rows": np.array_split,
     "interleaved rows": lambda x, ranks: [x[rank::ranks] for rank in range(ranks)],
     "positions": lambda x, ranks: np.array_split(x, ranks, axis=1),
 }
-"""Common ways to distribute the tokens of a batch over ranks."""
+"""Common splits of a batch's tokens over ranks."""
 
 
 def loss_faults(sharding: Sharding) -> list[SimulatedFault]:
-    """Return the known faults in the loss, the most likely first; empty for one rank."""
+    """Return the known faults in the loss on several ranks, the most likely first; empty for one rank."""
     ranks = sharding.ranks
     if ranks == 1:
         return []
@@ -200,7 +193,7 @@ def _mean_of_ranks(
 
 
 def _over_padding(width: int, logits: np.ndarray, targets: np.ndarray, pad_id: int | None) -> np.ndarray:
-    """Return the loss with additional logits of 0, which pad the vocabulary."""
+    """Return the loss with logits of 0 for the vocabulary's padding."""
     more = np.zeros((*logits.shape[:-1], -logits.shape[-1] % width), logits.dtype)
     return cross_entropy(np.concatenate([logits, more], axis=-1), targets, pad_id)
 
@@ -225,8 +218,6 @@ def _train_clipped(
     batches: tuple[Arrays, ...],
     training: Training,
 ) -> tuple[list[float], Arrays]:
-    """Train as the reference does, but clip gradients with `clip`."""
-
     def differentiate(*given: Any, **named: Any) -> tuple[np.ndarray, Arrays]:
         loss, gradients = loss_and_gradients(*given, **named)
         return loss, gradients if training.max_norm is None else clip(gradients, training.max_norm)
@@ -243,7 +234,7 @@ def _counted(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 
 
 def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
-    """Clip the gradients of each rank by the rank's own norm; replicated gradients come from rank 0."""
+    """Clip each rank's gradients by its own norm; replicated gradients come from rank 0."""
     parts = {name: split(value, sharding.of(name), sharding.ranks) for name, value in gradients.items()}
     clipped = [
         clip_by_global_norm({name: parts[name][rank] for name in parts}, max_norm) for rank in range(sharding.ranks)
@@ -259,7 +250,6 @@ def _by_rank(sharding: Sharding, gradients: Arrays, max_norm: float) -> Arrays:
 _EXAMPLE = Sharding(2, {"*": Placement("sharded")})
 
 OF_TWO_RANKS = (*loss_faults(_EXAMPLE), *optimizer_faults(_EXAMPLE))
-"""The faults of losses and optimizers on two ranks, for the catalogue of faults."""
 
 FAULTS = {
     "beams": BEAM_FAULTS,

@@ -1,7 +1,7 @@
-"""The capability `gradients`: if the forward pass is right, gradients are compared with complex-step derivatives.
+"""The capability `gradients`, compared with complex-step derivatives if the forward pass is right.
 
-Gradients that depend on conventions are left out. Two kinds are left out: the gradients of rows in which a query sees
-no key, and the gradient of the padding's embedding. PyTorch's `padding_idx` excludes this embedding from learning.
+Gradients that depend on conventions are left out. They belong to rows in which a query sees no key, and to the
+padding's embedding. PyTorch's `padding_idx` excludes this embedding from learning.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from transparity_conformance.report.report import CapabilityResult, Cause, Claim
 from transparity_numpy.training.loss import cross_entropy
 
 Gradients = Mapping[str, np.ndarray]
-"""Gradients by the name of the parameter; each has the shape of its parameter."""
+"""Gradients by the parameter's name, in the parameter's shape."""
 
 
 POSITIONS_OF_LARGE = 8
-"""The gradients of a large model are compared on this number of positions."""
+"""The number of positions on which a large model's gradients are compared."""
 
 
 def _why_no_gradients(probe: Probe, dtype: str) -> str:
@@ -79,11 +79,11 @@ def judge_gradients(
     *,
     at_once: bool = False,
 ) -> CapabilityResult:
-    """Compare gradients of `loss` with the reference's.
+    """Compare the gradients of `loss` with the reference's.
 
-    Gradients that are probably right are compared all at once, if `at_once` is true or the model is large. A gradient
-    that is missing or has the wrong shape is wrong, unless its name is in `unknown`. `by_rank` has the gradients that
-    differ between replicas, with one row per rank.
+    If `at_once` is true, or the model is large, all gradients are first compared together. A missing gradient, or a
+    wrong shape, is an error; names in `unknown` are not compared. `by_rank` has the gradients that differ between
+    replicas, with a row per rank.
     """
     dtype = forward.dtype
     ours = _derivatives(probe, loss)
@@ -110,7 +110,7 @@ def judge_gradients(
 
 
 def _together(ours: Derivatives, gradients: Gradients, dtype: str, unknown: Collection[str]) -> ClaimResult | None:
-    """Return the result of the claim if all gradients are right; None if any is wrong."""
+    """Return the claim's result if all gradients are right; None if any is wrong."""
     known = [name for name in ours.directions if name not in unknown]
     shapes = {name: tuple(part.shape[1] for part in ours.directions[name]) for name in known}
     if any(name not in gradients or gradients[name].shape != shapes[name] for name in known):
@@ -128,8 +128,6 @@ def _derivatives(probe: Probe, loss: Loss) -> Derivatives:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Gradients, some of which are wrong, and the search for the cause."""
-
     ours: Derivatives
     gradients: Gradients
     budgets: Mapping[str, float]
@@ -137,18 +135,17 @@ class Disagreement:
 
     @property
     def named(self) -> str:
-        """Return the name of the last wrong gradient, and the number of other wrong gradients."""
         return some(self.wrong[::-1])
 
     def left(self, settled: Gradients) -> float:
-        """Return the largest error if the gradients in `settled` replace the port's; infinite unless all are right."""
+        """Return the largest error if `settled` replaces gradients of the port; infinite unless all are right."""
         along = self.ours.along(dict(self.gradients) | dict(settled))
         errors = {name: gap(along[name], self.ours.expected[name]) for name in along}
         fits = set(along) == set(self.ours.expected) and all(share(errors[n], self.budgets[n]) <= 1 for n in errors)
         return max(errors.values()) if fits else math.inf
 
     def of_ranks(self, ranks: int, by_rank: Gradients) -> Iterator[Cause]:
-        """Yield faults that exist only on several ranks: gradients of replicas are not reduced, or reduced twice."""
+        """Yield faults of several ranks: replicas' gradients that are not reduced, or reduced twice."""
         if ranks == 1:
             return
         for how, put_together in (("sum", np.sum), ("mean", np.mean)):
@@ -164,7 +161,7 @@ class Disagreement:
                 yield Cause("gradient-of-replicas", f"the gradients of {self.named} are {says} ours", factor, rest, 1.0)
 
     def causes(self, actual: Mapping[str, np.ndarray]) -> Iterator[Cause]:
-        """Yield causes for missing gradients and for a common factor; `actual` has the port's derivatives."""
+        """Yield missing gradients and a common factor as causes; `actual` has the port's derivatives."""
         if all(name not in self.gradients or not self.gradients[name].any() for name in self.wrong):
             yield Cause("gradient-missing", f"no gradient reaches {self.named}")
         if not set(actual) >= set(self.budgets):
@@ -187,7 +184,7 @@ class Disagreement:
 
 
 def _factors(ours: Derivatives) -> dict[float, str]:
-    """Return factors with a known meaning, and the meaning of each."""
+    """Return known factors, each with its meaning."""
     targets, pad_id = ours.targets, ours.config.pad_id
     counted = int((targets != pad_id).sum()) if pad_id is not None else targets.size
     return {
@@ -200,14 +197,14 @@ def _factors(ours: Derivatives) -> dict[float, str]:
 
 
 def _further_requests(forward: ForwardPass) -> Requests:
-    """Return a request for the longest probe; empty if the first probe is the longest, or for a large model."""
+    """Return a request for the longest probe, unless it is the first probe or the model is large."""
     key, probe = max(forward.probes.items(), key=lambda each: each[1].inputs[each[1].config.input_names[-1]].size)
     return {} if probe.is_large or key == first_of(forward.probes)[0] else {key: _cut(probe)}
 
 
 @kept_in(0)
 def _cut(probe: Probe) -> Probe:
-    """Return the rows of a probe whose queries all see a key; for a large model, the start of one row."""
+    """Keep the rows whose queries all see a key; for a large model, only the start of one row."""
     rows = ~blind_rows(probe)
     kept = (slice(None) if rows.all() or not rows.any() else rows) if not probe.is_large else [int(rows.argmax())]
     longest = POSITIONS_OF_LARGE if probe.is_large else None
@@ -216,7 +213,7 @@ def _cut(probe: Probe) -> Probe:
 
 
 def _passed(key: str, probe: Probe, forward: ForwardPass) -> ForwardPass:
-    """Return the forward pass of the rows whose gradients are compared; for a large model, it has no logits."""
+    """Return the forward pass of the rows whose gradients are compared; without logits for a large model."""
     whole = forward.probes[key]
     if all(probe.inputs[name].shape == value.shape for name, value in whole.inputs.items()):
         return forward
@@ -241,10 +238,7 @@ def _ask(port: BuiltPort, way: Way, key: str, probe: Probe) -> Answers:
 
 
 def _judge(way: Way, requests: Requests, answers: Answers, forward: ForwardPass) -> CapabilityResult:
-    """Check the gradients of each request, and return the first result with a divergence.
-
-    If all results are right, return the result with the largest error.
-    """
+    """Judge the gradients of each request. Return the first result with a divergence, or else the largest error."""
     found = not_compared()
     for index, (key, probe) in enumerate(requests.items()):
         each = _judge_one(key, probe, answers, forward, at_once=index > 0)
@@ -274,7 +268,7 @@ def _judge_one(key: str, probe: Probe, answers: Answers, forward: ForwardPass, *
 
 
 def _of_unknown(unknown: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason why gradients are unknown, with the name of the first parameter."""
+    """Yield a line for each reason why gradients are unknown."""
     for why in dict.fromkeys(unknown.values()):
         names = [name for name, reason in unknown.items() if reason == why]
         yield f"gradients: {some(names)}: {why}"
@@ -285,7 +279,7 @@ def _named(answers: Answers, begins: str) -> dict[str, np.ndarray]:
 
 
 def _judge_loss(key: str, answers: Answers, forward: ForwardPass) -> tuple[CapabilityResult, Loss | None]:
-    """Judge the loss that the port returned with the gradients; return the result and the loss function, if known."""
+    """Judge the loss that the port returned with the gradients. Return the result, and the loss function if known."""
     claim = "loss_and_gradients"
     if not has_a_loss(key, forward):
         return judge_losses(claim, {}, forward)

@@ -1,7 +1,4 @@
-"""The capability `loss`, which is compared with the cross-entropy of the port's own logits.
-
-A port with wrong logits may therefore have a right loss.
-"""
+"""The capability `loss`, compared with the cross-entropy of the port's own logits, even if these are wrong."""
 
 from __future__ import annotations
 
@@ -32,30 +29,29 @@ from transparity_conformance.report.report import CapabilityResult, Cause, not_c
 from transparity_numpy.training.loss import cross_entropy
 
 Numbers = Mapping[str, np.float64]
-"""NumPy floats by the name of the probe; unlike Python's, they overflow without an exception."""
+"""NumPy floats by probe; unlike Python's, they overflow without an exception."""
 
 
 def why_no_loss(probe: Probe, dtype: str) -> str:
-    """Return the reason why a model has no loss; empty if it has one."""
     head = probe.config.head
     return "" if head == "logits" else f"the head is {head!r}, which has no loss"
 
 
 def has_a_loss(key: str, forward: ForwardPass) -> bool:
-    """Return whether a probe has a loss: the logits have the right shape, and some target is not padding."""
+    """Return whether a probe has a loss: logits of the right shape, and a target that is not padding."""
     probe, logits = forward.probes[key], forward.logits.get(key)
     counted = targets_of(probe.config, probe.inputs) != probe.config.pad_id
     return logits is not None and logits.shape == probe.oracle.expected["logits"].shape and bool(np.any(counted))
 
 
 def loss_inputs(probe: Probe) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return copies of the targets and the tokens of a probe, as a port receives them."""
+    """Return copies of a probe's targets and tokens, as a port gets them."""
     targets = targets_of(probe.config, probe.inputs).astype(np.int64)
     return targets, {name: as_given(value) for name, value in probe.inputs.items()}
 
 
 def as_loss(value: Any) -> np.ndarray:
-    """Convert a port's result to a single number; raise `TypeError` if it is anything else."""
+    """Convert a result to one number, or raise `TypeError`."""
     array = as_numbers(value)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise TypeError(f"the loss has the shape {array.shape} and the dtype {array.dtype}; expected one number")
@@ -106,16 +102,14 @@ def judge_losses(name: str, losses: Mapping[str, float], forward: ForwardPass) -
 
 
 def _grown(given: Numbers, right: Numbers, budgets: Mapping[str, float]) -> dict[str, float]:
-    """Return the tolerances, increased for losses that are too large, because a sum has more rounding than a mean."""
+    """Return the tolerances, larger for losses that are too large: a sum rounds more than a mean."""
     sizes = {key: abs(float(given[key] / right[key])) for key in given}
     return {key: max(1.0, size if math.isfinite(size) else 1.0) * budgets[key] for key, size in sizes.items()}
 
 
 def _fitted(given: Numbers, right: Numbers, even: Numbers, budgets: Mapping[str, float], worst: str) -> Iterator[Cause]:
-    """Yield label smoothing, or a common factor, as a cause if one number explains the losses of all probes.
-
-    At least two probes are needed. `even` has the losses for uniform targets.
-    """
+    """Yield label smoothing, or a common factor, if one number explains the losses of at least two probes. `even` has
+    the losses for uniform targets."""
     if len(given) < 2:
         return
     said, true, uniform, allowed = (np.array([of[key] for key in given]) for of in (given, right, even, budgets))
@@ -141,7 +135,7 @@ def _exactly(loss: Loss, probe: Probe, logits: np.ndarray) -> np.ndarray:
 
 
 def _budget(probe: Probe, logits: np.ndarray, dtype: str) -> float:
-    """Return the tolerance of a loss, which the port may have computed from logits before they were rounded."""
+    """Return a loss's tolerance; the port may have computed the loss from logits before they were rounded."""
     targets: np.ndarray = targets_of(probe.config, probe.inputs).astype(np.int64)
     arrays = {"logits": logits.astype(np.float32), "targets": targets}
     oracle = function_oracle("training.loss.cross_entropy", arrays, pad_id=probe.config.pad_id)

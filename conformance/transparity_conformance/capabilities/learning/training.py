@@ -1,4 +1,4 @@
-"""The capability `train`: a few training steps of a tiny model, from the reference's weights and on its batches."""
+"""The capability `train`: a few training steps of a tiny model, with the reference's weights and batches."""
 
 from __future__ import annotations
 
@@ -42,13 +42,11 @@ from transparity_conformance.report.report import CapabilityResult, Cause
 STEPS, ROWS, TOKENS = 3, 3, 6
 
 KEPT_CONFIGURATIONS = 16
-"""The number of configurations whose batches and requests are cached, more than there are presets."""
+"""The number of cached configurations; exceeds the number of presets."""
 
 NEAREST_FAULTS = 3
-"""The number of faults that are tried with their own tolerances if no fault explains all errors.
-
-A fault that makes steps longer or divisors smaller also makes rounding errors larger.
-"""
+"""The number of faults that are tried with their own tolerances if none explains all errors. A fault that lengthens
+steps or shrinks divisors also increases rounding errors."""
 
 # Gradients exceed `max_norm` only in the first training. A missing `eps` shows, because `eps` is large. The last step
 # is the first one after the warm-up: further steps would take longer, and increase the rounding errors of Adam.
@@ -61,10 +59,8 @@ TRAININGS = {
 
 
 def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
-    """Return the configuration with tiny sizes, because the reference needs one forward pass per parameter.
-
-    All sizes are multiples of `ranks` where shards require it.
-    """
+    """Return the configuration in tiny sizes, because the reference needs a forward pass per parameter. Sharded sizes
+    are multiples of `ranks`."""
     grouped = config.key_value_heads < config.num_heads
     shared = grouped and (ranks == 1 or config.key_value_heads == 1)
     heads = max(2, ranks * (1 + (grouped and not shared)))
@@ -81,7 +77,7 @@ def tiny(config: TransformerConfig, ranks: int = 1) -> TransformerConfig:
 
 
 def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
-    """Return the special tokens for a vocabulary of `TOKENS` tokens; a larger token is replaced by an unused token."""
+    """Replace special tokens beyond a vocabulary of `TOKENS` by unused tokens."""
     given = {name: getattr(config, name) for name in ("pad_id", "bos_id", "eos_id")}
     used = sorted({token for token in given.values() if token is not None})
     free = [token for token in reversed(range(TOKENS)) if token not in used]
@@ -91,7 +87,7 @@ def _special_tokens(config: TransformerConfig) -> dict[str, int | None]:
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
-    """Return the batches of all training steps; the targets are the next tokens."""
+    """Return each step's batch; the targets are the next tokens."""
     random = np.random.default_rng(3)
     made = []
     for step in range(STEPS):
@@ -106,8 +102,6 @@ def batches(config: TransformerConfig) -> tuple[Arrays, ...]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRequest:
-    """A model to train, its batches, and the settings of the training."""
-
     name: str
     config: TransformerConfig
     parameters: Arrays
@@ -116,14 +110,14 @@ class TrainingRequest:
 
     @kept_in(0)
     def oracle(self, fault: SimulatedFault | None = None) -> Oracle:
-        """Return the losses and the learned parameters of the reference, which has a `fault` if one is passed."""
+        """Return the oracle of the losses and learned parameters. The reference has the `fault`, if any."""
         by = fault.simulate if fault else None
         return training_oracle(self.config, self.parameters, self.batches, self.training, by)
 
 
 @functools.lru_cache(maxsize=KEPT_CONFIGURATIONS)
 def training_requests(config: TransformerConfig, ranks: int = 1) -> dict[str, TrainingRequest]:
-    """Return the requests to train a tiny model of this configuration, one for each of `TRAININGS`."""
+    """Return a request for each of `TRAININGS`, on a tiny model of this configuration."""
     small = tiny(config, ranks)
     given = (small, probe_parameters(small, 6), batches(small))
     return {f"train.{index}": TrainingRequest(name, *given, TRAININGS[name]) for index, name in enumerate(TRAININGS)}
@@ -133,11 +127,9 @@ ONE_STEP = "sgd, clipped, one step"
 
 
 def _here(forward: ForwardPass) -> Requests:
-    """Return the training requests, with sizes that the number of ranks divides.
-
-    A port on several ranks gets a further request with one step. If the ranks clip by different norms, replicas differ
-    from the second step on, so only the first step shows the cause.
-    """
+    """Return the training requests, with sizes that are divisible by the number of ranks. Several ranks get a further
+    request with one step. If ranks clip by different norms, replicas differ from the second step on, so only the first
+    step shows the cause."""
     requests = training_requests(first_of(forward.probes)[1].config, forward.sharding.ranks)
     if forward.sharding.ranks == 1:
         return requests
@@ -152,10 +144,8 @@ def _shapes(key: str, request: TrainingRequest) -> Shapes:
 
 
 def _ask(port: BuiltPort, way: Way, key: str, request: TrainingRequest) -> Answers:
-    """Train a model with a port; return the losses and the learned parameters.
-
-    Raises any exception of the port, and `TypeError` if a name is missing or a shape is wrong.
-    """
+    """Train a model with a port; return the losses and the learned parameters. Raise any exception of the port, and
+    `TypeError` for a missing name or a wrong shape."""
     parameters = request.parameters
     copied = [{name: as_given(value) for name, value in batch.items()} for batch in request.batches]
     losses, became = port.built_for(request.config, parameters).train(copied, request.training)
@@ -195,7 +185,7 @@ def _explaining(
     became: Mapping[TrainingRequest, Arrays], dtype: str, faults: Sequence[SimulatedFault]
 ) -> list[SimulatedFault]:
     def beyond(fault: SimulatedFault) -> int:
-        """Return how many tensors of the port differ from the reference with this fault by more than rounding."""
+        """Return how many tensors differ from the reference with this fault by more than rounding."""
         return sum(
             share(gap(became[request][name], expected), request.oracle().budget(name, dtype)) > 1
             for request in became
@@ -213,7 +203,7 @@ def _explaining(
 
 
 def _off(became: Arrays, request: TrainingRequest, dtype: str, fault: SimulatedFault | None = None) -> Judged:
-    """Return the comparison of the worst tensor with the reference, which has a `fault` if one is passed."""
+    """Judge the worst tensor relative to the reference, which has the `fault`, if any."""
     oracle = request.oracle(fault)
     return max(
         (

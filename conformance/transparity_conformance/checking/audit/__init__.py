@@ -1,1 +1,1 @@
-"""The audit of a port: whether it follows every field of its configuration and reads every tensor of its file."""
+"""The audit of a port: does it follow every field of its configuration, and read every tensor of its file?"""

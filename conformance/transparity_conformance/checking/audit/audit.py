@@ -1,4 +1,4 @@
-"""The audit of a loader, which is made after its forward pass was compared."""
+"""The audit of a loader, after the comparison of its forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, known_so_far
 
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
-"""The ids of the two claims of an audit."""
 
 AFTER = "field by field: the fields are audited only if the forward pass agrees"
 
@@ -26,7 +25,7 @@ NOT_AUDITED = "config.json, model.safetensors: the loader was not audited"
 
 
 def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Progress, *, with_fields: bool) -> Audit:
-    """Audit the tensors of a port; if its forward pass agrees (`with_fields`), also audit the fields."""
+    """Audit the tensors of a port, and with `with_fields` also the fields."""
     began = time.monotonic()
     options = (port, config, dtype, progress)
     tensors, fields = tuple(audited_tensors(*options)), tuple[AuditedField, ...]()
@@ -36,11 +35,8 @@ def audited(port: Audited, config: TransformerConfig, dtype: str, progress: Prog
 
 
 def audit_loader(evidence: Evidence) -> None:
-    """Audit the fields and tensors of a loader.
-
-    The report lists ignored fields and tensors. They are divergences only if the user asked for the audit. A port with
-    the user's own weights is not audited, because these weights fit only one model.
-    """
+    """Audit the fields and tensors of a loader. Ignored fields and tensors are divergences only if the user asked for
+    the audit. A port with the user's own weights is not audited, because these weights fit only one model."""
     arguments, report, port = evidence.arguments, evidence.report, audited_of(evidence.port)
     is_loader = port.model_type is not None
     if arguments.parameters is not None or not (is_loader if arguments.audit is None else arguments.audit):
@@ -58,7 +54,7 @@ def audit_loader(evidence: Evidence) -> None:
 
 
 def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> Iterator[Divergence]:
-    """Yield a divergence for each wrong field and tensor; a field with several wrong values gets only the first one."""
+    """Yield a divergence for each wrong tensor, and for the first wrong value of each wrong field."""
     for each in reversed({each.name: each for each in reversed(audited) if each.outcome in CAUSES}.values()):
         left, error = each.residual, each.error
         explained = 0.0 if left is None else 1.0 if np.isinf(error) or not error else 1 - left / error
@@ -70,7 +66,7 @@ def _faults(audit: Audit, audited: Sequence[AuditedField | AuditedTensor]) -> It
 def _claims(
     name: str, faults: Sequence[Divergence], audited: Sequence[AuditedField | AuditedTensor]
 ) -> Iterator[ClaimResult]:
-    """Yield the claim that every field is followed, or that every tensor is read; nothing if nothing was audited."""
+    """Yield the claim that every field is followed, or every tensor read; nothing if nothing was audited."""
     if faults:
         worst = max(faults, key=lambda fault: share(fault.error, fault.budget))
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)

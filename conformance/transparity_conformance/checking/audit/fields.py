@@ -1,4 +1,4 @@
-"""The audit of a configuration: each changed field must change the port's result as it changes the reference's."""
+"""The audit of a configuration: a changed field must change the port's result as it changes the reference's."""
 
 from __future__ import annotations
 
@@ -35,40 +35,35 @@ from transparity_conformance.running.process.isolation import IsolatedBuild
 from transparity_conformance.running.process.running import Port, built, in_precision, run
 
 LENGTHS = (21, 18)
-"""The numbers of source and target tokens. Both numbers exceed all windows, buckets and original lengths in the
-variants."""
+"""The numbers of source and target tokens, which exceed the variants' windows, buckets and original lengths."""
 
 ROWS = [0, 1, 3]
-"""The rows of mixed inputs in which every query sees a token: one full, one padded on the right, one padded inside."""
+"""The rows of mixed inputs whose queries all see a token: one full, one padded on the right, one padded inside."""
 
 
 @dataclass(frozen=True, eq=False)
 class AuditProbe(Probe):
-    """A call of the audit, whose logits are compared and whose other taps are not."""
+    """A call of the audit; only the logits are compared."""
 
     dtype: str = dataclasses.field(kw_only=True)
-    """The precision in which the port computes."""
+    """The port's precision."""
 
     @functools.cached_property
     def oracle(self) -> LogitsOracle:
         return LogitsOracle(self.config, self.parameters, self.inputs)
 
     def error(self, logits: np.ndarray) -> float:
-        """Return the largest difference from the reference's logits."""
         return gap(logits, self.oracle.expected["logits"])
 
     @property
     def allowed(self) -> float:
-        """The largest difference that rounding explains, from all measurements so far."""
+        """Return the largest difference that rounding explains, from all measurements so far."""
         noise = max(self.oracle.noise(self.dtype)["logits"], self.oracle.known_again(self.dtype))
         return budget_of(noise, self.oracle.scale("logits"), self.dtype)
 
     def is_off(self, logits: np.ndarray) -> bool:
-        """Return whether logits differ from the reference's by more than rounding.
-
-        If the difference exceeds the budget slightly, the budget is measured again: first with sequential sums, then
-        at more points nearby.
-        """
+        """Return whether logits differ from the reference's by more than rounding. If the error slightly exceeds the
+        budget, the budget is measured again: first with sequential sums, then at more points nearby."""
         error = self.error(logits)
         if 1 < share(error, self.allowed) < REMEASURED_WITHIN[self.dtype]:
             self.oracle.measure_again(self.dtype)
@@ -77,10 +72,8 @@ class AuditProbe(Probe):
         return share(error, self.allowed) > 1
 
     def left(self, logits: np.ndarray, config: TransformerConfig, parameters: Arrays) -> float | None:
-        """Return the difference from a reference with another configuration or other parameters.
-
-        Returns None if the difference exceeds rounding, or if the parameters do not fit the model.
-        """
+        """Return the error relative to a reference with another configuration or other parameters. Return None if the
+        error exceeds rounding, or if the parameters do not fit the model."""
         expected = logits_of(config, parameters, self.inputs)
         left = np.inf if expected is None else gap(logits, expected)
         return left if share(left, self.allowed) <= 1 else None
@@ -105,20 +98,17 @@ def probe_of(config: TransformerConfig, dtype: str, *, tiny: bool = False) -> Au
 
 @dataclass(frozen=True)
 class Audited:
-    """A port that can be built with a change of its configuration or parameters."""
+    """A port that can be built with a changed configuration or changed parameters."""
 
     edited: Callable[[Edit], Port]
-    """Returns the port with a change."""
     model_type: str | None
-    """The family of the folders that a loader reads; None if the port is a `build`."""
+    """The family of a loader's folders; None for a `build`."""
     files: tuple[str, str]
     """The names of the two files, as in `Audit`."""
 
     def logits(self, edit: Edit, probe: AuditProbe, folder: Path | None = None) -> np.ndarray | PortError:
-        """Return the logits of the port that is built with a change, or the error that the port raises.
-
-        A loader reads a changed copy of `folder`, if the caller has written the model to it.
-        """
+        """Return the logits of the port that is built with a change, or its error. A loader reads a changed copy of
+        `folder`, if the model was already written to it."""
         parameters = probe.parameters if folder is None else InFolder(probe.parameters, folder, is_ours=True)
         given = dataclasses.replace(probe, parameters=parameters)
 
@@ -129,14 +119,14 @@ class Audited:
 
 
 def audited_of(build: Port) -> Audited:
-    """Return a port prepared for an audit: a loader of a family, or a `build(config, parameters)`."""
+    """Prepare a port for the audit: a loader of a family, or a `build(config, parameters)`."""
     if isinstance(build, HubBuild | IsolatedBuild) and build.model_type is not None:
         return Audited(build.edited, build.model_type, ("config.json", "model.safetensors"))
     return Audited(functools.partial(_edited, build), None, ("config", "parameters"))
 
 
 def _edited(port: Port, edit: Edit) -> Port:
-    """Return `port` with one parameter left out."""
+    """Return the port with the edit's seed, without the edit's parameter."""
 
     @functools.wraps(port)
     def build(config: TransformerConfig, parameters: Mapping[str, np.ndarray], **options: Any) -> Any:
@@ -148,11 +138,10 @@ def _edited(port: Port, edit: Edit) -> Port:
 
 
 KEPT = 4
-"""The number of models whose calls are cached."""
 
 
 def shows(variant: Variant, dtype: str) -> AuditProbe | None:
-    """Return a call whose result is different if a port ignores the change; None if there is no such call."""
+    """Return a call whose result shows whether a port ignores the change, or None."""
     for tiny in (False, True):
         probe = probe_of(variant.config, dtype, tiny=tiny)
         ignoring = logits_of(variant.before, probe.parameters, probe.inputs)
@@ -162,15 +151,13 @@ def shows(variant: Variant, dtype: str) -> AuditProbe | None:
 
 
 Exercised = tuple[tuple[Variant, AuditProbe | None], ...]
-"""One or two variants of a change, each with a call whose logits it changes; the call is None if no call is known.
-
-The second variant is tried if the port refuses the first, or if its error on the first may be chance."""
+"""One or two variants of a change. Each variant has a call whose logits it changes, or None. The second variant is
+tried if the port refuses the first, or if the error on the first may be chance."""
 
 
 @functools.lru_cache(maxsize=KEPT)
 def exercised(model_type: str | None, config: TransformerConfig, dtype: str) -> tuple[Exercised, ...]:
-    """Return the variants of a small model's configuration, each with inputs for which the variant changes the
-    logits."""
+    """Return the variants of a small model's configuration, each with a call that shows the change."""
     return tuple(_that_show(changed, dtype) for changed in variants_of(model_type, config))
 
 
@@ -182,7 +169,7 @@ def _that_show(changed: Changed, dtype: str) -> Exercised:
 
 
 def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progress: Progress) -> Iterator[AuditedField]:
-    """Build the port for every variant of a model, and compare its logits with the reference's."""
+    """Build the port for every variant, and compare its logits with the reference's."""
     changes = exercised(port.model_type, config, dtype)
     for done, variants in enumerate(changes):
         progress("changing fields of the configuration", done, len(changes))
@@ -198,7 +185,7 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
 
 
 def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
-    """Return whether the port follows a variant, ignores the variant, or returns logits that fit neither case."""
+    """Judge whether the port follows a variant, ignores it, or gives other logits."""
     result = AuditedField(variant.name, variant.value, "followed")
     logits = port.logits(Edit(fields=variant.fields), probe)
     if isinstance(logits, PortError):
@@ -220,12 +207,11 @@ def _judged(port: Audited, variant: Variant, probe: AuditProbe) -> AuditedField:
 
 
 def reason_of(error: PortError) -> str:
-    """Return the message of an error without the name of the probe."""
     return str(error).partition(" on the probe ")[0].removesuffix(".")
 
 
 def _readings(variant: Variant) -> Iterator[tuple[str, Any, TransformerConfig]]:
-    """Yield the name and the value of one field that a port may misread, and the configuration with this value."""
+    """Yield the name and value of each field that a port may misread, and the resulting configuration."""
     for field in dataclasses.fields(variant.config):
         ours = getattr(variant.config, field.name)
         tried = [getattr(variant.before, field.name), field.default, *field.metadata.get("tried", ())]

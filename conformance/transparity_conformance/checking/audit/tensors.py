@@ -1,4 +1,4 @@
-"""The audit of the tensors of a file: the loader must read every tensor, and must fail if one is missing."""
+"""The audit of a file's tensors: the loader must read every tensor, and fail if one is missing."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ from transparity_conformance.report.comparison import gap, share
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """The tensors of a small model's file, and the call in which they are used."""
+    """The tensors of a small model's file, and the call that uses them."""
 
     probe: AuditProbe
     parameters: Mapping[str, tuple[str, ...]]
-    """The parameters that each tensor contains."""
+    """The parameters in each tensor."""
     needed: frozenset[str]
     """The tensors without which the model cannot be computed."""
     exercised: frozenset[str]
     """The tensors that change the reference's logits."""
     folder: Path | None = None
-    """The folder of the model, which every edit copies; None if the model is written for every edit."""
+    """The model's folder, which every edit copies; None if every edit writes the model."""
 
     def logits(self, port: Audited, edit: Edit) -> np.ndarray | PortError:
-        """Return the port's logits with an edit, or the error that the port raises."""
         return port.logits(edit, self.probe, self.folder)
 
     @property
@@ -54,14 +53,11 @@ class TensorFile:
         return {*first.values(), *last.values()}
 
     def is_same(self, one: np.ndarray | PortError, other: np.ndarray) -> bool:
-        """Return whether `one` is no error and equals `other` within rounding."""
         return not isinstance(one, PortError) and share(gap(one, other), self.probe.allowed) <= 1
 
     def stand_in(self, names: Sequence[str], logits: np.ndarray) -> tuple[str, float] | None:
-        """Return which values a port with these logits uses instead of the tensors, in words, and the remaining error.
-
-        Return None if no known values explain the logits.
-        """
+        """Find which values the port uses instead of these tensors. Return them in words, with the remaining error;
+        None if no known values explain the logits."""
         given, ours = self.probe.parameters, [parameter for name in names for parameter in self.parameters[name]]
         for says, replaced in _sources(given, ours):
             if (left := self.probe.left(logits, self.probe.config, {**given, **replaced})) is not None:
@@ -94,7 +90,7 @@ class TensorFile:
 
 @contextlib.contextmanager
 def in_folder(port: Audited, file: TensorFile) -> Iterator[TensorFile]:
-    """Write the model for a loader, so that an edit only copies the folder; the context removes the folder."""
+    """Write the model for a loader, so that each edit only copies the folder; remove the folder afterwards."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         if port.model_type is not None:
             export_checkpoint(port.model_type, file.probe.config, file.probe.parameters, folder)
@@ -117,10 +113,8 @@ def tensor_file(model_type: str | None, config: TransformerConfig, dtype: str) -
 def hub_file(
     model_type: str, probe: AuditProbe, known: Collection[str] = ()
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
-    """Return the parameters in each tensor of a family's file, and the tensors that must not be missing.
-
-    If all tensors are of `known` kinds, the second result is empty.
-    """
+    """Return the parameters in each tensor of a family's file, and the set of required tensors. The set is empty if all
+    tensors are of `known` kinds."""
     family = family_called(model_type)
     names = list(tensors_in(family, probe.config, probe.parameters))
     parts = parts_in(family, probe.config, names, parameter_shapes(probe.config))
@@ -138,13 +132,13 @@ def _counts(probe: AuditProbe, name: str) -> bool:
 
 
 def redrawn(probe: AuditProbe, names: tuple[str, ...]) -> AuditProbe:
-    """Return the same call with other numbers in the named parameters."""
+    """Return the call with other numbers in the named parameters."""
     changed = {name: np.ascontiguousarray(np.flip(probe.parameters[name]) + np.float32(0.25)) for name in names}
     return dataclasses.replace(probe, parameters={**probe.parameters, **changed})
 
 
 def kind_of(name: str) -> str:
-    """Return the name of a tensor with `{i}` in place of the first number, which is the number of the layer."""
+    """Replace the first number in a tensor's name, the layer's, by `{i}`."""
     return re.sub(r"\d+", "{i}", name, count=1)
 
 
@@ -152,7 +146,7 @@ _LAYER = re.compile(r"\.layers\.\d+\.")
 
 
 def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Arrays]]:
-    """Yield arrays that a port may wrongly use as the parameters `names`, each with a description."""
+    """Yield values that a port may wrongly use for the parameters `names`, each with a description."""
     yield "zeros", {name: np.zeros_like(given[name]) for name in names}
     yield "ones", {name: np.ones_like(given[name]) for name in names}
     for layer in sorted({found[0] for name in given if (found := _LAYER.search(name))}):
@@ -168,21 +162,20 @@ def _sources(given: Arrays, names: Collection[str]) -> Iterator[tuple[str, Array
 
 
 SECONDS = 30.0
-"""After this many seconds, the audit only tries to leave out tensors of the first and last layer.
-
-With PyTorch, it takes 1 or 2 s to leave out each tensor of a small model in turn."""
+"""After this time, only tensors of the first and last layer are left out. PyTorch takes 1 or 2 s to try all tensors of
+a small model."""
 
 
 def audited_tensors(
     port: Audited, config: TransformerConfig, dtype: str, progress: Progress
 ) -> Iterator[AuditedTensor]:
-    """Build the port without each tensor; if the port is wrong, also build it with each tensor changed."""
+    """Build the port without each tensor; if the port is wrong, also with each tensor changed."""
     with in_folder(port, tensor_file(port.model_type, config, dtype)) as file:
         yield from _audited(port, file, progress)
 
 
 def _audited(port: Audited, file: TensorFile, progress: Progress) -> Iterator[AuditedTensor]:
-    """Yield the result for each tensor of the file, after the tensors that no model uses."""
+    """Yield the result for each tensor, after the tensors that no model uses."""
     yield from _strays(port, file)
     unread, began, ends = _never_read(port, file, progress), time.monotonic(), file.ends
     for done, name in enumerate(sorted(file.parameters, key=lambda name: name not in ends)):
@@ -223,7 +216,7 @@ def missed_in_variants(
 
 
 def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
-    """Yield each tensor that no model uses but that changes the loader's result, if the result is right without it."""
+    """Yield each tensor that no model uses but that changes a right loader's result."""
     for name, value in strays(port.model_type, file.probe).items() if port.model_type is not None else ():
         answer = file.logits(port, Edit(beside={name: value}))
         if isinstance(answer, PortError) or not file.probe.is_off(answer):
@@ -235,10 +228,8 @@ def _strays(port: Audited, file: TensorFile) -> Iterator[AuditedTensor]:
 
 
 def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
-    """Return unused tensors, such as published folders contain.
-
-    Examples are the weights of a head that predicts several tokens, rotary frequencies, and a copy of a tied head.
-    """
+    """Return unused tensors as in published folders: weights for predicting several tokens, rotary frequencies, a copy
+    of a tied head."""
     config, held = probe.config, tensors_in(family_called(model_type), probe.config, probe.parameters)
     norm = next((name for name, value in held.items() if value.ndim == 1), "norm.weight")
     found = {f"mtp.{norm}": np.ones(config.embed_dim, np.float32)}
@@ -253,7 +244,7 @@ def strays(model_type: str, probe: AuditProbe) -> dict[str, np.ndarray]:
 
 
 def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str, AuditedTensor]:
-    """Return the tensors that a wrong port ignores, with what the port uses instead."""
+    """Return the tensors that a wrong port ignores, with what it uses instead."""
     answer = file.logits(port, Edit())
     if isinstance(answer, PortError) or not np.isfinite(answer).all() or not file.probe.is_off(answer):
         return {}
@@ -273,7 +264,7 @@ def _never_read(port: Audited, file: TensorFile, progress: Progress) -> dict[str
 
 
 def _without(port: Audited, file: TensorFile, name: str) -> AuditedTensor | None:
-    """Return the result for a tensor that is left out; None if the port refuses the file without it."""
+    """Judge the port without the tensor `name`; return None if the port refuses the file."""
     logits = file.logits(port, Edit(without=name))
     if isinstance(logits, PortError):
         return None

@@ -1,7 +1,7 @@
 """Variants of a model that differ in one field of config.json.
 
-No table lists the meanings of config.json's fields. Instead, a field of our configuration is changed, and the files
-that are written before and after the change are compared. Other variants leave out a field or use another file format.
+No table lists the meanings of config.json's fields. Instead, a field of our configuration changes, and the files before
+and after the change are compared. Other variants leave out a field or use another file format.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NUMBERS: dict[type, tuple[str, ...]] = {
     float: ("*10", "/10", "*2", "/2", "+1", "-1", "off"),
     int: ("+1", "*2", "/2", "-1", "off"),
 }
-"""Changes of a number, in the order in which they are tried."""
+"""Changes of a number, in the order of trial."""
 
 
 def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
-    """Yield the alternative configurations of each change; every configuration occurs only once."""
+    """Yield the alternative configurations of each change; no configuration occurs twice."""
     fields = dataclasses.fields(config)
     alone = [[{field.name: value} for value in values] for field in fields for values in _values(config, field)]
     seen: set[TransformerConfig | None] = {None}
@@ -43,10 +43,8 @@ def candidates(config: TransformerConfig) -> Iterator[list[TransformerConfig]]:
 
 
 def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterator[list[Any]]:
-    """Yield lists of other values of a field. The audit tries one value of each list.
-
-    Each option of a `Literal` is a list of its own. All numbers are one list.
-    """
+    """Yield lists of other values of a field; the audit tries one value of each list. Each option of a `Literal` is a
+    list, and all numbers together are one list."""
     value, kind = getattr(config, field.name), FIELD_TYPES[field.name]
     if is_choice(field.name):
         yield from ([choice] for choice in get_args(kind) if choice != value)
@@ -60,7 +58,7 @@ def _values(config: TransformerConfig, field: dataclasses.Field[Any]) -> Iterato
 
 
 def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
-    """Yield changes of several fields of our configuration that correspond to one field of config.json."""
+    """Yield changes of several of our fields that correspond to one field of config.json."""
     yield {"embed_dim": 2 * config.embed_dim, "feed_forward_dim": 2 * config.feed_forward_dim}
     yield {"rotary_scaling": "linear", "rotary_factor": 3.0}
     # The fastest angle makes 13 / 2π (about 2.07) turns in the original length, which is between the two limits.
@@ -86,7 +84,7 @@ def _together(config: TransformerConfig) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the configuration with `changes`; None if it is invalid or unchanged."""
+    """Return the changed configuration; None if it is invalid or unchanged."""
     try:
         other = dataclasses.replace(config, **changes)
     except ConfigError:
@@ -97,38 +95,37 @@ def _replaced(config: TransformerConfig, changes: Mapping[str, Any]) -> Transfor
 Fields = dict[str, Any]
 
 DROPOUTS = ("dropout", "dropout_prob", "dropout_rate", "pdrop")
-"""Suffixes of the names of dropout fields, which have no effect in evaluation."""
+"""Suffixes of dropout fields' names; these fields have no effect in evaluation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A changed model, with the change of its config.json."""
+    """A changed model, and the change of its config.json."""
 
     name: str
-    """The name of the changed field in config.json; the first one if several fields changed."""
+    """The changed field of config.json; the first field if several changed."""
     value: str
-    """The value of the field as JSON, or `absent`; for another form of the rotary fields, also the form in words."""
+    """The field's value as JSON, or `absent`; another form of the rotary fields is also described."""
     config: TransformerConfig
-    """The model that the changed config.json describes."""
     before: TransformerConfig
     """The model that a port computes if it ignores the change."""
     was: str = ""
-    """The value of the field in `before`."""
+    """The field's value in `before`."""
     fields: Fields | None = None
-    """The changed config.json; None if it is the usual config.json of `config`."""
+    """The changed config.json; None for the usual config.json of `config`."""
     must_show: bool = True
-    """Whether the variant counts only if the reference's logits differ between `before` and `config`."""
+    """Whether the variant counts only if `before` and `config` have different logits."""
 
 
 Write = Callable[[TransformerConfig], Fields | None]
-"""Returns the config.json of a configuration; None if the family cannot express the configuration."""
+"""Returns a configuration's config.json; None if the family cannot express it."""
 
 Changed = list[Variant]
-"""Variants of one change; the first one that changes the logits is used."""
+"""Variants of one change; only the first variant that changes the logits is used."""
 
 
 def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield the variants of a small model: changes of its config.json for a family, otherwise of our configuration."""
+    """Yield variants of a small model: changes of its config.json for a family, otherwise of our configuration."""
     if model_type is None:
         yield from _changed(TransformerConfig.as_dict, config)
         return
@@ -142,7 +139,7 @@ def variants_of(model_type: str | None, config: TransformerConfig) -> Iterator[C
 
 
 def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
-    """Yield variants with another value of a field, or of several fields that cannot be changed separately."""
+    """Yield variants with another value of a field, or of several inseparable fields."""
     base = write(config)
     assert base is not None
     every: list[tuple[frozenset[str], Changed]] = []
@@ -167,7 +164,7 @@ def _changed(write: Write, config: TransformerConfig) -> Iterator[Changed]:
 def _nearest(
     known: list[tuple[TransformerConfig, Fields]], config: TransformerConfig, fields: Fields
 ) -> tuple[list[str], Variant]:
-    """Return the names of the fields that differ from the most similar known model, and the variant of that model."""
+    """Return the variant relative to the most similar known model, and the names of the differing fields."""
     before, base = min(known, key=lambda each: len(differing(each[1], fields)))
     names = differing(base, fields)
     value, was = (json.dumps(each.get(names[0])) for each in (fields, base))
@@ -175,7 +172,7 @@ def _nearest(
 
 
 def differing(base: Fields, fields: Fields) -> list[str]:
-    """Return the names of the fields that differ; sizes that follow from other fields come last."""
+    """Return the names of differing fields; sizes that follow from other fields come last."""
     names = [name for name in {**base, **fields} if base.get(name) != fields.get(name)]
     # These fields follow from others: `layer_types`, for example, changes with the number of layers.
     later = ("layer_types", "max_window_layers", "head_dim", "use_sliding_window", "rope_parameters")
@@ -183,7 +180,7 @@ def differing(base: Fields, fields: Fields) -> list[str]:
 
 
 def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants in which a field with a default is absent."""
+    """Yield variants without a field that has a default."""
     for name in family.defaults:
         if name in TOKENS or name not in base:
             continue
@@ -201,7 +198,7 @@ def _absent(family: Family, config: TransformerConfig, base: Fields) -> Iterator
 
 
 def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[Variant]:
-    """Yield the model with its rotary fields in the older form, and as transformers 4 and transformers 5 write them."""
+    """Yield the model with its rotary fields in other forms: the older form, and as transformers 4 and 5 write them."""
     based = dataclasses.replace(config, rope_theta=10 * config.rope_theta)
     for other in (based, dataclasses.replace(config, rotary_scaling="linear", rotary_factor=3.0)):
         for name, value, fields in _forms_of(write(other) or {}):
@@ -211,7 +208,7 @@ def _forms(family: Family, write: Write, config: TransformerConfig) -> Iterator[
 
 
 def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
-    """Yield each other form of the rotary fields: the name of the changed field, its value, and all fields."""
+    """Yield (changed field, its value, all fields) for each other form of the rotary fields."""
     if not {"rope_parameters", "rope_scaling"} <= fields.keys():
         return
     four = {name: value for name, value in fields.items() if name != "rope_parameters"}
@@ -231,8 +228,7 @@ def _forms_of(fields: Fields) -> Iterator[tuple[str, str, Fields]]:
 
 
 def _inert(family: Family, config: TransformerConfig, base: Fields) -> Iterator[Variant]:
-    """Yield variants of three settings that loaders often read wrongly: dropout, a disabled window and Gemma's old
-    GELU."""
+    """Yield three settings that loaders often misread: dropout, a disabled window, and Gemma's old GELU."""
     dropped = {name: 0.5 for name in family.unneeded if name.endswith(DROPOUTS)}
     made = [(min(dropped), {**base, **dropped})] if dropped else []
     if "use_sliding_window" in base:

@@ -42,14 +42,14 @@ Model = tuple[TransformerConfig, Arrays]
 
 
 class GgufCheck:
-    """A comparison of a GGUF file with the checkpoint from which the file was made."""
+    """The comparison of a GGUF file with its original checkpoint."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.file = read_gguf(Path(options.spec))
 
     def systems(self, checkpoint: importing.Checkpoint) -> Iterator[System]:
-        """Yield the checkpoint, or raise `UsageError` if the file has another architecture."""
+        """Yield the checkpoint; raise `UsageError` if the file has another architecture."""
         check_family(checkpoint.model_type, self.file.architecture, self.file.path)
         yield System(checkpoint.model_type, checkpoint.config, checkpoint.parameters)
 
@@ -78,7 +78,6 @@ class GgufCheck:
         return HubTensors(system.name, config, tensors, names)
 
     def _report(self, name: str, faults: list[Divergence], compared: Compared) -> Report:
-        """Return the report on names, metadata and numbers."""
         worst = sorted(compared.measured, key=lambda each: each.share)[-1:]
         verdict: Verdict = "diverges" if compared.faults else "agrees"
         where = [f"{each.tap} ({each.probe})" for each in worst]
@@ -91,10 +90,7 @@ class GgufCheck:
     def _with_logits(
         self, report: Report, system: System, compared: Compared, fields: Mapping[str, Any], progress: Progress
     ) -> Report:
-        """Return the report with the effects of quantization and of mistakes on the logits.
-
-        If a wrong tensor has no known mistake, the checker searches for causes.
-        """
+        """Add the effects of quantization and mistakes on the logits; search for causes of unknown mistakes."""
         assert system.parameters is not None
         family, config = family_called(system.name), system.config
         exact = config, system.parameters
@@ -122,7 +118,7 @@ class GgufCheck:
 
 
 def _effect(says: str, right: Model, wrong: Model) -> Iterator[str]:
-    """Yield a note on how much the numbers of a file change the logits of a text; nothing if all are unchanged."""
+    """Yield a note on how much a file's numbers change the logits of a text; nothing if all are equal."""
     config, parameters = right
     if wrong[0] == config and all(np.array_equal(wrong[1][name], parameters[name]) for name in parameters):
         return

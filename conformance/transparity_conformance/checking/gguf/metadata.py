@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, compared with its checkpoint's configuration as llama.cpp would read it."""
+"""The metadata of a GGUF file, compared with the checkpoint's configuration as llama.cpp would read it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Default = Any | Callable[[TransformerConfig], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """A key of the metadata, and the corresponding field of our configuration."""
+    """A metadata key, and our configuration's field."""
 
     name: str
     field: str
     default: Default = REQUIRED
-    """The value that llama.cpp uses if the key is missing."""
+    """The value that llama.cpp uses without this key."""
 
 
 SIZES = (
@@ -56,24 +56,23 @@ SOFTCAPS = (
     Key("attention.sliding_window", "sliding_window", 4096),
 )
 ACTIVATIONS = {"gemma": "gelu-tanh", "gemma2": "gelu-tanh", "gpt2": "gelu-tanh"}
-"""The activation functions of llama.cpp's architectures; all other architectures use SiLU."""
+"""The activations of llama.cpp's architectures; all others use SiLU."""
 
 SHAPES = {key.field for key in (*SIZES, *GROUPED)}
-"""Fields that determine the shapes of the weights."""
+"""Fields that determine the weights' shapes."""
 
 CONFIG_NAMES = {"key_value_heads": "num_key_value_heads", "head_dim": "attention_head_dim", "rotated_dim": "rotary_dim"}
-"""The field of a configuration from which each of these properties is computed."""
+"""The configuration's field from which each property is computed."""
 
 
 def keys_of(config: TransformerConfig, architecture: str) -> tuple[Key, ...]:
-    """Return the keys that llama.cpp reads for an architecture."""
     eps = Key(RMS if config.norm == "rms" else LAYER, "norm_eps")
     rotary = (*GROUPED, *ROTARY) if config.positions == "rotary" else ()
     return (*SIZES, eps, *rotary, *(SOFTCAPS if architecture == "gemma2" else ()))
 
 
 def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any] | None]:
-    """Return a fault for each wrong key, and the changed fields of the configuration, or None if they change shapes."""
+    """Return a fault for each wrong key, and the changed fields; None instead of the fields if shapes change."""
     faults: list[Divergence] = []
     fields: dict[str, Any] = {}
     for key in keys_of(config, file.architecture):
@@ -93,17 +92,17 @@ def metadata_faults(file: GgufFile, config: TransformerConfig) -> tuple[list[Div
 
 
 def _is_same(value: float, right: float | None) -> bool:
-    """Return whether two numbers are equal in float32, which is the precision of metadata."""
+    """Return whether two numbers are equal in float32, the precision of metadata."""
     return right is not None and np.float32(value) == np.float32(right)
 
 
 def known_fault(where: str, says: str, mistake: str = "gguf-metadata") -> Divergence:
-    """Return a fault that is known with certainty, without comparing numbers."""
+    """Return a fault that is certain without comparing numbers."""
     return Divergence(where, float("inf"), 0.0, (Cause(mistake, says),))
 
 
 def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence], dict[str, Any]]:
-    """Compare the scaling of rotary angles: a kind and a factor in the metadata, or a tensor of factors."""
+    """Compare the rotary scaling: a kind and a factor in the metadata, or a tensor of factors."""
     if config.positions != "rotary":
         return [], {}
     faults: list[Divergence] = []
@@ -133,7 +132,7 @@ def _scaling(file: GgufFile, config: TransformerConfig) -> tuple[list[Divergence
 
 
 def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Divergence]:
-    """Yield the features of the checkpoint that the architecture of llama.cpp lacks."""
+    """Yield the checkpoint's features that llama.cpp's architecture lacks."""
     name = file.architecture
     activation, scale = ACTIVATIONS.get(name, "silu"), config.head_dim**-0.5
     lacking = {
@@ -152,13 +151,11 @@ def _not_expressed(file: GgufFile, config: TransformerConfig) -> Iterator[Diverg
 
 
 MOST_ITEMS = 2**22
-"""The largest number of tensors, fields, or items of an array; the longest arrays belong to tokenizers (about 2¹⁹)."""
+"""The largest number of tensors, fields, or array items; tokenizers have the longest arrays (about 2¹⁹)."""
 
 
 @dataclass(frozen=True, eq=False)
 class GgufTensor:
-    """A tensor as it is stored in the file."""
-
     name: str
     kind: Any
     """The `GGMLQuantizationType`."""
@@ -166,7 +163,7 @@ class GgufTensor:
     data: np.ndarray
 
     def numbers(self) -> np.ndarray:
-        """Return the tensor in float32; raise `LoadError` for a type that cannot be dequantized."""
+        """Return the tensor in float32; raise `LoadError` if its type cannot be dequantized."""
         try:
             found = call_port(gguf.dequantize, self.data, self.kind)
         except PortCallError as error:
@@ -177,21 +174,18 @@ class GgufTensor:
 
 @dataclass(frozen=True, eq=False)
 class GgufFile:
-    """An open GGUF file."""
-
     path: Path
     architecture: str
     fields: dict[str, Any]
-    """The metadata by key, without the lists of tokenizers."""
+    """The metadata by key, without the tokenizer's lists."""
     tensors: dict[str, GgufTensor]
 
     def field(self, name: str) -> Any:
-        """Return the metadata of the architecture for a name such as `rope.freq_base`; None if it is missing."""
+        """Return the architecture's value for a name such as `rope.freq_base`, or None."""
         return self.fields.get(f"{self.architecture}.{name}")
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Open a file, or raise `LoadError` if it cannot be read."""
     file_size(path, LoadError)
     try:
         opened: GgufFile = call_port(_read, path)
@@ -201,7 +195,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]
-    """The reader of the gguf library with checks of counts and offsets, which the library does not check."""
+    """A reader that also checks counts and offsets, which the gguf library does not check."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):

@@ -33,7 +33,7 @@ SAYS = {
 
 @dataclass(eq=False)
 class Compared:
-    """The tensors of a file, converted to the checkpoint's layout, and their faults."""
+    """A file's tensors in the checkpoint's layout, and their faults."""
 
     as_they_are: dict[str, np.ndarray] = field(default_factory=dict)
     """The tensors as llama.cpp reads them."""
@@ -41,31 +41,29 @@ class Compared:
     """The tensors with every known mistake undone, in the same quantization."""
     faults: list[Divergence] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
-    """The worst block of each tensor, with its error relative to a step of the tensor's type."""
+    """Each tensor's worst block, with its error relative to a step of the tensor's type."""
     not_compared: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class HubTensors:
-    """The tensors of a checkpoint, in their own layout."""
+    """A checkpoint's tensors, in their own layout."""
 
     family: str
     config: TransformerConfig
     tensors: Mapping[str, np.ndarray]
     names: Mapping[str, str]
-    """The name of each tensor in the GGUF file."""
+    """Each tensor's name in the GGUF file."""
 
     def layout(self, name: str) -> StoredLayout:
-        """Return the layout that llama.cpp expects for a tensor."""
         return layout_of(self.family, self.names[name], self.config)
 
     def expected(self, name: str) -> np.ndarray:
-        """Return a tensor in the layout of the GGUF file."""
         return self.layout(name).to_file(self.tensors[name])
 
 
 def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[str]) -> Compared:
-    """Compare tensors of the file, whose shapes are right, with the tensors `names` of the checkpoint."""
+    """Compare the file's tensors of the right shapes with the checkpoint's tensors `names`."""
     compared = Compared()
     for name in names:
         tensor, layout, expected = stored[hub.names[name]], hub.layout(name), hub.expected(name)
@@ -93,10 +91,8 @@ def compare(hub: HubTensors, stored: Mapping[str, GgufTensor], names: Iterable[s
 def mistake_of(
     hub: HubTensors, name: str, tensor: GgufTensor, found: np.ndarray
 ) -> tuple[tuple[Cause, ...], np.ndarray]:
-    """Return the first mistake with which the tensor is right within one quantization step, and the tensor without it.
-
-    If no mistake is found, return the tensor of the checkpoint.
-    """
+    """Find the first mistake that explains a tensor within a quantization step. Return the mistake as a cause, and the
+    tensor without the mistake. If no mistake is found, return the checkpoint's tensor."""
     right, layout = hub.tensors[name], hub.layout(name)
     for mistake, wrong in other_layouts(tensor.name, hub.config, right.shape).items():
         if is_within(found, wrong.to_file(right), tensor.kind):
@@ -121,7 +117,7 @@ COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 
 
 def name_faults(file: GgufFile, hub: HubTensors) -> Iterator[Divergence]:
-    """Yield a fault for each tensor that is missing, has another shape, or is unknown."""
+    """Yield a fault for each tensor that is missing, unknown, or of another shape."""
     for name, theirs in hub.names.items():
         expected = hub.expected(name).shape
         if theirs not in file.tensors:
@@ -165,19 +161,18 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-"""The llama.cpp architecture of each family."""
 
 QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 
 @dataclass(frozen=True)
 class StoredLayout:
-    """A conversion between the layouts of the checkpoint and of the GGUF file, in both directions."""
+    """A conversion between the checkpoint's layout and the GGUF file's."""
 
     to_file: Change
     to_hub: Change
     says: str
-    """How the numbers of the file differ from the checkpoint's, as a clause."""
+    """A clause that says how the file's numbers differ from the checkpoint's."""
 
 
 SAME = StoredLayout(np.asarray, np.asarray, "the tensor has the checkpoint's layout")
@@ -186,7 +181,7 @@ PLUS_ONE = StoredLayout(lambda value: value + 1, lambda value: value - 1, "1 is 
 
 
 def permuted(heads: int) -> StoredLayout:
-    """Return the layout in which neighbors are rotated: the rows of the two halves of each head are interleaved."""
+    """Return the layout for rotations of neighbors: the rows of each head's halves are interleaved."""
 
     def to_file(value: np.ndarray) -> np.ndarray:
         return value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -200,7 +195,7 @@ def permuted(heads: int) -> StoredLayout:
 
 
 def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iterable[str]) -> dict[str, str]:
-    """Return the name of each tensor in GGUF files; tensors that do not occur in GGUF files are left out."""
+    """Map tensor names to names in GGUF files; tensors that GGUF files lack are left out."""
     table = gguf.get_tensor_name_map(ARCHITECTURES[family], layers)
     found = {}
     for name in names:
@@ -212,7 +207,7 @@ def names_in_file(family: str, names: Iterable[str], layers: int, prefixes: Iter
 
 
 def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout:
-    """Return the layout that llama.cpp expects for the tensor with this name in the GGUF file."""
+    """Return the layout that llama.cpp expects for a tensor, by its name in the GGUF file."""
     if ARCHITECTURES[family] is gguf.MODEL_ARCH.LLAMA and (match := QUERY_OR_KEY.fullmatch(name)):
         return permuted(config.num_heads if match[1] == "q" else config.key_value_heads)
     if family.startswith("gemma") and name.endswith("norm.weight"):
@@ -223,7 +218,7 @@ def layout_of(family: str, name: str, config: TransformerConfig) -> StoredLayout
 
 
 def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) -> Mapping[str, StoredLayout]:
-    """Return the layouts that a wrong conversion may give a tensor, by the id of the mistake."""
+    """Return the layouts that a wrong conversion may give a tensor, by the mistake's id."""
     found = {"gguf-not-converted": SAME}
     if match := QUERY_OR_KEY.fullmatch(name):
         right = config.num_heads if match[1] == "q" else config.key_value_heads
@@ -239,7 +234,7 @@ def other_layouts(name: str, config: TransformerConfig, shape: tuple[int, ...]) 
 
 
 def check_family(family: str, architecture: str, path: object) -> None:
-    """Raise `UsageError` if the file's architecture is not llama.cpp's architecture for the family."""
+    """Raise `UsageError` unless the file's architecture is llama.cpp's for the family."""
     if family not in ARCHITECTURES:
         raise UsageError(
             f"GGUF files of the family {family} cannot be checked; expected one of {', '.join(ARCHITECTURES)}."

@@ -1,4 +1,4 @@
-"""The evidence of a check, to which every stage adds, and from which the report is made."""
+"""The evidence of a check: every stage adds to it, and the report is made from it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ INTERRUPTED = "the check was interrupted, so some faults may have no cause, and 
 
 
 class LastReport:
-    """The most recent report on a port; `located` receives reports made before the search for causes."""
+    """The latest report on a port; `located` gets each report before the search for causes."""
 
     def __init__(self, located: Located, report: Report | None = None) -> None:
         self.located, self.report = located, report
 
     def __call__(self, report: Report) -> None:
-        """Store a report, and pass it to `located`."""
         self.report = report
         self.located(report)
 
@@ -58,8 +57,6 @@ class LastReport:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """The arguments of `check`."""
-
     preset: str | None
     config: TransformerConfig | None
     parameters: Arrays | None
@@ -71,29 +68,26 @@ class Arguments:
     lengths: tuple[int, ...]
     audit: bool | None
     quick: bool
-    """Whether only the forward pass is compared."""
 
     @property
     def name(self) -> str:
-        """The name of the configuration in the report."""
         return self.preset or "config"
 
     @functools.cached_property
     def probes(self) -> Mapping[str, Probe]:
-        """The probes that can be judged in the requested precision."""
+        """Return the probes that can be judged in the requested precision."""
         wanted = _probes(self.preset, self.config, self.parameters)
         probes = {key: probe for key, probe in wanted.items() if key != "hot" or self.dtype not in HALF}
         return probes_on(probes, self.ranks)
 
     @functools.cached_property
     def long(self) -> list[LongProbe]:
-        """The long prompts that the user asked for."""
         first = next(iter(self.probes.values()))
         return long_probes(first.config, first.parameters, self.lengths)
 
 
 def _probes(preset: str | None, config: TransformerConfig | None, parameters: Arrays | None) -> Mapping[str, Probe]:
-    """Return the probes of a preset, of a configuration, or of a configuration with given parameters."""
+    """Return the probes of a preset, or of a configuration with random or given parameters."""
     if config is None and (preset is None or parameters is not None):
         given = "no model; pass a preset, a family or a config"
         if parameters is not None:
@@ -114,19 +108,18 @@ class Evidence(LastReport):
     """The state of a check: the port's results, its recorded operations, and the current report."""
 
     ran: Ran
-    """The results of all probes."""
     repeated: ClaimResult
     """The claim that two runs are equal."""
     form: AnswerForm | None = None
     """The form of the results, if they are not logits."""
     recorded: RecordedPort = NOT_ASKED
-    """The recorded operations of a port whose logits are wrong."""
+    """The recorded operations of a port with wrong logits."""
     answer: Answer | None = None
     """The wrong logits of a recorded port, with the faults that reproduce them one by one."""
     is_wrong_reported: bool = False
-    """Whether the user was already told that a result is wrong."""
+    """Whether the user already knows that a result is wrong."""
     one_rank: RanksComparison | None = None
-    """The comparison of the results on several ranks with the results of the same code on one rank."""
+    """The comparison of several ranks with one rank of the same code."""
 
     def __init__(self, arguments: Arguments, port: Port, located: Located, progress: Progress) -> None:
         report = Report(arguments.name, "inconclusive", None, dtype=arguments.dtype, port=arguments.port)
@@ -138,12 +131,10 @@ class Evidence(LastReport):
         self.stopwatch = Stopwatch(functools.partial(processor_seconds, self.build))
 
     def add(self, *faults: Divergence, **found: Any) -> None:
-        """Add results to the report, as `Report.adding` does."""
         self.report = self.report.adding(*faults, **found)
 
     @property
     def first(self) -> Probe:
-        """The first probe, which has the requested sizes."""
         return next(iter(self.ran.probes.values()))
 
     @property
@@ -165,16 +156,14 @@ class Evidence(LastReport):
 
     @property
     def ranks(self) -> ProcessGroup:
-        """The processes of a port on several ranks."""
         assert self.group is not None
         return self.group
 
     def is_steady(self) -> bool:
-        """Return whether two runs had the same results."""
         return self.repeated.verdict == "agrees"
 
     def is_unsteady(self) -> bool:
-        """Return whether two runs differ, which is a divergence."""
+        """Return whether two runs differ and this was reported as a divergence."""
         return not self.is_steady() and bool(self.report.faults)
 
     def is_quick(self) -> bool:
@@ -192,11 +181,10 @@ class Evidence(LastReport):
         return self.new_clock()
 
     def new_clock(self) -> Clock:
-        """Return a new clock with the whole time budget."""
         return Clock(self.arguments.budget, self.progress)
 
     @property
     def judged_ranks(self) -> int:
-        """The number of ranks whose sharding may be wrong; 1 if a single rank has the same error."""
+        """Return the number of ranks with possibly wrong sharding; 1 if a single rank has the same error."""
         is_sharding = self.one_rank is not None and self.one_rank.one_rank != "agrees"
         return self.ranks.ranks if is_sharding else 1

@@ -1,6 +1,6 @@
-"""Results that are not logits: the checker recognizes their form, names it, and converts the results if possible.
+"""Results that are not logits: recognize their form, name it, and convert the results if possible.
 
-The form of a result is a kind of value (`VALUES`), such as probabilities, and an arrangement of the axes (`PARTS`).
+A form is a kind of value (`VALUES`), such as probabilities, and an arrangement of the axes (`PARTS`).
 """
 
 from __future__ import annotations
@@ -31,26 +31,24 @@ Read = Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
 class OtherForm(Exception):  # noqa: N818 - not an error
-    """Raised if the shape of a result shows that it has another form, such as no probabilities."""
+    """The result's shape excludes this form."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An arrangement of the axes of a result, such as the vocabulary before the positions."""
+    """An arrangement of a result's axes, such as the vocabulary before the positions."""
 
     says: str
-    """A description of the arrangement; `{}` stands for the values."""
+    """The description; `{}` becomes the values."""
     advice: str = ""
-    """A further clause of advice; `{}` stands for the size of the vocabulary."""
+    """A clause of advice; `{}` becomes the vocabulary's size."""
     covers: str = ""
-    """The part of the logits that the arrangement contains; empty for all of them."""
+    """The part of the logits that the result contains; empty for all of them."""
     part: Arrange = lambda ours: ours
-    """Returns the corresponding part of an array of the reference."""
+    """Returns this part of a reference's array."""
     read: Read = lambda theirs, shape: theirs
-    """Converts the port's result to the arrangement of `part`, given the shape of all logits.
-
-    It may raise `OtherForm` or `ValueError` for a result in another arrangement.
-    """
+    """Converts the port's result to the arrangement of `part`, given the shape of all logits. Raises `OtherForm` or
+    `ValueError` for a result in another arrangement."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,8 @@ class Value:
 
 
 def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return the elementwise error of a port's numbers, or raise `OtherForm` if they have another shape.
-
-    Args:
-        value: The kind of the numbers.
-        theirs: The port's numbers.
-        ours: The reference's numbers at `value.tap`, in the same arrangement.
-    """
+    """Return the elementwise error of a port's numbers. `ours` is the reference's value at `value.tap`, in the same
+    arrangement. Raise `OtherForm` for another shape."""
     if value.are_ids:
         return _below_the_largest(theirs, ours)
     if theirs.shape != ours.shape:
@@ -83,7 +76,7 @@ def error(value: Value, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def _below_the_largest(theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return how far the logit of the returned token is below the largest logit; 0 means a right token."""
+    """Return how far the returned token's logit is below the largest logit; 0 for a right token."""
     if theirs.shape != ours.shape[:-1]:
         raise OtherForm
     ids = theirs.astype(np.int64)
@@ -134,15 +127,15 @@ VALUES = (
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form of a port's results, and the error of the results in this form."""
+    """The form of a port's results, and their error in this form."""
 
     part: Part
     value: Value
     error: float
     budget: float
-    """The budget of the probe whose error is the largest relative to its budget."""
+    """The budget of the probe with the largest error relative to its budget."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    """The shape of the port's result for the first probe, and the expected shape."""
+    """The shape of the first result, and the expected shape."""
 
     @property
     def agrees(self) -> bool:
@@ -150,11 +143,10 @@ class AnswerForm:
 
     @property
     def has_all_logits(self) -> bool:
-        """Whether results of this form contain all logits."""
         return self.value is LOGITS and not self.part.covers
 
     def logits(self, answer: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the logits in a result; a result of another form is returned unchanged."""
+        """Return the logits in a result; return a result of another form unchanged."""
         try:
             return self.part.read(answer, shape)
         except (OtherForm, ValueError, IndexError):
@@ -162,7 +154,7 @@ class AnswerForm:
 
     @property
     def says(self) -> str:
-        """A clause that names the form and says what to return instead."""
+        """Return a clause that names the form and says what to return instead."""
         theirs, ours = self.shapes
         found = self.part.says.format(self.value.noun)
         advice = ", ".join(filter(None, [self.part.advice.format(ours[-1]), self.value.advice]))
@@ -182,8 +174,8 @@ class AnswerForm:
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
     """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
 
-    A form in which the numbers agree is preferred, then logits, then the form with the smallest error. If no numbers
-    agree, two kinds of forms are considered: logits in any arrangement, and other values in the usual arrangement.
+    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree,
+    only two kinds of forms are considered: logits in any arrangement, and other values in the usual arrangement.
     """
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
@@ -196,7 +188,7 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:
-    """Yield each pair of a kind of value and an arrangement that all results may have, according to their shapes."""
+    """Yield each form that fits the shapes of all results."""
     first = next(iter(probes))
     shapes = answers[first].shape, probes[first].oracle.expected["logits"].shape
     for value in VALUES if probes[first].config.head == "logits" else (LOGITS,):
@@ -228,7 +220,7 @@ def _compared(part: Part, value: Value, probe: Probe, answer: np.ndarray, dtype:
 
 
 class _InForm:
-    """A built port whose results are converted to logits; all other attributes are unchanged."""
+    """A built port whose results become logits; other attributes are unchanged."""
 
     def __init__(self, forward: Any, form: AnswerForm, config: TransformerConfig) -> None:
         self.forward, self.form, self.config = forward, form, config
@@ -245,7 +237,7 @@ class _InForm:
 
 
 class _RemoteInForm(_InForm, RemotePort):
-    """A built port in a separate process whose results are converted to logits."""
+    """A built port in a separate process whose results become logits."""
 
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any

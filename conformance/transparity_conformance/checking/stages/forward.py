@@ -1,4 +1,4 @@
-"""The stages of a check that concern the forward pass: run the port, record it, judge it, and build it again."""
+"""The stages on the forward pass: run the port, record it, judge it, and build it again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ HALF_PRECISIONS = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def run_probes(evidence: Evidence) -> None:
-    """Run the port once on every probe, and again on the first."""
+    """Run the port on every probe, and twice on the first."""
     arguments = evidence.arguments
     assert len(arguments.long) == len(set(arguments.lengths))  # invalid lengths raise before the port runs
     answered = functools.partial(_report_if_wrong, evidence)
@@ -72,7 +72,7 @@ def run_probes(evidence: Evidence) -> None:
 
 
 def _report_if_wrong(evidence: Evidence, probe: Probe, taps: Mapping[str, np.ndarray]) -> None:
-    """Report the first wrong result before the next call, unless the reference of a large model would take too long."""
+    """Report the first wrong result before the next call, unless a large model's reference would take too long."""
     if not evidence.is_wrong_reported and not probe.is_large:
         wrong = wrong_logits({probe.name: probe}, {probe.name: taps}, evidence.arguments.dtype)
         if wrong is not None:
@@ -106,7 +106,7 @@ def recognise_form(evidence: Evidence) -> None:
 
 
 def listen(evidence: Evidence) -> None:
-    """Report wrong logits, then record the operations of the port."""
+    """Report wrong logits, then record the port's operations."""
     arguments, ran = evidence.arguments, evidence.ran
     wrong = wrong_logits(ran.probes, ran.actual, arguments.dtype)
     if wrong is not None:
@@ -122,10 +122,8 @@ def listen(evidence: Evidence) -> None:
 
 
 def judge_answers(evidence: Evidence) -> None:
-    """Compare the results with the oracle, and find causes and lines.
-
-    If the causes show that some taps were matched to wrong activations, the taps are matched again with these causes.
-    """
+    """Compare the results with the oracle, and find causes and lines. If the causes show that taps were matched to
+    wrong activations, match the taps again with these causes."""
     ran, answer = evidence.ran, evidence.answer
     further = evidence.clock, answer, evidence.repeated
     evidence.report = _judged(evidence, ran.probes, ran.actual, evidence.recorded, *further)
@@ -146,7 +144,7 @@ def _judged(
     answer: Answer | None,
     repeated: ClaimResult | None = None,
 ) -> Report:
-    """Return the verdict on the port's activations and recorded operations."""
+    """Judge the port's activations and recorded operations."""
     arguments = evidence.arguments
     every = {**recorded.probes, **probes}  # recorded single rows come first
     shown = {**actual, **{key: {**actual.get(key, {}), **call.taps} for key, call in recorded.calls.items()}}
@@ -173,12 +171,11 @@ def _judged(
 
 
 def find_unsteady_line(evidence: Evidence) -> None:
-    """Find the line at which two runs of a port differ first."""
     evidence.report = with_unsteady_line(evidence.report, evidence.ran.forward, evidence.first)
 
 
 def build_again(evidence: Evidence) -> None:
-    """Explain a fault without a cause if the port's results change when it is built again."""
+    """Explain a fault without a cause if the results change when the port is built again."""
     report, probe, dtype = evidence.report, evidence.first, evidence.arguments.dtype
     unexplained = next((index for index, fault in enumerate(report.faults) if not fault.causes), None)
     if unexplained is None or probe.is_large:
@@ -199,7 +196,7 @@ def build_again(evidence: Evidence) -> None:
 
 
 def name_form(evidence: Evidence) -> None:
-    """Report as the first divergence that the port's results are not plain logits."""
+    """Report as the first divergence that the results are not plain logits."""
     form, report = evidence.form, evidence.report
     assert form is not None
     if not evidence.has_logits():
@@ -223,18 +220,16 @@ def end_forward_pass(evidence: Evidence) -> None:
 
 
 def is_copied(evidence: Evidence) -> bool:
-    """Return whether the loader got a copy of the user's checkpoint and agrees with the reference."""
+    """Return whether the loader got a copy of the user's checkpoint, and agrees."""
     parameters = evidence.arguments.parameters
     is_named = isinstance(parameters, InFolder) and not parameters.is_given_itself
     return is_named and is_loader(evidence.build) and evidence.agrees()
 
 
 def load_as_named(evidence: Evidence) -> None:
-    """Pass the user's folder itself to the loader, and compare the logits of the first probe.
-
-    The folder may hold other dtypes than float32 and several files, whereas the other probes use a float32 copy in one
-    file. The loader may compute in the stored precision.
-    """
+    """Pass the user's folder itself to the loader, and compare the first probe's logits. Other probes use a float32
+    copy in one file; the folder may contain other dtypes and several files. The loader may compute in the stored
+    precision."""
     parameters, probe, dtype = evidence.arguments.parameters, evidence.first, evidence.arguments.dtype
     assert isinstance(parameters, InFolder)
     folder, where = parameters.folder, tensor_files(parameters.folder)
@@ -258,20 +253,20 @@ def load_as_named(evidence: Evidence) -> None:
 
 
 def _as_stored(probe: Probe, logits: np.ndarray, computed: str, dtype: str) -> tuple[float, float]:
-    """Return the error and the budget of a model that computes in the requested or in the stored precision."""
+    """Return the error and budget of a model that computes in the requested or the stored precision."""
     budget = probe.budget(dtype if computed == dtype else f"float32:{computed}")
     return judged_gap(probe, "logits", logits, probe.oracle.expected["logits"], computed), budget
 
 
 def is_explained_at_other_size(evidence: Evidence) -> bool:
-    """Return whether causes of a wrong call at another size can be searched for."""
+    """Return whether the causes of a wrong call at another size can be searched for."""
     reached = evidence.reached
     is_open = bool(reached.wrong) and not reached.is_history and not evidence.report.faults[-1].is_misshapen
     return is_open and can_be_walked(reached.wrong[0].probe)
 
 
 def explain_at_other_size(evidence: Evidence) -> None:
-    """Add the causes and lines of the first wrong call at another size, if any are found."""
+    """Add the causes and lines of the first wrong call at another size."""
     arguments, report = evidence.arguments, evidence.report
     evidence(report)
     wrong, clock = evidence.reached.wrong[0].probe, evidence.new_clock()

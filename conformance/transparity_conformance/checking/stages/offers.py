@@ -1,9 +1,8 @@
-"""The stage that compares the capabilities of a port besides its forward pass, and many calls of one object.
+"""The stage that compares a port's capabilities besides its forward pass, and many calls of one object.
 
 In a history, one object is called many times, and each result must equal the result of a new object. A port that keeps
 state between calls is right only at first. For example, such a port does not reset its cache, accumulates gradients, or
-does not switch off dropout after training. Forward passes are therefore mixed in random order with all other
-capabilities.
+leaves dropout on after training. Forward passes are therefore mixed in random order with all other capabilities.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ OF_A_CHECKPOINT = "gradients of a loaded model are compared only for a checkpoin
 NOT_OF_GIVEN = "compared only for random parameters, for example with --config"
 
 CALLS_OF_LARGE = 2
-"""The number of forward passes in a history if the model is large, and each pass therefore slow."""
+"""The number of forward passes in a large model's history."""
 
 CLAIM = "histories"
 
@@ -98,13 +97,13 @@ def _of_given(port: BuiltPort, forward: ForwardPass, *, is_right: bool) -> Capab
 
 @dataclass(frozen=True)
 class _Request:
-    """A claim about a capability that agreed, with its requests, which are repeated in a history."""
+    """A claim that agreed, with the requests that a history repeats."""
 
     row: Capability
     way: Way
     requests: Mapping[str, Any]
     wrong: frozenset[str]
-    """The values `where` of the faults that were found before the history."""
+    """`where` of each fault that was found before the history."""
 
 
 def compare_history(
@@ -133,7 +132,7 @@ def compare_history(
 
 
 def _afterwards(port: BuiltPort, forward: ForwardPass) -> CapabilityResult | None:
-    """Return a divergence if the port's forward pass is wrong after training or generation; otherwise None."""
+    """Return a divergence if the forward pass is wrong after training or generation."""
     for (config, _), (parameters, built) in port.built.items():
         inputs = mixed_inputs(config, 0, min(5, config.max_length), min(4, config.max_length))
         probe = Probe("history", "afterwards", "a model after its use", config, parameters, inputs)
@@ -156,7 +155,7 @@ def _requests(
 
 
 def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> CapabilityResult:
-    """Make the calls in the given order, and stop at the first wrong result."""
+    """Make the calls in order, until a result is wrong."""
     worst, calls, after = ClaimResult(CLAIM, "agrees", 0.0, 0.0, "logits"), 0, ""
     for each in order:
         if isinstance(each, _Request):
@@ -178,8 +177,7 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
 def _error_and_budget(
     function: Callable[..., Any], probe: Probe, expected: np.ndarray, forward: ForwardPass
 ) -> tuple[float, float]:
-    """Return the largest difference from the expected logits, and the budget. If the port fails, the difference is
-    infinite."""
+    """Return the largest error of the logits, and its budget; the error is infinite if the port fails."""
     answer = answer_or_error(lambda: run(function, probe, logits_only=True)["logits"])
     error = np.inf if isinstance(answer, PortError) else judged_gap(probe, "logits", answer, expected)
     return error, probe.oracle.budget("logits", forward.dtype)
@@ -191,7 +189,7 @@ def _diverges(used: tuple[float, float], where: str, probe: Probe, says: str) ->
 
 
 def _ask_again(port: BuiltPort, forward: ForwardPass, request: _Request) -> CapabilityResult | None:
-    """Repeat a request on the same object, and return a divergence if the result is wrong."""
+    """Repeat a request on the same object; return a divergence if the result is wrong."""
     says = "the first result is right, but a later one of the same object is wrong: the port keeps state between calls"
     cause = Cause("history", says, explained=0.0)
     answers: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The stages of a check on several ranks: compare them with one rank, compare replicas, and compare dropout masks.
+"""The stages on several ranks: compare them with one rank, compare replicas, and compare dropout masks.
 
-If several ranks differ from one rank of the same code by more than rounding, the sharding is wrong. A port may offer a
-forward pass in training mode, `with_dropout(**tokens)`, that returns a dict of taps. On different ranks, dropout must
+If several ranks differ from one rank of the same code by more than rounding, the sharding is wrong. A port may offer
+`with_dropout(**tokens)`, a forward pass in training mode that returns a dict of taps. On different ranks, dropout must
 drop different entries of shards, and the same entries of replicas.
 """
 
@@ -32,18 +32,16 @@ from transparity_conformance.running.process.running import Port, built, in_prec
 CLAIM, REPLICAS, DROPOUT = "ranks.one_and_many", "ranks.replicas", "ranks.dropout"
 
 METHOD = "with_dropout"
-"""The method of a port that runs the forward pass in training mode."""
+"""The port's method that runs the forward pass in training mode."""
 
 SIDES = 2
-"""The number of budgets that a difference of two runs may use, as both runs round."""
+"""The number of budgets that the difference of two runs may use; both runs round."""
 
 FLUKE = 1e-6
-"""Two equal dropout masks are reported as one seed only if independent masks would be equal with a probability below
-`FLUKE`."""
+"""Equal dropout masks mean a shared seed only if independent masks would be equal with a smaller probability."""
 
 
 def run_one_rank(evidence: Evidence) -> None:
-    """Compare several ranks with one rank of the same code."""
     arguments, group = evidence.arguments, evidence.ranks
     how = arguments.dtype, arguments.logits_only, evidence.progress
     evidence.one_rank = against_one(group, evidence.build, arguments.probes, *how)
@@ -52,10 +50,8 @@ def run_one_rank(evidence: Evidence) -> None:
 def against_one(
     group: ProcessGroup, build: Port, probes: Mapping[str, Probe], dtype: str, logits_only: bool, progress: Progress
 ) -> RanksComparison:
-    """Compare several ranks with one rank of the same code; probes that the port refuses are left out.
-
-    Raises `PortError` if the port fails on several ranks. If the port fails on one rank, the comparison is
-    inconclusive."""
+    """Compare several ranks with one rank of the same code, on the probes that the port accepts. Raise `PortError` if
+    the port fails on several ranks. If the port fails on one rank, the comparison is inconclusive."""
     many = run_all(build, probes, progress, logits_only=logits_only)
     declared = next(iter(group.shardings.values())).placements
     placements = {name: str(placement) for name, placement in declared.items()}
@@ -70,7 +66,7 @@ def against_one(
 
 
 def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Actual, dtype: str) -> RanksComparison:
-    """Return the comparison of the tap whose difference is largest relative to the sum of both budgets."""
+    """Return the comparison of the tap with the largest difference relative to both budgets."""
     worst = RanksComparison(count, "agrees", where="logits")
     for key, probe in probes.items():
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
@@ -83,7 +79,7 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
 
 
 def judge_ranks(evidence: Evidence) -> None:
-    """Add the comparison with one rank, the comparison of replicas and, if everything agrees, of dropout."""
+    """Add the comparison with one rank and the comparison of replicas. If everything agrees, also compare dropout."""
     group, probes = evidence.ranks, evidence.arguments.probes
     assert evidence.one_rank is not None
     evidence.report = adding_ranks(evidence.report, evidence.one_rank, group.differing, probes)
@@ -92,7 +88,7 @@ def judge_ranks(evidence: Evidence) -> None:
 
 
 def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Return the report with two results added: whether several ranks equal one rank, and whether replicas differ."""
+    """Add two results: whether several ranks equal one rank, and whether replicas differ."""
     if ranks.one_rank == "inconclusive":
         report = report.adding(ranks=ranks, not_compared=[f"one rank of the same code: {ranks.reason}"])
         return _adding_replicas(report, differing, probes)
@@ -106,10 +102,7 @@ def adding_ranks(report: Report, ranks: RanksComparison, differing: Differing, p
 
 
 def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, Probe]) -> Report:
-    """Return the report with a fault for values that are declared as replicas but differ between ranks.
-
-    Replicas may differ by the largest relative budget of all taps.
-    """
+    """Add a fault for replicas that differ by more than the largest relative budget of all taps."""
     allowed = max(_relative_budgets(probes, report.dtype), default=0.0)
     far = [each for each in differing.worst.values() if each.relative > allowed]
     worst = max(differing.worst.values(), key=lambda each: each.relative, default=None)
@@ -139,7 +132,7 @@ def _relative_budgets(probes: Mapping[str, Probe], dtype: str) -> Iterator[float
 
 
 def judge_dropout(evidence: Evidence, probe: Probe) -> None:
-    """Compare the entries that each rank drops, if the port offers this; raise `PortError` if its method fails."""
+    """Compare which entries each rank drops, if the port offers this; raise `PortError` if its method fails."""
     group, forward = evidence.ranks, cast(Any, built(evidence.build, probe))
     if not group.offers(forward, METHOD):
         evidence.add(not_compared=[f"{METHOD}: the port has no such method"])
@@ -158,7 +151,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:
-    """Return a cause if the wrong entries are dropped; an entry is dropped if it is 0 only in the port."""
+    """Return a cause if the wrong entries are dropped; a dropped entry is 0 only in the port."""
     parts = split(expected, placement, len(values))
     if [value.shape for value in values] != [part.shape for part in parts]:
         return None
@@ -176,6 +169,6 @@ def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: n
 
 
 def _chance(dropped: np.ndarray) -> float:
-    """Return the probability that an independent mask with the same rate would be equal."""
+    """Return the probability that an independent mask with the same rate is equal."""
     rate = float(dropped.mean()) if dropped.size else 0.0
     return float((rate**2 + (1 - rate) ** 2) ** dropped.size)

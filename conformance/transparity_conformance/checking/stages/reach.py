@@ -50,7 +50,7 @@ QUICK = "other sizes, capabilities, repeated calls and the audit: --quick compar
 
 
 def call_at_other_sizes(evidence: Evidence) -> None:
-    """If the port agrees so far, call it at other sizes, and on the long prompts that the user asked for."""
+    """If the port agrees so far, call it at other sizes, and on the user's long prompts."""
     arguments, probes, reached = evidence.arguments, evidence.ran.probes.values(), evidence.reached
     if not evidence.agrees():
         leave_out(arguments.long, reached)
@@ -75,14 +75,14 @@ def call_at_other_sizes(evidence: Evidence) -> None:
 
 
 def leave_out_all(evidence: Evidence) -> None:
-    """Record that --quick compares only the forward pass, so the verdict is `inconclusive` instead of `agrees`."""
+    """Record that --quick compares only the forward pass; the verdict becomes `inconclusive` instead of `agrees`."""
     coverage = dataclasses.replace(coverage_of(evidence.ran.probes.values()), untested=(QUICK,))
     verdict = "inconclusive" if evidence.agrees() else evidence.report.verdict
     evidence.add(coverage=coverage, verdict=verdict)
 
 
 def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
-    """Return a model to call with an attention mask, or an empty tuple if the loaded model takes no such argument."""
+    """Return a model to call with an attention mask; nothing if the loaded model takes no such argument."""
     model = masked_model(evidence.first.config, evidence.first.parameters)
     if model is None or not is_loader(evidence.port):
         return ()
@@ -94,7 +94,6 @@ def _given_a_mask(evidence: Evidence) -> tuple[ReachModel, ...]:
 
 
 def reach(evidence: Evidence, models: Sequence[ReachModel]) -> None:
-    """Call the port on every probe of `models`."""
     reached = evidence.reached
     calls = sum(len(model.calls) for model in models)
     for model in models:
@@ -142,10 +141,8 @@ def _bisect(evidence: Evidence, function: Callable[..., Any], model: ReachModel)
 
 
 def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
-    """Compare logits with the reference.
-
-    If the error is slightly larger than the budget, the budget is measured again, with sequential sums.
-    """
+    """Compare logits with the reference. If the error slightly exceeds the budget, measure the budget again, with
+    sequential sums."""
     with np.errstate(all="ignore"):
         expected, budget = probe.oracle.expected["logits"], probe.budget(dtype)
         is_masked = "attention_mask" in probe.inputs and probe.config.architecture == "decoder"
@@ -159,7 +156,7 @@ def compare(probe: ReachProbe, logits: np.ndarray, dtype: str) -> Comparison:
 
 
 def _add_wrong_calls(evidence: Evidence) -> None:
-    """Add the first wrong call as a divergence, and the sizes at which calls are wrong."""
+    """Add the first wrong call as a divergence, and the sizes of wrong calls."""
     reached = evidence.reached
     first = reached.wrong[0]
     fault = Divergence(
@@ -181,7 +178,7 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
-    """Return the claim about these calls, with the error of the call that uses the largest share of its budget."""
+    """Return the claim about these calls, with the largest error relative to its budget."""
     worst = max(compared, key=lambda each: share(each.error, each.budget))
     where = f"logits ({worst.probe.name})"
     return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
@@ -205,7 +202,7 @@ def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequenc
 
 
 def call_long(evidence: Evidence) -> None:
-    """Call a port on long prompts, the shortest first, until one is wrong; then find the shortest wrong prompt."""
+    """Call a port on long prompts, the shortest first. If a prompt is wrong, find the shortest wrong prompt."""
     probes, reached, progress = evidence.arguments.long, evidence.reached, evidence.progress
     for number, probe in enumerate(probes):
         if reached.wrong:
@@ -229,12 +226,11 @@ def call_long(evidence: Evidence) -> None:
 
 
 def leave_out(probes: Sequence[LongProbe], reached: ReachedCalls) -> None:
-    """List long prompts that are skipped because shorter prompts are wrong."""
     reached.refused.extend(f"{probe.name}: shorter prompts diverge" for probe in probes)
 
 
 def can_be_walked(probe: Probe) -> bool:
-    """Return whether all activations of a wrong call fit into memory, so that causes can be searched for."""
+    """Return whether a wrong call's activations fit into memory, as the search for causes requires."""
     if not isinstance(probe, LongProbe):
         return True
     length = max(probe.lengths)

@@ -15,4 +15,3 @@ FAMILIES: Mapping[str, Family] = dict(
         for model_type, family in importlib.import_module(module.name).FAMILIES.items()
     )
 )
-"""Every family that a module of this package defines, by `model_type`."""

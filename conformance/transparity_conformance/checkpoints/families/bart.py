@@ -19,7 +19,7 @@ from transparity_numpy.positions.added import sinusoidal_positions
 
 
 def stack_names(stack: str) -> dict[str, str | StoredTensor]:
-    """Return the names of a stack's linear layers and norms, with cross-attention, which an encoder does not have."""
+    """Return the names of a stack's linear layers and norms, including cross-attention, which encoders lack."""
     layer = f"{stack}.layers.{{i}}"
     attentions = {"self_attn": "self_attention", "encoder_attn": "cross_attention"}
     names = linears({"layernorm_embedding": "embedding_norm"}, stack, stack)
@@ -57,7 +57,7 @@ STACKS = (
     row.same("encoder_ffn_dim", "decoder_ffn_dim", "feed_forward_dim"),
     row.activation("activation_function", "gelu"),
 )
-"""The rows for sizes and activations that all encoder-decoders like BART share."""
+"""The rows for sizes and activations of all encoder-decoders like BART."""
 
 UNNEEDED = (
     *("activation_dropout", "attention_dropout", "dropout", "encoder_layerdrop", "decoder_layerdrop"),
@@ -69,11 +69,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "add_final_layer_norm": (False,),
     "add_bias_logits": (False,),
 }
-"""Fields of older config.json files, with the only value of each field that transformers implements."""
+"""Fields of older config.json files, with the only value that `transformers` implements."""
 
 
 def _copies(config: TransformerConfig) -> Mapping[str, str]:
-    """Return the tensors that repeat `shared.weight`; transformers stores them if `tie_word_embeddings` is false."""
+    """Return the copies of `shared.weight`, which `transformers` stores if `tie_word_embeddings` is false."""
     is_untied = config.shared_embedding and not config.tied_head
     return {f"{stack}.embed_tokens.weight": "shared.weight" for stack in config.stacks if is_untied}
 
@@ -152,7 +152,7 @@ def _write_norms(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _width(fields: Fields) -> dict[str, Any]:
-    """Reject token embeddings with another width than the layers (OPT-350m), because they need a linear map."""
+    """Refuse embeddings of another width than the layers (OPT-350m), because they need a linear map."""
     width, own = fields["hidden_size"], fields["word_embed_proj_dim"]
     if own not in (None, width):
         raise row.wrong("word_embed_proj_dim", own, f"{as_json(width)}, the value of hidden_size")
@@ -185,7 +185,7 @@ POSITIONS = "encoder.embed_positions.weight"
 
 
 def _kernel(name: str) -> StoredTensor:
-    """Return a convolution kernel, stored as (features_out, features_in, 3); the parameter is a matrix."""
+    """Return a convolution kernel, stored as (features_out, features_in, 3) for a parameter that is a matrix."""
     matrix = (name, lambda kernel: kernel.reshape(len(kernel), -1))
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(len(parts[0]), -1, 3))
 

@@ -26,15 +26,12 @@ OF_CLASSES: dict[str, Any] = {"pooling": "first", "head_transform": False, "tied
 
 
 def masked_head(model: str, tensor: str, *, with_gelu: bool = False) -> FieldRow:
-    """Return the row that chooses an encoder's output: the pooler, or the masked-language head, or the hidden states.
+    """Return the row that chooses the output: the pooler, the masked-language head, or the hidden states. The first of
+    these in the file is used.
 
-    The first of these that the checkpoint contains is used. An untied masked-language head is not imported, because
-    transformers never reads one of its two biases.
-
-    Args:
-        model: The transformers class with the masked-language head.
-        tensor: The name of a weight that only the masked-language head has.
-        with_gelu: Whether the head always uses GELU, even if the layers use another activation.
+    An untied masked-language head is not imported, because `transformers` never reads one of its two biases. `model` is
+    the class with this head, and `tensor` a weight that only this head has. With `with_gelu`, the head uses GELU even
+    if the layers use another activation.
     """
 
     def read(fields: Fields, names: Collection[str]) -> dict[str, Any]:
@@ -91,7 +88,7 @@ BERT = Family(
 
 
 def _counted(fields: Fields) -> dict[str, Any]:
-    """Return the fields of positions that start at pad_token_id + 1 and skip padding."""
+    """Return the fields for positions that start at pad_token_id + 1 and skip padding."""
     pad = fields["pad_token_id"]
     if not isinstance(pad, int):
         raise row.wrong("pad_token_id", pad, "a token id, because the first position is pad_token_id + 1")
@@ -170,7 +167,7 @@ DISTILBERT = BERT.variant(
 )
 
 PAD, BUCKETS, DISTANCE = 1, 32, 128
-"""MPNet's padding token, number of relative buckets and largest distance, which are constants in transformers."""
+"""Constants of `transformers`' MPNet: the padding token, the relative buckets and the largest distance."""
 
 
 def _counted_from_pad(fields: Fields) -> dict[str, Any]:

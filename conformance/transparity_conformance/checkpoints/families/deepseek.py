@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek-AI, 2024): latent attention, and experts in groups in all layers after the first few."""
+"""DeepSeek-V3 (DeepSeek-AI, 2024): latent attention, and grouped experts in all layers except the first few."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _attention(fields: Fields) -> dict[str, Any]:
 
 
 def _multiplier(fields: Fields) -> float:
-    """Return the attention multiplier: the square of YaRN's scale for `mscale_all_dim`."""
+    """Return the square of YaRN's scale for `mscale_all_dim`."""
     given = fields["rope_parameters"] or fields["rope_scaling"] or {}
     share = given.get("mscale_all_dim")
     return _squared(row.as_number(given, "mscale_all_dim"), row.as_number(given, "factor")) if share else 1.0
@@ -64,7 +64,7 @@ def _write_attention(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _share(config: TransformerConfig) -> float:
-    """Invert `_multiplier`: return the `mscale_all_dim` that gives exactly the attention multiplier."""
+    """Invert `_multiplier`: return the `mscale_all_dim` that gives the exact attention multiplier."""
     factor, right = config.rotary_factor, config.attention_multiplier
     if config.rotary_scaling != "yarn" or factor <= 1 or right < 1:
         raise CheckpointError(
@@ -107,7 +107,7 @@ def _write_experts(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors that depend on the configuration: the query projection, and the key and value projections."""
+    """Return the tensors that depend on the configuration: the query, key and value projections."""
     low = config.kv_lora_rank or 0
     down = {f"{ATTENTION}.key_value_latent.weight": low, f"{ATTENTION}.key_rotary.weight": config.rotated_dim}
     up = {f"{ATTENTION}.key.weight": config.projected_key_dim, f"{ATTENTION}.value.weight": config.value_dim}

@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 
 
 def _activation(fields: Fields) -> dict[str, Any]:
-    """Return the activation; transformers reads `gelu` in older Gemma files as GELU's tanh approximation."""
+    """Return the activation; older Gemma files write `gelu` for GELU's tanh approximation."""
     name = "hidden_act" if fields["hidden_activation"] is None else "hidden_activation"
     found = row.as_activation(fields, name)
     return {"activation": "gelu-tanh" if found == "gelu" else found}
@@ -45,7 +45,7 @@ GEMMA = PLAIN.variant(
 
 
 def _scalar(multiplier: float) -> float:
-    """Return the number s with s^(−1/2) equal to the multiplier; s is an integer if possible."""
+    """Return s with s^(−1/2) equal to the multiplier, if possible an integer."""
     found = multiplier**-2
     return row.nearest(round(found), found, right=lambda each: each > 0 and each**-0.5 == multiplier)
 

@@ -1,9 +1,10 @@
 """ViT and CLIP: encoders of images, and CLIP's decoder of text.
 
-ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers. The text
-tower is a decoder that pools the position of the end token, and the image tower is an encoder. Each tower returns one
-vector per row, with or without a projection. Two steps are not included: the preprocessing of images, and the scores of
-pairs of a text and an image (CLIP's norm and temperature)."""
+ViT (Dosovitskiy et al., 2021) encodes the patches of an image. CLIP (Radford et al., 2021) has two towers: a text
+decoder that pools the end token's position, and an image encoder. Each tower returns one vector per row, with or
+without a projection. Preprocessing of images is not included, nor are the scores of text and image (CLIP's norm and
+temperature).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def _in_batch(name: str) -> StoredTensor:
 
 
 def _kernel(config: TransformerConfig) -> StoredTensor:
-    """Return a kernel (features, channels, height, width); the parameter is a matrix."""
+    """Return a kernel, stored as (features, channels, height, width) for a parameter that is a matrix."""
     axes = (config.image_channels, *[config.patch_size or 1] * 2)
     matrix = ("encoder.patch_projection.weight", lambda kernel: kernel.reshape(len(kernel), -1))
     return StoredTensor((matrix,), lambda parts: parts[0].reshape(-1, *axes))
@@ -45,7 +46,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    """Return the number of positions: one per patch, and one for the class token."""
+    """Return the number of positions: the patches, and the class token."""
     side, patch = row.as_whole(fields, "image_size"), row.as_whole(fields, "patch_size")
     if side % patch:
         raise row.wrong("image_size", side, f"a multiple of patch_size, {patch}")
@@ -62,7 +63,7 @@ def _pooler(fields: Fields, names: Collection[str]) -> dict[str, Any]:
 
 
 LAYERS = row.sizes("encoder")[2:]
-"""The rows for the sizes of a model without a vocabulary."""
+"""Size rows of a model without a vocabulary."""
 
 IMAGE_SIZE = row.derived(_positions, lambda config: {"image_size": config.image_size}, image_size=224)
 
@@ -106,10 +107,8 @@ VIT = Family(
 )
 
 LEGACY_EOS = 2
-"""The `eos_token_id` of CLIP files before 2023; CLIP's tokenizer does not use this token.
-
-For these files, transformers pools the position of the largest token id.
-"""
+"""The `eos_token_id` of CLIP files before 2023, which CLIP's tokenizer does not use. For these files, `transformers`
+pools the position of the largest token id."""
 
 
 def _names(stack: str, **norms: str) -> Table:

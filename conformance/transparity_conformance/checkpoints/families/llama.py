@@ -1,10 +1,9 @@
-"""Llama (Touvron et al., 2023) and similar models.
+"""Llama (Touvron et al., 2023), Mistral, Qwen 2, Qwen 3, Granite 3, OLMo 2, Phi-3, SmolLM3 and Ministral 3.
 
-They are Mistral, Qwen 2, Qwen 3, Granite 3, OLMo 2, Phi-3, SmolLM3 and Ministral 3. Granite 3 (Granite Team, 2024)
-multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team, 2024) normalizes the outputs of the
-sublayers. Phi-3 (Abdin et al., 2024) rotates only a part of each head and fuses projections. In SmolLM3 (Hugging Face,
-2025), some layers use no position encoding (Yang et al., 2025). Ministral 3 (Mistral AI, 2025) has a query temperature
-that grows with the position.
+Granite 3 (Granite Team, 2024) multiplies embeddings, residual branches and logits by factors. OLMo 2 (OLMo Team, 2024)
+normalizes the outputs of sublayers. Phi-3 (Abdin et al., 2024) rotates a part of each head and fuses projections. Some
+layers of SmolLM3 (Hugging Face, 2025) have no position encoding (Yang et al., 2025). Ministral 3 (Mistral AI, 2025) has
+a query temperature that grows with the position.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ LLAMA = Family(
 )
 
 PLAIN = LLAMA.variant(without=("mlp_bias",), always={"feed_forward_bias": False})
-"""Llama without the field `mlp_bias`; its feed-forwards have no biases."""
+"""Llama without the field `mlp_bias` and without biases in feed-forwards."""
 
 NO_BIAS = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 
@@ -89,7 +88,7 @@ MISTRAL = PLAIN.variant(
 
 
 def _windows(fields: Fields) -> dict[str, Any]:
-    """Return Qwen's windows; by default, only layer `max_window_layers` and all later layers have a window."""
+    """Return Qwen's windows; by default, layer `max_window_layers` and all later layers have a window."""
     window = layers.used_window(fields)
     first, count = row.as_whole(fields, "max_window_layers", 0, "a whole number"), row.as_layers(fields)
     kinds = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
@@ -178,7 +177,7 @@ def _rotary_phi3(fields: Fields) -> dict[str, Any]:
 
 
 def _write_rotary_phi3(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields, with the original length in config.json itself, where transformers reads it first."""
+    """Return the rotary fields; the original length is outside them, where `transformers` looks first."""
     outside = {ORIGINAL: config.rotary_original_length} if config.rotary_scaling == "longrope" else {}
     return rotary_fields(config) | outside
 
@@ -196,7 +195,7 @@ PHI3 = MISTRAL.variant(
 
 
 NO_POSITIONS = "_without_positions"
-"""The suffix of the layer kinds that have no positions."""
+"""The suffix of layer kinds without positions."""
 
 
 def _layers_smollm3(fields: Fields) -> dict[str, Any]:
@@ -216,7 +215,6 @@ def _layers_smollm3(fields: Fields) -> dict[str, Any]:
 
 
 def _rotated(fields: Fields) -> list[bool]:
-    """Return whether each layer has rotary positions."""
     given, count = fields["no_rope_layers"], row.as_layers(fields)
     if given is None:
         every = row.as_whole(fields, "no_rope_layer_interval")
@@ -262,7 +260,7 @@ BETA = "llama_4_scaling_beta"
 
 OF_ROTARY: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, ORIGINAL: 16_384}
 OF_ROTARY |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1}
-"""The `rope_parameters` that transformers uses for a Ministral 3 file without any."""
+"""`rope_parameters` of a Ministral 3 file without any, as in `transformers`."""
 
 
 def _rotary_ministral3(fields: Fields) -> dict[str, Any]:

@@ -60,7 +60,7 @@ NAMES_WITH_EXPERTS: Table = {
 }
 
 EXPERTS, DENSE = "experts", "dense"
-"""The two kinds of layers. A layer of the kind `DENSE` has one feed-forward for all tokens."""
+"""The two kinds of layers; a `DENSE` layer has one feed-forward for all tokens."""
 
 ROUTER = (row.whole("num_experts_per_tok", "experts_per_token", 8), row.flag("norm_topk_prob", "normalize_topk", False))
 
@@ -95,10 +95,8 @@ OLMOE = PLAIN.variant(
 
 
 def sparse(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers with and without experts.
-
-    Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`.
-    """
+    """Return the fields of layers with and without experts. Every `decoder_sparse_step`-th layer has experts, unless
+    `mlp_only_layers` lists it."""
     dense, every, count = (
         fields["mlp_only_layers"] or [],
         row.as_whole(fields, "decoder_sparse_step"),
@@ -116,7 +114,7 @@ def sparse(fields: Fields) -> dict[str, Any]:
 
 
 def write_sparse(config: TransformerConfig) -> dict[str, Any]:
-    """Invert `sparse`: return the fields of config.json, with an explicit list of the layers without experts."""
+    """Invert `sparse`, with an explicit list of the layers without experts."""
     own = layers.own_layers(config) or [config]
     widths = {bool(each.num_experts): each.feed_forward_dim for each in own}
     return _written_count(config) | {
@@ -159,10 +157,8 @@ QWEN3_MOE = PLAIN.variant(
 
 
 def _sparse_windows(fields: Fields) -> dict[str, Any]:
-    """Return the fields of layers, some of which have experts, and some of which have windows.
-
-    By default, every other layer before `max_window_layers` has a window, starting with layer 0.
-    """
+    """Return the fields of layers that differ in experts and in windows. By default, every other layer before
+    `max_window_layers` has a window, from layer 0 on."""
     found, count = sparse(fields), row.as_layers(fields)
     if not row.as_flag(fields, "use_sliding_window"):
         return found
@@ -209,22 +205,22 @@ QWEN2_MOE = PLAIN.variant(
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN |= {"original_max_position_embeddings": 4096}
-"""The rotary scaling that transformers uses for a file without any."""
+"""The rotary scaling of a file without any, as in `transformers`."""
 
 
 def _part(expert: int, first: int, step: int, tensor: np.ndarray) -> np.ndarray:
-    """Return a weight or bias of one expert: every `step`-th output feature, starting at `first`."""
+    """Return one expert's weight or bias: every `step`-th output feature, from `first` on."""
     return tensor[expert, ..., first::step].T
 
 
 def _gates_and_ups(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Interleave the features of `gate` and `up` for each expert, as the file stores them."""
+    """Interleave the features of each expert's gate and up projection, as in the file."""
     pairs = [np.stack([gate.T, up.T], axis=-1) for gate, up in zip(parts[::2], parts[1::2], strict=True)]
     return np.stack([pair.reshape(*pair.shape[:-2], -1) for pair in pairs])
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the tensors that contain all experts: (experts, in, out)."""
+    """Return the tensors with all experts: (experts, in, out)."""
     found: dict[str, str | StoredTensor] = {}
     for ending, leaf in (("", "weight"), ("_bias", "bias")):
         experts = [(f"{FEED}.experts.{expert}", expert) for expert in range(config.num_experts)]

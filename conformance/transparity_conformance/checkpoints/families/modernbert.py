@@ -17,7 +17,7 @@ from transparity_conformance.checkpoints.tables.rows import Fields
 LAYER = "encoder.layers.{i}"
 
 FIRST = "first"
-"""The kind of layer 0, which has no norm before its attention."""
+"""The kind of layer 0, which has no attention norm."""
 
 
 def _packed(config: TransformerConfig) -> Table:
@@ -28,7 +28,7 @@ def _packed(config: TransformerConfig) -> Table:
 
 
 def _head(fields: Fields, names: Collection[str]) -> dict[str, Any]:
-    """Return the masked-language head if the file has one that uses the layers' activation, else the hidden states."""
+    """Choose the masked-language head if it exists and has the layers' activation; otherwise the hidden states."""
     asked = {"head.dense.weight", "decoder.bias" if row.as_flag(fields, "decoder_bias") else "head.norm.weight"}
     is_like_layers = row.as_activation(fields, "hidden_activation") == row.as_activation(
         fields, "classifier_activation"

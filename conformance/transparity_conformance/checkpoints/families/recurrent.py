@@ -1,4 +1,4 @@
-"""Models with recurrences.
+"""Models with recurrences: Qwen3-Next and Mamba-2.
 
 Qwen3-Next (Qwen team, 2025) has gated delta networks, gated attention in every fourth layer, and experts. Mamba-2 (Dao
 and Gu, 2024) is a state-space model without attention or feed-forwards.
@@ -32,27 +32,23 @@ from transparity_conformance.checkpoints.tables.rotary import rope, rotary, rota
 from transparity_conformance.checkpoints.tables.rows import Fields
 
 LINEAR = "linear_attention"
-"""The value of `layer_types` for a layer with a recurrence."""
+"""The `layer_types` entry of a layer with a recurrence."""
 
 RECURRENCE = f"{LAYER}.recurrence"
 ATTENTION = f"{LAYER}.self_attention"
 
 
 def convolution(widths: Mapping[str, int]) -> StoredTensor:
-    """Return a table entry for one convolution (features, 1, width) that stacks the convolutions of all roles.
-
-    `widths` gives the number of features of each role.
-    """
+    """Return a kernel (features, 1, width) that stacks the convolutions of all roles. `widths` has the number of
+    features of each role."""
     flat = stacked({f"{RECURRENCE}.{role}_convolution.weight": width for role, width in widths.items()})
     parts = tuple((name, lambda tensor, cut=cut: cut(tensor)[:, 0]) for name, cut in flat.parts)
     return StoredTensor(parts, lambda kernels: np.concatenate(kernels)[:, np.newaxis])
 
 
 def _packed(config: TransformerConfig) -> Table:
-    """Return the fused projections of a recurrence by head group, and the queries fused with their gates.
-
-    All heads of a group share a key.
-    """
+    """Return a recurrence's projections, fused by head group, and the queries fused with their gates. The heads of a
+    group share a key."""
     groups = config.recurrent_key_heads
     shares = config.recurrent_heads // groups
     rows = {"query": config.recurrent_key_dim, "key": config.recurrent_key_dim}
@@ -133,11 +129,11 @@ QWEN3_NEXT = PLAIN.variant(
 LONGEST_CHUNK = 256
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The time step's upper bound in files; it has no effect. Published files have Infinity, which is not valid JSON."""
+"""The time step's upper bound in files, without effect. Published files have Infinity, which JSON does not allow."""
 
 
 def _packed_mamba2(config: TransformerConfig) -> Table:
-    """Return the fused projection, and the fused convolution of values, keys and queries, in that order."""
+    """Return the fused projection, and the fused convolution of values, keys and queries."""
     convolved = {role: config.convolution_dims[role] for role in ("value", "key", "query")}
     rows = {"gate": config.recurrent_dim, **convolved, "decay": config.recurrent_heads}
     biases = {f"{RECURRENCE}.{role}_convolution.bias": width for role, width in convolved.items()}
@@ -148,7 +144,7 @@ def _packed_mamba2(config: TransformerConfig) -> Table:
 
 
 def _limits(fields: Fields) -> dict[str, Any]:
-    """Return the bounds of the time step; an upper bound that is infinite or the largest float32 becomes None."""
+    """Return the bounds of the time step; infinity or the largest float32 becomes None."""
     given: Any = fields["time_step_limit"]
     least, most = given if isinstance(given, list | tuple) and len(given) == 2 else (-1.0, -1.0)
     most = LARGEST if most == {"__float__": "Infinity"} else most
@@ -158,7 +154,7 @@ def _limits(fields: Fields) -> dict[str, Any]:
 
 
 def _write_limits(config: TransformerConfig) -> dict[str, Any]:
-    """Return the bounds, and a `chunk_size` that is a power of two below the length; the size affects only rounding."""
+    """Return the bounds, and a `chunk_size` that is a power of two below the length; it affects only rounding."""
     return {
         "time_step_limit": [config.time_step_min, config.time_step_max or LARGEST],
         "chunk_size": min(LONGEST_CHUNK, 1 << max(1, config.max_length // 4).bit_length() - 1),

@@ -1,1 +1,1 @@
-"""Tables of config.json fields; each row serves to read, write and audit a field."""
+"""Tables of config.json fields; each row reads, writes and audits a field."""

@@ -1,4 +1,4 @@
-"""Families of models, each described by rows for the fields of config.json and by names of tensors."""
+"""Families of models: rows for the fields of config.json, and names of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields, as
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 29}
-"""The sizes of the small models of many families."""
+"""Sizes of many families' small models."""
 
 ONLY: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
@@ -30,7 +30,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "tie_encoder_decoder": (False,),
 }
-"""Fields that change the results of any family, with their supported values; a missing field or null is supported."""
+"""Fields that change the results of any family, with their supported values besides null."""
 
 UNNEEDED = frozenset(
     {
@@ -53,7 +53,7 @@ UNNEEDED = frozenset(
         "force_bos_token_to_be_generated",
     }
 )
-"""Fields that never change the result of a forward pass, in any family."""
+"""Fields that never change a forward pass, in any family."""
 
 
 def _nothing(config: TransformerConfig) -> dict[str, Any]:
@@ -62,19 +62,19 @@ def _nothing(config: TransformerConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """The head that replaces another head: of a class such as `…ForSequenceClassification`, or a projection."""
+    """An alternative head: of a class such as `…ForSequenceClassification`, or a projection."""
 
     names: Table
-    """The head's tensors, which replace the tensors of another head."""
+    """The tensors of this head, which replace the tensors of another head."""
     fields: Fields
-    """The fields of `TransformerConfig` that all models with this head share."""
+    """The `TransformerConfig` fields that all models with this head share."""
     task: str = "ForSequenceClassification"
     """The end of the name of a class with this head."""
     size: str = "id2label"
-    """The config.json field for the number of outputs: `id2label` for classes, or the width of a projection."""
+    """The field with the number of outputs: `id2label` for classes, or a projection's width."""
 
     def read(self, fields: Fields) -> dict[str, Any]:
-        """Return fields of `TransformerConfig` if `architectures` names a class with this head, else none."""
+        """Return `TransformerConfig` fields if `architectures` names a class with this head, otherwise none."""
         names = fields.get("architectures")
         if not any(str(name).endswith(self.task) for name in (names if isinstance(names, list) else [])):
             return {}
@@ -87,7 +87,7 @@ class Classifier:
         return {"head": "classes", "num_classes": count, **self.fields}
 
     def write(self, config: TransformerConfig, model: str) -> dict[str, Any]:
-        """Return the fields of config.json for a model with this head; `model` is the class without it."""
+        """Return the config.json of a model with this head; `model` is the class without it."""
         name = re.sub(r"(LMHead)?Model$|For\w+$", "", model) + self.task
         if self.size != "id2label":
             return {"architectures": [name], self.size: config.num_classes}
@@ -100,47 +100,44 @@ class Classifier:
 
 
 OF_THE_LAST_TOKEN = Classifier(names={"score.weight": "head.weight"}, fields={"pooling": "last", "pooler": "none"})
-"""The classifier of decoders, which pools the last token that is not padding."""
+"""Classifies with the last token that is not padding; a head of decoders."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of models with one `model_type`: how its config.json and its tensors are converted."""
+    """A family of models with one `model_type`, and the conversion of its config.json and tensors."""
 
     model: str
-    """The transformers class that can read a written folder; the first item of `architectures` in config.json."""
+    """The `transformers` class that reads a written folder; first in `architectures`."""
     example: Fields
-    """The config.json fields of a small model.
+    """A small model's config.json.
 
-    All sizes differ, so that no two axes can be confused. Some ports assume a ratio, such as GPT-2's 4 × n_embd or
-    Llama's head width; the example keeps it.
+    All sizes differ, so that no two axes can be confused. Ratios that ports assume stay, such as GPT-2's 4 × n_embd or
+    Llama's head width.
     """
     always: Fields
-    """Fields of `TransformerConfig` that all models of the family share."""
+    """`TransformerConfig` fields that all models of the family share."""
     rows: Sequence[FieldRow]
-    """The rows for the fields of config.json; a later row overrides an earlier row."""
+    """The rows for config.json; a later row overrides an earlier row."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields of config.json, and the only values that are supported."""
+    """Fields of config.json, with the only supported values."""
     unneeded: Collection[str] = ()
-    """Fields of config.json that never change the result of a forward pass."""
+    """Fields of config.json that never change a forward pass."""
     names: Table
     packed: Callable[[TransformerConfig], Table] = _nothing
-    """Additional names of tensors, such as fused tensors whose parts depend on sizes in the configuration."""
+    """Further tensors, such as fused tensors whose parts depend on the configuration's sizes."""
     absent: Callable[[TransformerConfig], Collection[str]] = _nothing
-    """Names of tensors that a file with this configuration lacks, because another tensor has the same numbers."""
+    """Tensors that a file lacks, because another tensor has the same numbers."""
     copies: Callable[[TransformerConfig], Mapping[str, str]] = _nothing
-    """Names of tensors that a file stores twice: the second name, and the first name."""
+    """Tensors that a file stores twice: (second name, first name)."""
     prefixes: Sequence[str] = ()
-    """Prefixes that tensor names have in files of a model with a head."""
+    """Prefixes of tensor names in files of a model with a head."""
     no_parameters: Collection[str] = ()
-    """Patterns of tensors that contain no parameter, such as causal masks in older files."""
+    """Patterns of tensors without a parameter, such as causal masks in older files."""
     computed: Mapping[str, Callable[[TransformerConfig], np.ndarray]] = field(default_factory=dict)
-    """Tensors that a file may store although the reference computes them, and the function that computes each.
-
-    If the file stores different numbers, the tensor is a parameter.
-    """
+    """Functions for tensors that a file may store although the reference computes them. If the file has other numbers,
+    the tensor is a parameter."""
     classifier: Classifier | None = None
-    """The classifier of this family, if it is supported."""
 
     def variant(
         self,
@@ -173,19 +170,16 @@ class Family:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Return the values that transformers uses for missing fields."""
         return {name: value for row in self.rows for name, value in row.defaults.items()}
 
     @property
     def understood(self) -> set[str]:
-        """Return the fields of config.json that the family reads, or rejects if the value is not supported."""
+        """Return the fields of config.json that the family reads, or whose unsupported values it refuses."""
         return {name for row in self.rows for name in row.reads} | {*self.only, *ONLY, *TOKENS}
 
     def read(self, given: Fields, names: Collection[str]) -> dict[str, Any]:
-        """Convert fields of config.json to fields of `TransformerConfig`, for a checkpoint with the tensors `names`.
-
-        Raises `CheckpointError` for an unsupported value or a missing field.
-        """
+        """Convert config.json to `TransformerConfig` fields, for a file with the tensors `names`. Raise
+        `CheckpointError` for an unsupported value or a missing field."""
         for name, right in {**ONLY, **self.only}.items():
             if given.get(name) is not None and given[name] not in right:
                 raise wrong(name, given[name], " or ".join(map(as_json, right)) or "null")
@@ -199,10 +193,7 @@ class Family:
         return found | (self.classifier.read(fields) if self.classifier else {})
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Convert a configuration to fields of config.json.
-
-        The family expresses the configuration only if `read` converts the fields back to the same configuration.
-        """
+        """Convert a configuration to config.json. The family expresses a configuration only if `read` gives it back."""
         found = {name: value for name, value in self.defaults.items() if value is not None and name not in TOKENS}
         for row in sorted(self.rows, key=lambda row: not row.ours):
             found |= row.write(config)
@@ -211,7 +202,7 @@ class Family:
         return found
 
     def table(self, config: TransformerConfig) -> Table:
-        """Return the names of all tensors of a model with this configuration, and the parameters that they contain."""
+        """Return the names of all tensors of this configuration, with their parameters."""
         table = {**self.names, **self.packed(config)}
         if config.head != "classes" or self.classifier is None:
             return table

@@ -12,12 +12,11 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 
 
 def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]:
-    """Return the fields of `TransformerConfig` for layers of several kinds.
+    """Return the `TransformerConfig` fields for layers of several kinds. `kinds` has the kind of each layer. `facts`
+    has the fields of each kind, as in `config.PER_LAYER`.
 
-    Args:
-        kinds: The kind of each layer.
-        facts: The fields of each kind, as in `config.PER_LAYER`. The fields of the whole model are copied from the
-            first kind. The window is copied from the first kind with a window, and rotary positions likewise.
+    The fields of the whole model are copied from the first kind. The window and the positions are copied from the first
+    kind that has any.
     """
     present = [kind for kind in facts if kind in kinds]
     if not present:
@@ -32,14 +31,9 @@ def by_kind(kinds: Sequence[str], facts: Mapping[str, Fields]) -> dict[str, Any]
 
 
 def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], first: str) -> dict[str, Any]:
-    """Return the fields of `TransformerConfig` for layers that differ in two properties.
-
-    Args:
-        found: The fields for the first property, as `by_kind` returns them.
-        kinds: The kind of each layer in the second property.
-        facts: The fields of each of these kinds.
-        first: The kind of all layers in the first property, if they do not differ.
-    """
+    """Return the `TransformerConfig` fields for layers that differ in two properties. `found` comes from `by_kind` for
+    the first property. `kinds` and `facts` describe the second property. If all layers agree in the first property,
+    `first` is their kind."""
     rest, own = dict(found), found.get("layer_overrides", {})
     kinds_found = list(itertools.islice(itertools.cycle(rest.pop("layer_types", (first,))), len(kinds)))
     rest.pop("layer_overrides", None)
@@ -52,13 +46,12 @@ def by_both(found: Fields, kinds: Sequence[str], facts: Mapping[str, Fields], fi
 
 
 def windows(layer_types: Any, window: Any, count: int) -> dict[str, Any]:
-    """Return the fields for layers with and without a `window`, whose kinds `layer_types` lists."""
+    """Return the fields for layers with and without a `window`, as `layer_types` lists them."""
     facts = {SLIDING: {"sliding_window": window}, FULL: {"sliding_window": None}}
     return by_kind(kinds_given(layer_types, count), facts)
 
 
 def used_window(fields: Fields) -> Any:
-    """Return `sliding_window`, or None unless `use_sliding_window` is true."""
     return fields["sliding_window"] if row.as_flag(fields, "use_sliding_window") else None
 
 
@@ -70,7 +63,7 @@ def check_window(fields: Fields, kinds: Any) -> None:
 
 
 def windows_in_turn(window: int) -> FieldRow:
-    """Return a row for windows; by default, every other layer has one, starting with layer 0."""
+    """Return a row for windows; by default, layers 0, 2, 4, … have a window."""
 
     def read(fields: Fields) -> dict[str, Any]:
         return windows(kinds_every(fields, 2), fields["sliding_window"], row.as_layers(fields))
@@ -79,7 +72,7 @@ def windows_in_turn(window: int) -> FieldRow:
 
 
 def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING, FULL)) -> list[str]:
-    """Return `layer_types`; raise `CheckpointError` unless it names a `known` kind for each of `count` layers."""
+    """Return `layer_types`; raise `CheckpointError` unless each of `count` layers has a `known` kind."""
     is_known = isinstance(layer_types, list) and all(kind in known for kind in layer_types)
     if not is_known or len(layer_types) != count:
         raise row.wrong("layer_types", layer_types, f"{' or '.join(known)} for each of {count} layers")
@@ -89,14 +82,8 @@ def kinds_given(layer_types: Any, count: int, known: tuple[str, str] = (SLIDING,
 def kinds_every(
     fields: Fields, every: str | int, known: tuple[str, str] = (SLIDING, FULL), *, first: bool = False
 ) -> list[str]:
-    """Return the kind of each layer: `layer_types`, or the second `known` kind at regular intervals.
-
-    Args:
-        fields: The fields of config.json.
-        every: The interval, or the name of the field with the interval.
-        known: The two kinds.
-        first: Whether the first layer of each interval has the second kind, instead of the last layer.
-    """
+    """Return each layer's kind: `layer_types`, or the second `known` kind at regular intervals. `every` is the interval
+    or its field. The second kind is last in each interval, or first with `first`."""
     count = row.as_layers(fields)
     if fields["layer_types"] is not None:
         return kinds_given(fields["layer_types"], count, known)
@@ -105,13 +92,13 @@ def kinds_every(
 
 
 def own_layers(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return the configuration of each layer; of an encoder-decoder, only the decoder's layers."""
+    """Return each layer's configuration; in an encoder-decoder, only the decoder's."""
     stack = config.stacks[-1]
     return [config.for_layer(stack, i) for i in range(config.stack_num_layers(stack))]
 
 
 def layer_kinds(config: TransformerConfig) -> list[str]:
-    """Return the field `layer_types`: whether each layer has a window."""
+    """Return `layer_types`: whether each layer has a window."""
     return [FULL if each.sliding_window is None else SLIDING for each in own_layers(config)]
 
 

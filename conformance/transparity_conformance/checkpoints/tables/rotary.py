@@ -15,11 +15,10 @@ from transparity_conformance.checkpoints.tables.rows import FieldRow, Fields
 ORIGINAL = "original_max_position_embeddings"
 
 ROTARY = ("rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
-"""The fields of config.json that describe rotary positions, in addition to `rope_theta`."""
+"""The rotary fields of config.json besides `rope_theta`."""
 
 KeyRow = tuple[str, str, Callable[[Fields, str], Any]]
-"""A key of a rotary scaling in config.json, the matching field of `TransformerConfig`, and the function that checks the
-value."""
+"""(key in config.json, field of `TransformerConfig`, function that checks the value) of a rotary scaling."""
 
 
 def _given(given: Fields, key: str) -> Any:
@@ -50,7 +49,7 @@ REQUIRED_KEYS: dict[str, tuple[KeyRow, ...]] = {
         ("long_factor", "rotary_long_factors", _numbers),
     ),
 }
-"""The keys that each kind of scaling must have."""
+"""The keys that each kind of scaling needs."""
 
 USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
     "yarn": {
@@ -59,10 +58,10 @@ USUAL_KEYS: dict[str, dict[KeyRow, Any]] = {
         ("truncate", "rotary_truncate", row.as_flag): True,
     }
 }
-"""The optional keys of each kind of scaling, and their defaults."""
+"""The optional keys of each kind of scaling, with defaults."""
 
 OTHER_KEYS = {"yarn": ("attention_factor", "mscale", "mscale_all_dim"), "longrope": ("attention_factor", "factor")}
-"""The other keys that a kind of scaling may have; they determine its attention factor."""
+"""Further keys of a kind of scaling, which determine its attention factor."""
 
 KEYS_OF_ALL = ("rope_theta", "rope_type", "type", "partial_rotary_factor", ORIGINAL)
 """The keys that every kind of scaling may have."""
@@ -78,16 +77,12 @@ SCALING: dict[str, Any] = {
     "rotary_short_factors": (),
     "rotary_long_factors": (),
 }
-"""The fields of `TransformerConfig` for rotary positions without scaling."""
+"""The `TransformerConfig` fields of rotary positions without scaling."""
 
 
 def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
-    """Convert the rotary fields of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
-
-    Args:
-        fields: The fields of config.json.
-        head_dim: The features of a head, if the family may rotate only a part of them; None if it rotates whole heads.
-    """
+    """Convert the rotary fields of `transformers` 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`). `head_dim`
+    is a head's features if the family may rotate a part of them; None if it rotates whole heads."""
     name, kind, given = _rotary_given(fields)
     found = {"rope_layout": "halves", "positions": "rotary", "rope_theta": row.as_number(given, "rope_theta")}
     found |= _rotated_part(given.get("partial_rotary_factor", fields.get("partial_rotary_factor")), head_dim)
@@ -106,12 +101,8 @@ def rotary(fields: Fields, head_dim: int | None = None) -> dict[str, Any]:
 
 
 def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[str, Any]]:
-    """Return the base and scaling of each kind of layer; `rope_parameters` has an object for each kind.
-
-    Args:
-        fields: The fields of config.json.
-        own: For each kind, the fields that differ from `fields`.
-    """
+    """Return each layer kind's base and scaling; `rope_parameters` has an object per kind. `own` has each kind's fields
+    that differ from `fields`."""
     given = fields["rope_parameters"] or {}
     if not isinstance(given, dict) or not set(given) <= set(own):
         raise row.wrong("rope_parameters", given, f"an object for each of {' and '.join(own)}")
@@ -120,8 +111,7 @@ def rotary_by_kind(fields: Fields, own: Mapping[str, Fields]) -> dict[str, dict[
 
 
 def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
-    """Return the name of the field that describes the scaling, the kind of scaling, and the field's content with
-    `rope_theta`."""
+    """Return the name of the scaling's field, the kind of scaling, and the field's content with `rope_theta`."""
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     given = fields.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -134,7 +124,7 @@ def _rotary_given(fields: Fields) -> tuple[str, str, dict[str, Any]]:
 
 
 def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
-    """Return `rotary_dim` if only a `share` of a head's features is rotated, else nothing."""
+    """Return `rotary_dim` if only a `share` of a head's features is rotated; otherwise nothing."""
     if share is None or (is_number(share) and share == 1):
         return {}
     if head_dim is None:
@@ -145,47 +135,41 @@ def _rotated_part(share: Any, head_dim: int | None) -> dict[str, Any]:
 
 
 def _yarn_factor(given: Fields) -> float:
-    """Return YaRN's default attention factor, 0.1 · ln(factor) + 1.
-
-    If both `mscale` and `mscale_all_dim` are present, the default is the ratio of their scales instead.
-    """
+    """Return YaRN's default attention factor, 0.1 · ln(factor) + 1. If both `mscale` and `mscale_all_dim` are given,
+    the factor is the ratio of their scales."""
     scales = [row.as_number(given, key) for key in ("mscale", "mscale_all_dim") if given.get(key)]
     return _ratio(row.as_number(given, "factor"), *(scales if len(scales) == 2 else (1.0, 0.0)))
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
-    """Return YaRN's scale: 0.1 · mscale · ln(factor) + 1, or 1 for a factor below 1."""
+    """Return YaRN's scale, 0.1 · mscale · ln(factor) + 1; it is 1 for a factor below 1."""
     return 0.1 * mscale * math.log(max(factor, 1)) + 1
 
 
 def _ratio(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """Return YaRN's attention factor, the ratio of two scales."""
     return yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
 
 
 def mscale_of(config: TransformerConfig, mscale_all_dim: float) -> float:
-    """Return the `mscale` that, together with `mscale_all_dim`, gives exactly the attention factor."""
+    """Return the `mscale` that gives exactly the attention factor, together with `mscale_all_dim`."""
     factor, right = config.rotary_factor, config.rotary_attention_factor
     found = (right * yarn_scale(factor, mscale_all_dim) - 1) / (0.1 * math.log(factor))
     return row.nearest(round(found, 6), found, right=lambda each: _ratio(factor, each, mscale_all_dim) == right)
 
 
 def _longrope_factor(given: Fields) -> float:
-    """Return LongRoPE's default attention factor, √(1 + ln(factor) / ln(original length)).
-
-    The default factor is the maximal length divided by the original length.
-    """
+    """Return LongRoPE's default attention factor, √(1 + ln(factor) / ln(original length)); `factor` defaults to maximal
+    / original length."""
     original, longer = row.as_whole(given, ORIGINAL), given.get("factor")
     longer = given["max_position_embeddings"] / original if longer is None else row.as_number(given, "factor")
     return 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
 
 
 ATTENTION_FACTORS = {"yarn": _yarn_factor, "longrope": _longrope_factor}
-"""The default attention factor of each kind of scaling that has one."""
 
 
 def _read_scaling(kind: str, given: Fields) -> dict[str, Any]:
-    """Convert the keys of a scaling; LongRoPE also reads `max_position_embeddings`."""
+    """Convert a scaling's keys; LongRoPE also reads `max_position_embeddings`."""
     usual = {key: value for (key, *_), value in USUAL_KEYS.get(kind, {}).items() if given.get(key) is None}
     rows, given = (*REQUIRED_KEYS[kind], *USUAL_KEYS.get(kind, ())), {**given, **usual}
     found = {ours: read(given, key) for key, ours, read in rows}
@@ -207,7 +191,8 @@ def written_scaling(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
-    """Return the rotary fields in both forms, of transformers 4 and 5; published files have only one form."""
+    """Return the rotary fields in the form of `transformers` 4 and in the form of `transformers` 5. Published files
+    have only one form."""
     scaling = written_scaling(config)
     part = {} if config.rotated_dim == config.head_dim else {"partial_rotary_factor": _rotated_share(config)}
     return {
@@ -219,7 +204,7 @@ def rotary_fields(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _rotated_share(config: TransformerConfig) -> float:
-    """Return a `partial_rotary_factor` that gives exactly `rotary_dim` after truncation to an integer."""
+    """Return the `partial_rotary_factor` that truncates to exactly `rotary_dim`."""
     share = config.rotated_dim / config.head_dim
     return share if int(config.head_dim * share) == config.rotated_dim else math.nextafter(share, 1)
 
@@ -229,7 +214,6 @@ def rope(
     write: Callable[[TransformerConfig], dict[str, Any]] = rotary_fields,
     **defaults: Any,
 ) -> FieldRow:
-    """Return a row for rotary positions; by default, whole heads are rotated."""
     return row.derived(
         read, write, *(name for name in ROTARY if name not in defaults), **{"rope_theta": 1e4} | defaults
     )

@@ -1,8 +1,8 @@
-"""The rows of a family's table; each row converts fields of config.json to fields of `TransformerConfig`, and back.
+"""Rows of a family's table, which convert fields of config.json to fields of `TransformerConfig`, and back.
 
-A row names the fields that it reads and transformers' defaults for missing fields. `rename`, `flag`, `whole`, `number`,
-`enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and its inverse. The
-functions `as_…` check and convert the value of a field.
+A row names the fields that it reads, and `transformers`' defaults for missing fields. `rename`, `flag`, `whole`,
+`number`, `enum`, `switch` and `activation` make a row for one field. `derived` makes a row from a function and its
+inverse. The functions `as_…` check and convert a field's value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACTIVATIONS = {
 }
 
 MOST_LAYERS = 10_000
-"""The largest supported number of layers, because the kind of every layer is stored."""
+"""The largest supported number of layers; the kind of every layer is stored."""
 
 
 def wrong(name: str, found: Any, expected: str) -> CheckpointError:
@@ -41,7 +41,7 @@ def wrong(name: str, found: Any, expected: str) -> CheckpointError:
 
 
 def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
-    """Look up the value of a field in `values`; raise `CheckpointError` if it is not a key."""
+    """Look up a field's value in `values`; raise `CheckpointError` if it is missing there."""
     found = fields[name]
     if not isinstance(found, str) or found not in values:
         raise wrong(name, found, f"one of {', '.join(values)}")
@@ -49,7 +49,6 @@ def as_one_of(fields: Fields, name: str, values: Mapping[Any, str]) -> str:
 
 
 def as_activation(fields: Fields, name: str) -> str:
-    """Read an activation from the field `name`, and return the reference's name for this activation."""
     return as_one_of(fields, name, ACTIVATIONS)
 
 
@@ -65,7 +64,7 @@ def as_whole(fields: Fields, name: str, least: int = 1, expected: str = "a whole
 
 
 def as_layers(fields: Fields) -> int:
-    """Return the number of layers; raise `CheckpointError` if there are more than `MOST_LAYERS`."""
+    """Return the number of layers; raise `CheckpointError` beyond `MOST_LAYERS`."""
     count = fields["num_hidden_layers"]
     if not is_whole(count, 0) or count > MOST_LAYERS:
         raise wrong("num_hidden_layers", count, f"a whole number, at most {MOST_LAYERS}")
@@ -73,7 +72,7 @@ def as_layers(fields: Fields) -> int:
 
 
 def as_number(fields: Fields, name: str) -> float:
-    """Return a field that is a number greater than 0; raise `CheckpointError` otherwise."""
+    """Return a number field; raise `CheckpointError` unless it exceeds 0."""
     found = fields[name]
     if not is_number(found) or not 0 < found <= sys.float_info.max:  # an integer in JSON may exceed the largest float
         raise wrong(name, found, "a finite number greater than 0")
@@ -90,17 +89,15 @@ def as_flag(fields: Fields, name: str) -> bool:
 def as_head_width(
     fields: Fields, width: str = "head_dim", heads: str = "num_attention_heads", embed_dim: str = "hidden_size"
 ) -> dict[str, Any]:
-    """Return `attention_head_dim` if the width of a head is not embed_dim / num_heads, else nothing."""
+    """Return `attention_head_dim` unless a head's width is embed_dim / num_heads."""
     if fields[width] is None or as_whole(fields, width) * as_whole(fields, heads) == as_whole(fields, embed_dim):
         return {}
     return {"attention_head_dim": fields[width]}
 
 
 def nearest(*candidates: float, right: Callable[[float], bool]) -> float:
-    """Return the first number that is `right` among the candidates and the floats near the last candidate.
-
-    If none is right, return the last candidate. The function inverts a conversion that rounds.
-    """
+    """Return the first `right` number among the candidates and the floats near the last candidate. If none is right,
+    return the last candidate. The function inverts a conversion that rounds."""
     last = candidates[-1]
     near = [last + step * math.ulp(last) for step in sorted(range(-8, 9), key=abs)]
     return next((each for each in (*candidates, *near) if each and right(each)), last)
@@ -110,13 +107,13 @@ Read = Callable[[Fields], dict[str, Any]]
 """Converts fields of config.json to fields of `TransformerConfig`."""
 
 Write = Callable[[TransformerConfig], dict[str, Any]]
-"""Converts a configuration to fields of config.json; it inverts `Read` where possible."""
+"""Converts a configuration to fields of config.json; inverts `Read` if possible."""
 
 Value = Callable[[Fields, str], Any]
-"""Checks the value of a field and converts it."""
+"""Checks and converts a field's value."""
 
 REQUIRED = object()
-"""Marks a field that has no default."""
+"""Marks a field without a default."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +121,16 @@ class FieldRow:
     """A row for one field of config.json, or for several that are converted together."""
 
     name: str
-    """The name of the row: its first field. In a variant of a family, a row replaces the row of the same name."""
+    """The name of the first field. In a variant of a family, a row replaces the row of the same name."""
     reads: tuple[str, ...]
     """The fields of config.json that the row reads."""
     defaults: Fields
-    """The values that transformers uses for missing fields; a missing field without a default is null."""
+    """The values that `transformers` uses for missing fields; a missing field without a default is null."""
     read: Callable[[Fields, Collection[str]], dict[str, Any]]
-    """Converts fields of config.json to fields of `TransformerConfig`; it also gets the names of the tensors."""
+    """Converts fields of config.json, given the tensors' names, to fields of `TransformerConfig`."""
     write: Write
     ours: tuple[str, ...] = ()
-    """The fields of `TransformerConfig` whose values are copied unchanged."""
+    """The `TransformerConfig` fields whose values are copied unchanged."""
 
 
 def _value(
@@ -156,11 +153,8 @@ def _same(value: Any) -> Any:
 def rename(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED, *, written: str = "") -> FieldRow:
     """Return a row for a field that has another name in `TransformerConfig`.
 
-    Args:
-        name: The name in config.json.
-        ours: The name, or names, in `TransformerConfig`.
-        default: The value that transformers uses for a missing field.
-        written: The attribute of `TransformerConfig` that is written to config.json, instead of the first of `ours`.
+    `ours` is this name, or several names. `default` is the value of `transformers` for a missing field. `written` is
+    the attribute to write to config.json, by default the first of `ours`.
     """
     row = _value(name, ours, default, lambda fields, name: fields[name], _same, written)
     return dataclasses.replace(row, ours=(ours,) if isinstance(ours, str) else ours)
@@ -172,23 +166,20 @@ def flag(name: str, ours: str | tuple[str, ...], default: Any = REQUIRED) -> Fie
 
 
 def whole(name: str, ours: str, default: Any = REQUIRED, *, written: str = "") -> FieldRow:
-    """Return a row for a size, an integer of at least 1."""
+    """Return a row for an integer of at least 1."""
     return _value(name, ours, default, as_whole, _same, written)
 
 
 def number(
     name: str, ours: str, default: Any, to: Callable[[float], float] = _same, back: Callable[[float], Any] = _same
 ) -> FieldRow:
-    """Return a row for a number greater than 0. `to` converts the number in config.json, and `back` is the inverse of
-    `to`."""
+    """Return a row for a number greater than 0; `to` converts it from config.json, and `back` inverts `to`."""
     return _value(name, ours, default, lambda fields, name: to(as_number(fields, name)), back, "")
 
 
 def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRED) -> FieldRow:
-    """Return a row for a string; `values` maps the strings of config.json to the reference's.
-
-    If several strings have one meaning, the first is written.
-    """
+    """Return a row for a string; `values` maps config.json's strings to the reference's. If several strings have one
+    meaning, the first is written."""
 
     def write(value: str) -> Any:
         return next((theirs for theirs, each in values.items() if each == value), None)
@@ -197,7 +188,6 @@ def enum(name: str, ours: str, values: Mapping[Any, str], default: Any = REQUIRE
 
 
 def activation(name: str, default: Any = REQUIRED) -> FieldRow:
-    """Return a row for the activation of the feed-forward."""
     return enum(name, "activation", ACTIVATIONS, default)
 
 
@@ -211,14 +201,8 @@ def switch(name: str, ours: str, on: str, off: str, default: Any = REQUIRED) -> 
 
 
 def derived(read: Read, write: Write, *reads: str, **defaults: Any) -> FieldRow:
-    """Return a row for fields that are computed from several fields of config.json.
-
-    Args:
-        read: Converts fields of config.json to fields of `TransformerConfig`.
-        write: The inverse of `read`.
-        reads: The fields of config.json that are null if missing.
-        defaults: The other fields of config.json, with the values that transformers uses for missing fields.
-    """
+    """Return a row for fields that are computed from several fields of config.json. `write` inverts `read`. Missing
+    fields have the values in `defaults`; the fields `reads` are null if missing."""
     return by_tensors(lambda fields, _: read(fields), write, *reads, **defaults)
 
 
@@ -231,13 +215,8 @@ def by_tensors(
 
 
 def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") -> tuple[FieldRow, ...]:
-    """Return the rows for the sizes of a model with one stack.
-
-    Args:
-        stack: `encoder` or `decoder`.
-        length: The default of `max_position_embeddings`.
-        inner: The name of the field with the feed-forward width.
-    """
+    """Return the size rows of a model with one stack, `encoder` or `decoder`. `length` is the default of
+    `max_position_embeddings`, and `inner` the field with the feed-forward width."""
     side = "source" if stack == "encoder" else "target"
     return (
         rename("vocab_size", f"{side}_vocab_size"),
@@ -250,12 +229,12 @@ def sizes(stack: str, length: Any = REQUIRED, inner: str = "intermediate_size") 
 
 
 def unwritten(config: TransformerConfig) -> dict[str, Any]:
-    """Return no field of config.json, because another row or the tensors determine the value."""
+    """Return nothing to write; another row or the tensors determine the value."""
     return {}
 
 
 def tokens(**defaults: int | None) -> FieldRow:
-    """Return a row for transformers' default special tokens: `pad`, `bos`, `eos` and `decoder_start`."""
+    """Return a row for `transformers`' default special tokens: `pad`, `bos`, `eos` and `decoder_start`."""
     of_file = {f"{name}_token_id": token for name, token in defaults.items()}
     return FieldRow("tokens", (), of_file, lambda fields, names: {}, lambda config: {})
 
@@ -272,7 +251,7 @@ def same(name: str, other: str, ours: str) -> FieldRow:
 
 
 def head_width(width: str = "head_dim", default: Any = None, **sizes: str) -> FieldRow:
-    """Return a row for the width of a head, which may differ from embed_dim / num_heads."""
+    """Return a row for a head's width, which may differ from embed_dim / num_heads."""
     return derived(
         lambda fields: as_head_width(fields, width, **sizes),
         lambda config: {width: config.head_dim},

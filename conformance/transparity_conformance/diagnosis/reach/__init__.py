@@ -1,1 +1,1 @@
-"""The extent of a difference: the calls, positions, tokens and predictions that it changes."""
+"""The extent of a difference: the calls, positions, tokens and predictions that change."""

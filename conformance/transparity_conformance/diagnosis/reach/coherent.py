@@ -1,9 +1,9 @@
-"""Coherent errors: errors within the budget that resemble the effect of a known fault more than rounding.
+"""Coherent errors: errors within the budget that resemble a known fault's effect more than rounding.
 
-The effect of a fault is the reference's logits with the fault minus its logits without it. Rounding errors point in
-random directions, so they nearly cancel along an effect, but a small multiple of the effect does not. The logits' error
-is therefore projected onto each effect. The length of the projection is compared with the projections of the
-reference's own rounding, measured at nearby points.
+A fault's effect is the reference's logits with the fault minus its logits without it. Rounding errors point in random
+directions and nearly cancel along an effect, but a small multiple of the effect does not. The logits' error is
+therefore projected onto each effect. The projection is compared with the projections of the reference's own rounding at
+nearby points.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ POINTS = 5
 """The number of nearby points at which the reference's rounding is measured."""
 
 PROBES = ("mixed", "text", "tiny")
-"""The probes whose errors are projected onto the effects of faults. Errors of large models are not projected. Most
-faults change the logits of these probes."""
+"""The probes whose errors are projected, unless the model is large; most faults change their logits."""
 
 Errors = Mapping[str, np.ndarray]
 """Flattened differences of the logits, by probe."""
 
 Key = tuple[str, str]
 Effects = dict[Key, tuple[Hypothesis, np.ndarray]]
-"""The effect of each fault on the logits of one probe, by the fault's id and variant."""
+"""Each fault's effect on one probe's logits, by the fault's id and variant."""
 
 _kept: WeakKeyDictionary[Probe, Effects] = WeakKeyDictionary()
 
@@ -48,9 +47,9 @@ class Coherent:
 
     hypothesis: Hypothesis
     coefficient: float
-    """The multiple of the effect; 1 means that the port has the whole fault."""
+    """The multiple of the effect; 1 for the whole fault."""
     excess: float
-    """The length of the projection, relative to the largest projection that rounding explains."""
+    """The length of the projection, relative to the largest that rounding explains."""
     cause: Cause | None
     """The fault, if no coherent error remains with the fault in the reference."""
 
@@ -63,7 +62,7 @@ class Coherent:
 
 
 def coherent_error(results: Results, dtype: str) -> Coherent | None:
-    """Return the fault whose effect has the longest projection, if rounding does not explain the projection."""
+    """Return the fault with the longest projection, if rounding does not explain it."""
     some = {
         name: result.probe
         for name, result in results.items()
@@ -109,11 +108,8 @@ def _power(errors: Errors, scales: Mapping[str, float]) -> float:
 def _farthest(
     errors: Errors, effects: Mapping[str, Effects], scales: Mapping[str, float]
 ) -> tuple[float, float, Key | None]:
-    """Project the errors onto each effect, and return the length, the coefficient and the key of the longest
-    projection.
-
-    Lengths are relative to `scales`, the size of rounding errors on each probe.
-    """
+    """Project the errors onto each effect; return the length, coefficient and key of the longest projection. Lengths
+    are relative to `scales`, the size of rounding errors on each probe."""
     best: tuple[float, float, Key | None] = (0.0, 0.0, None)
     for key in dict.fromkeys(key for effect in effects.values() for key in effect):
         along = size = 0.0
@@ -128,11 +124,11 @@ def _farthest(
 
 
 def _effects(probe: Probe) -> Effects:
-    """Return the effect of every fault on the logits of `probe`; each fault is made at all possible taps."""
+    """Return each fault's effect on a probe's logits; the fault acts at all possible taps."""
     if probe not in _kept:
         expected, found = probe.oracle.expected["logits"], {}
         every = [*whole_model(probe.config), *hypotheses(probe.config, list(probe.oracle.expected))]
-        # low precision is not a fault if it is declared
+        # Low precision is not a fault if it is declared.
         for hypothesis in widest(each for each in every if each.fault.id != "low-precision"):
             try:
                 wrong = walk(probe, {}, (hypothesis,), until="logits")["logits"]

@@ -1,6 +1,6 @@
 """Differences that are not faults.
 
-Conventions differ for queries whose keys are all masked, and rounding may change a router's choice between nearly equal
+Conventions differ for queries whose keys are all masked. Rounding may change a router's choice between nearly equal
 experts.
 """
 
@@ -22,7 +22,7 @@ OURS = "the reference gives all keys the same weight; positions that depend on s
 
 
 def other_convention(results: Results) -> Iterator[ClaimResult]:
-    """If the port has another convention, yield a claim with the largest difference that the convention explains."""
+    """Yield a claim with the largest difference that another convention explains."""
     found = [
         (share(error, result.budgets[tap]), tap, result)
         for result in results.values()
@@ -36,12 +36,12 @@ def other_convention(results: Results) -> Iterator[ClaimResult]:
 
 
 def convention_notes(results: Results) -> list[str]:
-    """Return a note on another convention, which names the convention if the catalogue has it."""
+    """Return a note on another convention, by name if the catalogue has it."""
     return [f"{ID}: {_named(results)}; {OURS}" for _ in other_convention(results)]
 
 
 def near_tie_notes(results: Results, dtype: str) -> list[str]:
-    """Return a note on the positions that depend on a near-tie between experts; empty if there are none."""
+    """Return a note on the positions that depend on a near-tie between experts."""
     tied, total = tied_outputs(results, dtype)
     says = (
         f"near_ties: scores of experts differ by less than rounding in {dtype}, so either expert may be chosen. "
@@ -51,7 +51,7 @@ def near_tie_notes(results: Results, dtype: str) -> list[str]:
 
 
 def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
-    """Return how many output positions depend on a near-tie, and how many output positions there are."""
+    """Return (output positions that depend on a near-tie, all output positions)."""
     shown = [result for result in results.values() if result.recorded]  # all values of a port may have wrong shapes
     tied = [tied_positions(result.probe, dtype).get(result.last) for result in shown]
     total = sum(math.prod(result.recorded[result.last].shape[:-1]) for result in shown)
@@ -59,10 +59,7 @@ def tied_outputs(results: Results, dtype: str) -> tuple[int, int]:
 
 
 def is_judged(results: Results, dtype: str) -> bool:
-    """Return whether enough of the output can be judged for a verdict.
-
-    This is the case if the port shows its router scores, or if at most half of the output depends on near-ties.
-    """
+    """Return whether the port shows its router scores, or at most half of the output depends on near-ties."""
     tied, total = tied_outputs(results, dtype)
     own = all(shows_routers(result.probe, result.recorded) for result in results.values())
     return own or 2 * tied <= total

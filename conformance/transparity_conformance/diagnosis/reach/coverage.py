@@ -1,4 +1,4 @@
-"""The coverage of the compared calls, and the sizes (lengths, batches, features) for which a port is wrong."""
+"""The coverage of the compared calls, and the sizes (lengths, batches, features) with wrong results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from transparity_conformance.report.report import Report
 
 
 def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], failed: Sequence[str] = ()) -> Report:
-    """Return the report with the coverage of its calls; if a field is untested, the verdict is not `agrees`.
-
-    Args:
-        failed: Calls on which the port failed.
-    """
+    """Add the coverage of the calls; the verdict is not `agrees` if a field is untested. `failed` are calls on which
+    the port failed."""
     if report.verdict != "agrees":
         return dataclasses.replace(report, coverage=coverage_of(probes))
     seen, unseen = exercised(config, sorted(affordable(config, probes), key=_cost))
@@ -31,7 +28,7 @@ def covered(report: Report, config: TransformerConfig, probes: Sequence[Probe], 
 
 
 def coverage_of(probes: Iterable[Probe]) -> Coverage:
-    """Return all lengths of each input, all batch sizes, and the smallest and largest value of every other size."""
+    """Return each input's lengths, all batch sizes, and the range of every other size."""
     every = list(probes)
     if not every:
         return Coverage()
@@ -48,7 +45,7 @@ def coverage_of(probes: Iterable[Probe]) -> Coverage:
 
 
 def affordable(config: TransformerConfig, probes: Sequence[Probe]) -> list[Probe]:
-    """Return the probes, with large models replaced by narrow models of the same kind and with the same lengths."""
+    """Replace large models by narrow models of the same kind, with the same lengths."""
     large = [probe for probe in probes if probe.is_large]
     if not large or config.reads_pixels:
         return list(probes)
@@ -68,32 +65,26 @@ def _cost(probe: Probe) -> int:
 
 
 SECONDS_OF_A_PORT = 10.0
-"""The seconds of the port's own time after which only the most informative calls are made.
-
-A port of a small model in PyTorch makes all calls in a twentieth of this time. A port that compiles for every shape may
-need more time.
-"""
+"""The port's processor time, in seconds, after which only the most informative calls are made. A port of a small model
+in PyTorch makes all calls in a twentieth of this time. A port that compiles for every shape may need more time."""
 
 CALLS = 120
-"""The number of forward passes in a history of calls of one object.
-
-If no call is wrong, then fewer than 2.5 % of all possible calls are wrong, at 95 % confidence."""
+"""The number of forward passes in a history of calls of one object. If no call is wrong, fewer than 2.5 % of all
+possible calls are wrong, at 95 % confidence."""
 
 HISTORY = "an object that is built only for this call is right: the port keeps state between calls"
-"""The cause if a call is wrong, but the same call of a newly built object is right."""
+"""The cause if a call is wrong, but right on a newly built object."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call whose result was compared."""
-
     name: str
     length: int
     is_wrong: bool
 
 
 def boundary(calls: Sequence[Call]) -> str:
-    """Return a sentence about the calls on which a port is wrong, the shortest first."""
+    """Describe the wrong calls, the shortest first."""
     wrong = sorted((each for each in calls if each.is_wrong), key=lambda each: each.length)
     names = [each.name for each in wrong]
     lengths = {each.length for each in wrong}
@@ -106,12 +97,8 @@ def boundary(calls: Sequence[Call]) -> str:
 
 
 def bisect(calls: Sequence[Call], call: Callable[[int], bool | None]) -> None:
-    """Find the first wrong length of a port that is right up to some length and wrong for longer inputs.
-
-    Args:
-        calls: The calls that were already compared.
-        call: Calls the port with a length; returns whether the result is wrong, or None to end the search.
-    """
+    """Find the first wrong length of a port that is right up to some length. `call` tries a length; it returns whether
+    the result is wrong, or None to end the search."""
     right = max((each.length for each in calls if not each.is_wrong), default=0)
     wrong = min((each.length for each in calls if each.is_wrong), default=0)
     while 0 < right < wrong - 1:

@@ -1,4 +1,4 @@
-"""The effect of divergences on the logits, measured by adding the port's deviations to the reference's activations."""
+"""The effect of divergences on the logits: the port's deviations are added to the reference's activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transparity_numpy.transformer import transformer
 
 
 def with_impact(results: Results, divergences: Sequence[Divergence], dtype: str) -> tuple[Divergence, ...]:
-    """Return the divergences with their impact; divergences with the same cause share one impact."""
+    """Add the impact of each divergence; divergences with the same cause share one impact."""
     groups: dict[Any, list[str]] = {}
     for number, divergence in enumerate(divergences):
         groups.setdefault(_cause(divergence, number), []).append(divergence.where)
@@ -34,7 +34,7 @@ def _cause(divergence: Divergence, number: int) -> Any:
 
 
 def _impact(results: Results, taps: Sequence[str], dtype: str) -> Impact | None:
-    """Return the impact of the deviations at `taps`, or of all if `taps` is empty; None if logits are missing."""
+    """Return the impact of the deviations at `taps`, or of all if empty; None if logits are missing."""
     real = changed = moved = padded = 0
     for result in results.values():
         if any(tap in result.misshapen for tap in taps or ("logits",)) or "logits" not in result.recorded:

@@ -1,7 +1,7 @@
 """Find the fewest faults with which the reference reproduces the port's logits on every probe.
 
-If activations were found by value, some may be matched wrongly. Such faults are therefore preferred to faults that
-explain each activation separately.
+Activations that were found by value may be matched wrongly. These faults are therefore preferred to faults that explain
+each activation separately.
 """
 
 from __future__ import annotations
@@ -26,18 +26,11 @@ from transparity_conformance.diagnosis.segment import Combination, Segment, segm
 from transparity_conformance.oracle.probes import Probe
 
 Taps = Mapping[str, Mapping[str, np.ndarray]]
-"""The activations of a port, by probe and tap."""
+"""A port's activations, by probe and tap."""
 
 
 class Answer:
-    """The logits of a port on every probe, without its other activations.
-
-    Args:
-        alone: The results of comparing only the logits, by probe.
-        dtype: The precision of the port.
-        clock: The time for the search.
-        ranks: The number of ranks of the port.
-    """
+    """A port's logits on every probe, without its other activations. `alone` compares only the logits, by probe."""
 
     found: Collection[str] = ()
     """The taps that were found by value among the port's operations."""
@@ -46,10 +39,10 @@ class Answer:
     """The single faults that reproduce the logits; empty before `single` is called."""
 
     told: Combination = ()
-    """The faults that reproduce the logits and are reported."""
+    """The reported faults, which reproduce the logits."""
 
     contradicts: Sequence[str] = ()
-    """The taps that stay wrong with these faults, because they were matched to other activations."""
+    """The taps that these faults leave wrong, because they were matched to other activations."""
 
     def __init__(self, alone: Results, dtype: str, clock: Clock, ranks: int = 1) -> None:
         self.alone, self.dtype, self.clock, self.ranks = alone, dtype, clock, ranks
@@ -57,7 +50,6 @@ class Answer:
 
     @classmethod
     def of(cls, probes: Mapping[str, Probe], actual: Taps, dtype: str, clock: Clock, ranks: int) -> Self:
-        """Compare only the logits of a port that was run on `probes`."""
         shown = {key: {"logits": actual[key]["logits"]} for key in probes if "logits" in actual.get(key, {})}
         finite = [key for key in shown if np.isfinite(probes[key].oracle.budget("logits", dtype))]
         return cls({key: compare_segments(probes[key], shown[key], dtype) for key in finite}, dtype, clock, ranks)
@@ -68,7 +60,6 @@ class Answer:
 
     @property
     def is_large(self) -> bool:
-        """Whether the reference is slow, because the model is large."""
         return any(each.probe.is_large for each in self.alone.values())
 
     @property
@@ -77,7 +68,6 @@ class Answer:
 
     @functools.cached_property
     def sites(self) -> list[str]:
-        """All taps at which a fault may be."""
         return candidate_sites(max(self.alone.values(), key=lambda each: each.share("logits")), "logits")
 
     @functools.cached_property
@@ -85,10 +75,8 @@ class Answer:
         return Search(self.segment, self.sites, (), self.clock)
 
     def single(self) -> Combination:
-        """Find the single faults that, made at every possible tap, reproduce the logits; return the first.
-
-        For large models, nothing is searched, because the reference is slow.
-        """
+        """Find the single faults that, at every possible tap, reproduce the logits; return the first. For large models,
+        return nothing, because the reference is slow."""
         self.singles = [] if self.is_large else self._beside(())
         return self.singles[0] if self.singles else ()
 
@@ -100,15 +88,13 @@ class Answer:
         return []
 
     def wrong_with(self, results: Results, faulty: Sequence[str], chosen: Combination) -> list[str]:
-        """Return the activations that stay wrong with the faults `chosen`, except equivalent forms."""
+        """Return the activations that the faults leave wrong, except equivalent forms."""
         in_form = {tap for each in results.values() for tap in each.wrong} - {*faulty}
         return [tap for tap in still_wrong(results, chosen, self.dtype) if tap not in in_form]
 
     def fewest_of(self, told: Combination, last: Combination) -> Combination:
         """Return the fewest faults of `told` that reproduce the logits and include a fault of `last`; otherwise ().
-
-        Each fault is made at the taps at which it was found, or at a group of taps that includes them.
-        """
+        Each fault acts at the taps where it was found, or at a larger group of taps."""
         kinds, new = _by_id(told), {each.fault.id for each in last}
         sizes = [*range(1, min(len(kinds), DEEPEST) + 1), *[len(kinds)][: len(kinds) > DEEPEST]]
         every = [ids for size in sizes for ids in itertools.combinations(kinds, size) if new & {*ids}]
@@ -122,12 +108,9 @@ class Answer:
         return ()
 
     def with_one_more(self, told: Combination, last: Combination) -> Combination:
-        """Search for one more fault that, together with `last` or with all faults in `told`, reproduces the logits.
-
-        Return all of these faults, or () if there is no such fault. Known faults are first applied at all possible
-        taps, then at the groups of taps that leave the smallest difference. All taps are tried first, because the
-        missing fault may hide a fault at some of them.
-        """
+        """Search for one more fault that reproduces the logits together with `last`, or with all faults in `told`.
+        Return all of these faults, or (). Known faults first act at all possible taps, because the missing fault may
+        hide a fault at some of them. Then they act at the groups of taps that leave the smallest difference."""
         kinds, new = _by_id(told), frozenset(each.fault.id for each in last)
         with contextlib.suppress(OutOfTime):
             for these in [each for each in dict.fromkeys((new, frozenset(kinds))) if each not in self.tried]:
@@ -140,15 +123,13 @@ class Answer:
         return ()
 
     def _widened(self, kinds: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations of these faults, each made at groups of taps of every size.
-
-        The combination that leaves the smallest difference comes first.
-        """
+        """Return the combinations of these faults, with each fault at groups of taps of every size. The combination
+        with the smallest remaining difference comes first."""
         made = [tuple(itertools.chain(*each)) for each in itertools.product(*map(self._widths, kinds))]
         return self.search.by_rest(self.search.screen, made)
 
     def _widths(self, found: Combination) -> list[Combination]:
-        """Return a fault at the taps where it was found, and at every group of taps that includes them."""
+        """Return a fault at the taps where it was found, and at every larger group of taps."""
         fault, sites = found[0].fault, {site for each in found for site in each.sites}
         alike = {(each.fault.id, each.fault.variant) for each in found}
         wide = groups(self._possible(fault)) if len(alike) == 1 else []
@@ -165,8 +146,7 @@ class Answer:
         ]
 
     def _beside(self, known: Combination) -> list[Combination]:
-        """Return each fault that reproduces the logits together with the faults `known`; the fault is made at all
-        possible taps."""
+        """Return each fault that, at all possible taps, reproduces the logits together with `known`."""
         with contextlib.suppress(OutOfTime):
             clock = self.clock if known else self.clock.part()
             found, remains = Search(self.segment, self.sites, known, clock, only_wide=True).run([], 1)
@@ -174,7 +154,7 @@ class Answer:
         return []
 
     def follows(self, results: Results, chosen: Combination, given: Sequence[str]) -> bool:
-        """Return whether the faults `chosen` reproduce the logits if the taps `given` have the port's values."""
+        """Return whether the faults reproduce the logits if the taps `given` have the port's values."""
         having = [each for key, each in results.items() if key in self.alone and {*given} <= each.recorded.keys()]
         recorded = {each.probe.name: {tap: each.recorded[tap] for tap in [*given, "logits"]} for each in having}
         segment = dataclasses.replace(self.segment, probes=[each.probe for each in having], recorded=recorded)

@@ -1,4 +1,4 @@
-"""The time limit of the search for causes, which all segments of a port share."""
+"""The time limit of the search for causes; all segments of a port share it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeVar
 
 BUDGET = 30.0
-"""The seconds after which the search ends without a cause."""
+"""The time, in seconds, after which the search ends."""
 
 WALKS = 20_000
-"""The number of runs of the reference after which the search ends; a small model runs about this often in `BUDGET`
-seconds."""
+"""The runs of the reference after which the search ends; a small model makes them in about `BUDGET` seconds."""
 
 CANDIDATES = 300
-"""The approximate number of candidates for a segment."""
+"""The approximate number of candidates per segment."""
 
 STAGES = 4
 """The number of stages: the logits, the operations, the segments, and the remaining logits and segments."""
@@ -33,18 +32,14 @@ class Candidates(Sized, Iterable[Candidate], Protocol[Candidate]):
 
 
 class OutOfTime(Exception):  # noqa: N818 - not an error
-    """Raised at the time limit of the search, which discards all candidates that are not yet confirmed."""
+    """The search's time is over; unconfirmed candidates are discarded."""
 
 
 class Clock:
-    """The remaining time of a search, and the number of candidates that were tried.
+    """The remaining time of a search, and the number of tried candidates.
 
-    The clock counts the processor time of this thread, so as many candidates are tried on a busy machine as on an idle
-    one.
-
-    Args:
-        seconds: The time for the search.
-        watch: Called with the progress: a text, the seconds spent, and all seconds.
+    The clock counts this thread's processor time, so that a busy machine tries as many candidates as an idle one.
+    `watch` receives the progress: a text, the seconds spent, and all seconds.
     """
 
     def __init__(self, seconds: float = BUDGET, watch: Callable[[str, int, int], None] | None = None) -> None:
@@ -54,22 +49,22 @@ class Clock:
         self.watch, self.told = watch, 0.0
 
     def allow(self, seconds: float) -> None:
-        """Extend the time limit so that about `CANDIDATES` candidates fit, if each candidate takes `seconds`."""
+        """Extend the limit to about `CANDIDATES` candidates that take `seconds` each."""
         factor = max(CANDIDATES * seconds / BUDGET, 1.0)
         self.end += self.seconds * (factor - 1)
         self.seconds *= factor
 
     def part(self) -> Clock:
-        """Return a clock that ends after the time of one stage, or after the remaining time if less time remains."""
+        """Return a clock with the time of one stage, or with the remaining time if less remains."""
         return Clock(min(self.left, self.seconds / STAGES), self.watch)
 
     def begin(self, stages: int = 1) -> None:
-        """Extend the time, if necessary, so that a stage has at least the total seconds divided by `stages`."""
+        """Give a stage at least the total time divided by `stages`."""
         self.end = max(self.end, time.thread_time() + self.seconds / stages)
 
     @property
     def left(self) -> float:
-        """The remaining seconds; 0 after the end or an interruption."""
+        """Return the remaining seconds; 0 after the end or an interruption."""
         return 0.0 if self.is_interrupted else max(self.end - time.thread_time(), 0.0)
 
     def check(self) -> None:
@@ -83,12 +78,10 @@ class Clock:
             self.watch(f"looking for causes, {self.tried:,} candidates tried", int(spent), int(self.seconds))
 
     def walk(self) -> None:
-        """Count a run of the reference, and call `check`."""
         self.walks += 1
         self.check()
 
     def each(self, candidates: Candidates[Candidate]) -> Iterator[Candidate]:
-        """Yield every candidate, and count it."""
         self.planned += len(candidates)
         for candidate in candidates:
             self.check()
@@ -97,10 +90,8 @@ class Clock:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """On the first Ctrl-C, end the search as if its time were over.
-
-        Python delivers Ctrl-C only to the main thread, and only if a handler is set; otherwise nothing changes.
-        """
+        """On the first Ctrl-C, end the search as if its time were over. Python delivers Ctrl-C only to the main thread,
+        and only if it has a handler; otherwise nothing changes."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
@@ -118,7 +109,7 @@ class Clock:
 
     @property
     def note(self) -> str:
-        """A sentence about how the search ended early; empty if it was complete."""
+        """Return a sentence on how the search ended early; empty if it was complete."""
         if not self.ran_out:
             return ""
         share = f"{self.tried:,} of {self.planned:,} candidates were tried"

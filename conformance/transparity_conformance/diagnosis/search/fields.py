@@ -1,4 +1,4 @@
-"""Find several fields of the configuration that differ in a port, and that together explain a difference."""
+"""Find several fields of the configuration that differ in a port and together explain a difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transparity_conformance.report.report import Divergence
 Fields = dict[str, Any]
 
 ONLY_FORMS = {"rope_layout"}
-"""Fields that only specify the form of another field."""
+"""Fields that only specify another field's form."""
 
 OF_THE_CALL = {"architecture", "head", "padding"}
 """Fields about inputs and outputs, which the port's signature determines."""
@@ -30,7 +30,7 @@ OF_THE_CALL = {"architecture", "head", "padding"}
 
 @functools.cache
 def alternatives() -> dict[str, tuple[Any, ...]]:
-    """Return the possible values of each boolean field, and of each field whose type lists all possible values."""
+    """Return the possible values of each field with a bool or a fixed list of values."""
     few = [name for name, kind in FIELD_TYPES.items() if kind is bool or is_choice(name)]
     return {name: get_args(FIELD_TYPES[name]) or (False, True) for name in few if name not in OF_THE_CALL}
 
@@ -62,12 +62,7 @@ def _is_possible(config: TransformerConfig, shapes: Mapping[str, Any], change: M
 
 def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], clock: Clock) -> tuple[Fields, float]:
     """Find up to `DEEPEST` fields whose change leaves the smallest difference; return them and the share that remains.
-
-    Args:
-        config: The configuration of the port.
-        left: Returns the difference that remains with a fault.
-        clock: The time for the search; when it is over, the best result until then is returned.
-    """
+    `left` returns the difference with a fault. After the time is over, the best result so far counts."""
     before = left(changed({}))
     found = beam = [(before, Fields())]
     for _ in range(DEEPEST):
@@ -83,17 +78,9 @@ def departures(config: TransformerConfig, left: Callable[[Hypothesis], float], c
 def several_fields(
     results: Results, places: Sequence[str], divergences: Sequence[Divergence], dtype: str, clock: Clock
 ) -> dict[str, tuple[Any, Any]]:
-    """Find at least two fields whose change makes most wrong taps right; return the configured and the port's value.
-
-    One field after another is chosen: the field that leaves the fewest taps wrong.
-
-    Args:
-        results: The results of the probes.
-        places: The wrong taps.
-        divergences: The divergences at these taps; if all have the same cause, no fields are searched for.
-        dtype: The precision of the port.
-        clock: The remaining time.
-    """
+    """Find two or more fields whose change makes most wrong taps (`places`) right; return each field's configured value
+    and the port's. Each step adds the field that leaves the fewest taps wrong. If all divergences have the same cause,
+    there is no search."""
     kinds = {divergence.causes[0].mistake if divergence.causes else divergence.where for divergence in divergences}
     if len(places) < 2 or len(kinds) < 2 or any(each.probe.is_large for each in results.values()):
         return {}
@@ -110,10 +97,8 @@ def several_fields(
 
 
 def fewest_wrong(results: Results, tried: Sequence[Hypothesis], dtype: str, most: int) -> tuple[Hypothesis | None, int]:
-    """Return the hypothesis that leaves the fewest taps wrong, and their number, which is at most `most`.
-
-    If every hypothesis leaves more taps wrong, return (None, `most` + 1).
-    """
+    """Return the hypothesis that leaves the fewest taps wrong, and the number of these taps. If every hypothesis leaves
+    more than `most` taps wrong, return (None, `most` + 1)."""
     best = None
     for hypothesis in tried:
         with contextlib.suppress(Impossible):

@@ -1,4 +1,4 @@
-"""Fit the number of a fault, such as a wrong scale, to the port's values."""
+"""Fit a fault's number, such as a wrong scale, to the port's values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transparity_conformance.catalogue import numeric_faults
 from transparity_conformance.catalogue.fault import Hypothesis, NumericFault, WalkState, groups
 
 PROMISING = 12
-"""After this many steps, the golden-section search has narrowed the number to within 1/300 of the grid's spacing."""
+"""The steps after which the golden section has narrowed the number to 1/300 of the grid's spacing."""
 
 STEPS = 40
-"""The number of steps of the golden section."""
+"""The steps of the golden section."""
 
 Fittable = tuple[NumericFault, tuple[str, ...]]
-"""A fault with a number, and the taps at which it is made."""
+"""(fault with a number, the taps at which it acts)."""
 
 
 def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis | None:
@@ -31,7 +31,7 @@ def fit(fittable: Fittable, left: Callable[[Hypothesis], float]) -> Hypothesis |
 
 
 def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
-    """Return one fault whose number depends on the model size."""
+    """Return one fault whose number depends on the model's size."""
     first, *others = sizes.items()
     config, hypothesis = first
     says = hypothesis.fault.description
@@ -48,7 +48,7 @@ def by_size(sizes: Mapping[TransformerConfig, Hypothesis]) -> Hypothesis:
 
 
 def of_each_kind(every: Iterable[Fittable]) -> list[Fittable]:
-    """Return the first of the faults with each id; it is made at all possible taps."""
+    """Return the first fault of each id; it acts at all possible taps."""
     found: dict[str, Fittable] = {}
     for numeric, chosen in every:
         found.setdefault(numeric.make(1.0).id, (numeric, chosen))
@@ -62,11 +62,8 @@ def fittables(config: TransformerConfig, sites: list[str]) -> Iterator[Fittable]
 
 
 def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> float | None:
-    """Find the positive number that minimizes `function`: the best of a grid, refined by a golden-section search.
-
-    The golden section works on the logarithm of the number. Return None if all values on the grid are equal, or if
-    the golden section hardly improves them.
-    """
+    """Find the positive number that minimizes `function`: the best of a grid, refined by golden-section search on its
+    logarithm. Return None if all values on the grid are equal, or if the golden section hardly improves them."""
     values = [function(number) for number in grid]
     if not np.nanmin(values) < np.nanmax(values):
         return None

@@ -1,8 +1,8 @@
 """Join several wrong activations of a sublayer to one segment, if they have no separate causes.
 
 Activations that were found by value may be matched wrongly, and operations in another order change several activations
-at once. The segment that results starts at the right activations of the sublayer. It ends at the tap that all wrong
-activations feed.
+at once. The joint segment starts at the sublayer's right activations. It ends at the tap that all wrong activations
+feed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from transparity_conformance.oracle.undetermined import judged_gap
 
 
 def scope_of(tap: str) -> str:
-    """Return the sublayer of a tap; empty if the tap is not inside a sublayer."""
+    """Return a tap's sublayer; empty outside sublayers."""
     parts = tap.split(".")
     return ".".join(parts[:-1]) if len(parts) > 4 else ""
 
 
 def layer_of(tap: str) -> str:
-    """Return the layer of a tap; the tap itself if it is not in a layer."""
+    """Return a tap's layer, or the tap itself outside layers."""
     return ".".join(tap.split(".")[:3])
 
 
 def joined(
     results: Results, tap: str, faulty: Sequence[str], found: Collection[str], dtype: str
 ) -> tuple[str, Results]:
-    """Return the end of the joint segment of a tap's sublayer, and the results without its other wrong activations.
-
-    The end is empty if a wrong activation was not found by value, or if only one activation is wrong.
-    """
+    """Return the end of the joint segment, and the results without the sublayer's other wrong activations. The end is
+    empty if a wrong activation was not found by value, or if only one activation is wrong."""
     inside = {each for each in faulty if scope_of(tap) and scope_of(each) == scope_of(tap)}
     having = {key: result for key, result in results.items() if inside & result.recorded.keys()}
     if not having or not inside <= {*found}:
@@ -48,7 +46,7 @@ def joined(
 
 
 def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
-    """Return the wrong activations of a sublayer, if the reference computes the sublayer from its input only."""
+    """Return a sublayer's wrong activations, if the reference computes the sublayer only from its input."""
     inside = {tap for tap in result.recorded if scope_of(tap) == scope}
     outer = chosen(result.recorded, [tap for tap in result.recorded if tap not in inside])
     ours, within = walk(result.probe, outer), REMEASURED_WITHIN[dtype]
@@ -57,7 +55,7 @@ def _wrong(result: ProbeResult, scope: str, dtype: str) -> set[str]:
 
 
 def _end(result: ProbeResult, wrong: Collection[str], inside: Collection[str]) -> str:
-    """Return the first wrong tap that all taps `inside` a sublayer feed; empty without such a tap."""
+    """Return the first wrong tap that all taps `inside` a sublayer feed, or an empty string."""
     given = _without(result, wrong).recorded
     ours, common = walk(result.probe, given), {*wrong}
     for tap in {*inside} & result.recorded.keys():

@@ -1,7 +1,7 @@
-"""The search for faults that explain the difference of a segment.
+"""The search for faults that explain a segment's difference.
 
-A beam search extends combinations of faults by one fault at a time, until a combination explains every probe. A fault
-is an entry of the catalogue, or has a fitted number.
+A beam search extends combinations by one fault at a time, until a combination explains every probe. A fault is an entry
+of the catalogue, or has a fitted number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEAM = 8
 """The smallest number of combinations that are extended."""
 
 WALKS = 500
-"""The number of combinations that are tried at each depth; it limits how many are extended by every candidate."""
+"""The combinations that are tried at each depth; limits how many are extended by every candidate."""
 
 DEEPEST = 3
 """The largest number of faults in a combination."""
@@ -32,40 +32,38 @@ PAIR = 2
 """The largest number of faults in a combination if only logits are known; more faults would overfit."""
 
 SAMPLE = 4096
-"""The number of random elements at which effects are added, because all elements may not fit into memory."""
+"""The number of random elements at which effects are added; all elements may not fit into memory."""
 
 COMMON = ("attention-scale", "causal-missing", "causal-diagonal", "padding-ignored", "weight-transpose", "bias-dropped")
-"""Ids of faults that are preferred to others that explain a difference equally well."""
+"""Faults that are preferred to others that explain a difference equally well."""
 
 Round = tuple[Probe, Sequence[Combination]]
-"""A probe, and combinations that are ranked by the difference that remains on this probe."""
+"""A probe, and combinations to rank by the difference that remains on it."""
 
 
 class Effects:
-    """For each fault of a list, the difference that remains with this fault, at a sample of elements.
-
-    If the effects of two faults are independent, the difference with both faults is `left[one] + left[other] − before`.
-    """
+    """For each fault of a list, the difference that remains with this fault, at a sample of elements. If the effects of
+    two faults are independent, the difference with both is `left[one] + left[other] − before`."""
 
     def __init__(self, before: np.ndarray) -> None:
-        """Store `before`, the difference between the port and the reference without any fault."""
+        """Store `before`, the difference between the port and the reference without faults."""
         self.shape = before.shape
         self.drawn = np.random.default_rng(0).permutation(before.size)[:SAMPLE]
         self.before = before.ravel()[self.drawn]
         self.left: list[np.ndarray] = []
 
     def add(self, left: np.ndarray) -> None:
-        """Append `left`, the difference that remains if the next fault is in the reference."""
+        """Append `left`, the difference that remains with the next fault."""
         self.left.append(left.ravel()[self.drawn] if left.shape == self.shape else np.full(self.before.shape, np.inf))
 
     @functools.cached_property
     def distinct(self) -> list[int]:
-        """The indices of the faults with finite effects; of faults with the same effect, only the first."""
+        """Return the faults with finite effects, by index; of several equal effects, only the first."""
         first = {left.tobytes(): index for index, left in reversed(list(enumerate(self.left)))}
         return sorted(index for index in first.values() if np.isfinite(self.left[index]).all())
 
     def likely_pairs(self, count: int) -> list[tuple[int, int]]:
-        """Return the pairs of indices whose added effects leave the smallest differences, the best pair first."""
+        """Return the pairs whose added effects leave the smallest differences, the best first."""
         effects = np.stack([self.left[index] for index in self.distinct] or [self.before]) - self.before
         products, reach = effects @ effects.T, effects @ self.before
         alone = np.diag(products) + 2 * reach
@@ -77,15 +75,10 @@ class Effects:
 
 
 class Search:
-    """A search in the catalogue for faults that explain the difference at `segment`.
+    """A search for faults that explain the difference at `segment`. Every method may raise `OutOfTime`.
 
-    Args:
-        sites: The taps at which faults may be made.
-        known: Faults that are already applied.
-        clock: The remaining walks and time.
-        only_wide: Whether each fault is only made at all possible taps together.
-
-    Every method may raise `OutOfTime`.
+    Faults may act at the taps `sites`; the faults `known` are already applied. With `only_wide`, each fault acts at all
+    possible taps together.
     """
 
     def __init__(
@@ -99,7 +92,7 @@ class Search:
             candidates += whole_model(self.screen.config)
         self.candidates = widest(candidates) if only_wide else candidates
         self.fitted: dict[int, tuple[Hypothesis, Fittable]] = {}
-        """The fitted faults and what they were fitted from, by `id`."""
+        """For each fitted fault, by `id`: the fault, and the fault with a number from which it was fitted."""
         self.fittables = list(fittables(self.screen.config, sites))
         self._fits: dict[tuple[int, ...], Hypothesis | None] = {}
         """The results of `_fit`, by the `id` of the fault and its partners, which `segment` and `fittables` store."""
@@ -108,11 +101,8 @@ class Search:
         """Return combinations of at most `deepest` faults, and whether a difference remains with them.
 
         All of them explain every probe or, if a difference remains, at least the probes of one size. The search stops
-        at the smallest number of faults; preferred faults come first.
-
-        Args:
-            likely: Combinations that explain other segments of the same kind.
-            deepest: The largest number of faults.
+        at the smallest number of faults; preferred faults come first. `likely` are combinations that explain other
+        segments of this kind.
         """
         best: list[Combination] = [()]
         of_one_size: list[Combination] = []
@@ -140,10 +130,10 @@ class Search:
     def _rounds(
         self, best: list[Combination], likely: Sequence[Combination]
     ) -> Iterator[tuple[Probe, list[Combination]]]:
-        """Yield the combinations in `best` with one more fault of the catalogue, then with one more fitted number.
+        """Yield the combinations with one more fault of the catalogue, then with one more fitted number.
 
-        If only logits are known, faults that are made at all possible taps are tried first. Most ports run one line of
-        code for all layers, and there are ten times as many candidates at some of the taps.
+        If only logits are known, faults at all possible taps come first. Most ports run one line of code for all
+        layers, and there are ten times as many candidates at some of the taps.
         """
         if best == [()]:
             if self.segment.is_whole_model and not self.only_wide:
@@ -162,19 +152,13 @@ class Search:
 
     @property
     def _affordable(self) -> int:
-        """The number of combinations that can be extended by every candidate within `WALKS`."""
+        """Return the number of combinations that every candidate can extend within `WALKS`."""
         return WALKS // max(len(self.candidates), 1)
 
     def _extended(self, best: list[Combination], likely: Sequence[Combination]) -> Iterator[Round]:
-        """Yield combinations with one more fault.
-
-        If the port shows activations, every candidate extends the best combinations. If only logits are known, there
-        are too many pairs, so only these are tried:
-
-        - pairs whose added effects leave the smallest difference
-        - pairs of faults that are made at all possible taps
-        - pairs of a best fault and another
-        """
+        """Yield combinations with one more fault. If the port shows activations, every candidate extends the best
+        combinations. With logits only, there are too many pairs. The search then tries pairs whose added effects leave
+        the smallest difference, pairs at all possible taps, and pairs with a best fault."""
         if not self.segment.is_whole_model:
             chosen = [*likely, *best][: self._width]
             yield self.screen, [(*each, one) for each in chosen for one in self.candidates if one not in each]
@@ -190,14 +174,11 @@ class Search:
             yield self._beside(first, self.candidates)
 
     def _beside(self, first: Hypothesis, seconds: Sequence[Hypothesis]) -> Round:
-        """Return the probe with the largest remaining difference, and all pairs of `first` and a fault of `seconds`.
-
-        The remaining difference is the difference after the reference makes the fault `first`.
-        """
+        """Return all pairs of `first` and a fault of `seconds`, and the probe that differs most with `first`."""
         return self._most_telling((first,)), [(first, second) for second in seconds if second != first]
 
     def _numbered(self, best: Sequence[Combination], numeric: Sequence[Fittable]) -> list[Combination]:
-        """Extend the best combinations by a fault of `numeric` with a fitted number; fit several numbers in turn."""
+        """Extend the best combinations by a fault with a fitted number; fit several numbers in turn."""
         is_pair = self.segment.is_whole_model and best[0] != ()
         made = []
         for chosen in [*best[: BEAM // 4 * 3], *self._beside_numbers(best)] if is_pair else best[:BEAM]:
@@ -208,15 +189,14 @@ class Search:
         return self.by_rest(self.screen, made)
 
     def _beside_numbers(self, best: Sequence[Combination]) -> Iterator[Combination]:
-        """For each fault with a number in `best`, yield the best partners, with which the number is fitted again."""
+        """For each fault with a number in `best`, yield the best partners; the number is then fitted again."""
         for number in best:
             if id(number[0]) in self.fitted:
                 pairs = self.by_rest(self.screen, [(*number, second) for second in self._wide])
                 yield from (pair[1:] for pair in pairs[: BEAM // 4])
 
     def _by_turns(self, chosen: Combination) -> list[Combination]:
-        """Fit the number of each fault in a combination again, one fault after another, as long as the difference
-        shrinks."""
+        """Fit each number in a combination again, one after another, while the difference shrinks."""
         left = self._left(self.screen, chosen)
         for _ in range(BEAM // 2):
             again = chosen
@@ -240,7 +220,7 @@ class Search:
         return self._fits[key]
 
     def _of_sizes(self, found: list[Combination]) -> list[Combination]:
-        """Fit the number of each fault in `found` for each model size; return the faults that explain every probe."""
+        """Fit each fault's number for each model size; return the faults that explain every probe."""
         others = {probe.config: probe for probe in self.segment.probes if probe.config != self.screen.config}
         of_sizes: list[Combination] = []
         for (hypothesis,) in [chosen for chosen in found if id(chosen[0]) in self.fitted]:
@@ -254,7 +234,7 @@ class Search:
         return of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Return the same fault with the number that fits `probe`, which has another size."""
+        """Fit the fault's number to `probe`, which has another size."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)
@@ -262,19 +242,16 @@ class Search:
         return fit(again, lambda hypothesis: self._left(probe, (hypothesis,))) if again else None
 
     def partial(self) -> list[Combination]:
-        """Return the single faults that explain the largest number of wrong probes, which must be at least two.
-
-        A fault that explains only one probe may do so by chance.
-        """
+        """Return the single faults that explain the largest number of wrong probes, at least two. A fault may explain a
+        single probe by chance."""
         most = max((count for _, count in self._explaining), default=0)
         return [chosen for chosen, count in self._explaining if count == most > 1]
 
     @functools.cached_property
     def _explaining(self) -> list[tuple[Combination, int]]:
-        """Single faults, each with the number of wrong probes that it explains, the largest number first.
-
-        Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an effect.
-        """
+        """Return single faults, each with the number of wrong probes that it explains, in descending order of this
+        number. Faults are ranked on `screen` and on the shortest probe, where perhaps only one of several faults has an
+        effect."""
         shortest = min(self.segment.probes, key=lambda probe: sum(tokens.size for tokens in probe.inputs.values()))
         off = [probe for probe in self.segment.probes if self._share(probe, ()) > 1]
         found = self._survivors(self.screen, self._ranked, [self.screen])
@@ -286,7 +263,7 @@ class Search:
 
     @functools.cached_property
     def _ranked(self) -> list[Combination]:
-        """The single candidates in order of the difference that remains with them."""
+        """Return the single candidates, sorted by the difference that remains."""
         scores = []
         for hypothesis in self.clock.each(self.candidates):
             chosen = (*self.known, hypothesis)
@@ -298,7 +275,7 @@ class Search:
 
     @functools.cached_property
     def _wide(self) -> list[Hypothesis]:
-        """The candidates that are made at all possible taps at once, in the order of `_ranked`."""
+        """Return the candidates at all possible taps, in the order of `_ranked`."""
         chosen = set(map(id, widest(self.candidates)))
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in chosen]
 
@@ -308,13 +285,12 @@ class Search:
 
     @property
     def _distinct(self) -> list[Hypothesis]:
-        """The candidates in the order of `_ranked`; of several candidates with the same effect, only one."""
+        """Return the candidates with different effects, in the order of `_ranked`."""
         distinct = {id(self.candidates[index]) for index in self._effects.distinct}
         return [hypothesis for (hypothesis,) in self._ranked if id(hypothesis) in distinct]
 
     @functools.cached_property
     def _same_size(self) -> list[Probe]:
-        """The probes that have the same size as the probe for ranking."""
         return [probe for probe in self.segment.probes if probe.config == self.screen.config]
 
     def _most_telling(self, chosen: Combination) -> Probe:
@@ -330,18 +306,12 @@ class Search:
         return self.segment.share(probe, (*self.known, *chosen))
 
     def by_rest(self, probe: Probe, combinations: Sequence[Combination]) -> list[Combination]:
-        """Return the combinations in order of the difference that remains with them on a probe."""
+        """Return the combinations, sorted by the difference that remains on a probe."""
         rests = [self._left(probe, chosen) for chosen in self.clock.each(combinations)]
         return [combinations[index] for index in np.argsort(rests, kind="stable")]
 
     def _survivors(self, screen: Probe, ranked: Sequence[Combination], probes: Sequence[Probe]) -> list[Combination]:
-        """Return the combinations that remove the difference on all `probes`.
-
-        Args:
-            screen: The probe for ranking.
-            ranked: The candidates in order of the difference that they leave on `screen`.
-            probes: The probes to explain.
-        """
+        """Return the combinations that remove the difference on all `probes`; `ranked` is sorted by `screen`."""
         segment = self.segment
         found, before = [], self._left(screen, ())
         for chosen in ranked:
@@ -354,10 +324,8 @@ class Search:
 
 
 def screen_of(segment: Segment, known: Combination) -> Probe:
-    """Return the probe with the largest difference, relative to its budget.
-
-    A probe with the configuration of the first probe is preferred if its difference exceeds the budget.
-    """
+    """Return the probe with the largest difference, relative to its budget. A probe of the first probe's configuration
+    comes first if its difference exceeds the budget."""
     shares = {
         probe.name: segment.largest(probe, known) / (segment.budgets[probe.name] or 1) for probe in segment.probes
     }

@@ -97,7 +97,8 @@ def test_right_ports_of_every_framework_agree(reference: str, folder: Path) -> N
 
 def row_of(fault: str, framework: str) -> tuple[str, str, int]:
     """Return the replaced text, its replacement, and the number of its line."""
-    old, new = FAULTS[fault].get(framework, FAULTS[fault][""])
+    rows = FAULTS[fault]
+    old, new = rows[framework if framework in rows else ""]
     lines = text_of(framework).splitlines()
     return old, new, next(number for number, line in enumerate(lines, 1) if old in line)
 

@@ -72,6 +72,11 @@ def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
     assert not hasattr(config, "first_k_dense_replace") or small.first_k_dense_replace >= 2
 
 
+@pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2", "gptj", "codegen", "bloom", "xlnet", "mpt"])
+def test_two_layers_of_one_kind_are_kept(model_type: str) -> None:
+    assert made_small(config_of(model_type)).num_hidden_layers == 2
+
+
 def test_windows_experts_and_token_ids_fit_short_texts() -> None:
     small = made_small(config_of("gpt_oss", eos_token_id=[200002, 200012], pad_token_id=199999))
     assert small.sliding_window == 8

@@ -33,7 +33,6 @@ def absent() -> dict[str, str]:
 
 
 def installed() -> list[str]:
-    """Return the names of the backends that can be imported; the reference comes first."""
     return [name for name in named() if name not in absent()]
 
 

@@ -78,7 +78,6 @@ class Adapted:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the adapter has a line for every parameter."""
         return not self.adapter.asked and ABSENT not in self.adapter.lines.values()
 
     @property

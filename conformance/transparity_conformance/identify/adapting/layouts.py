@@ -11,7 +11,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps that cut a parameter's rows from a matrix, and the number of rows of the matrix, as an expression."""
+"""The steps that select a parameter's rows in a matrix, and the matrix's number of rows as an expression."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
@@ -26,7 +26,7 @@ CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The linear maps that ports fuse, in order: in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
+"""The order of fused linear maps: in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
@@ -168,7 +168,6 @@ def _recurrent(role: str) -> list[Rows]:
 
 
 def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
-    """Return the slice of the map `kind` in a concatenation of maps."""
     before = [widths[each] for each in order[: order.index(kind)]]
     return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
 

@@ -25,8 +25,6 @@ from transparity_conformance.oracle.reach.models import small_system
 
 @dataclass(frozen=True)
 class Flow:
-    """For each tap, the taps directly before and directly after it in the data flow."""
-
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]
 
@@ -39,7 +37,7 @@ class Flow:
         return found
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
-        """Return the taps that depend on `tap` directly, or only through taps that are not found."""
+        """Return the taps that depend on `tap` directly or only through missing taps."""
         reached: set[str] = set()
         waiting = [tap]
         while waiting:
@@ -104,13 +102,11 @@ class Found:
     port: Recorded
     flow: Flow
     clock: Clock
-    """The remaining time."""
     matches: Matches
     known: Combination = ()
     """Faults of the port that the reference also applies."""
 
     def adding(self, matches: Matches) -> Found:
-        """Return a copy with additional or replaced matches of taps."""
         return dataclasses.replace(self, matches={**self.matches, **matches})
 
     def without(self, taps: Iterable[str]) -> Found:
@@ -119,7 +115,6 @@ class Found:
 
     @functools.cached_property
     def values(self) -> Arrays:
-        """Return the port's values, in the shapes of the taps."""
         return {tap: self.port.read(match) for tap, match in self.matches.items()}
 
     @functools.cached_property
@@ -128,7 +123,6 @@ class Found:
         return walk(self.probe, self.values, self.known)
 
     def at(self, tap: str, faults: Sequence[Hypothesis] = ()) -> np.ndarray:
-        """Return the reference's value of one tap, with faults."""
         return walk(self.probe, self.values, (*self.known, *faults), until=tap)[tap]
 
     def index(self, tap: str) -> int:
@@ -198,7 +192,7 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the taps after `tap` that equal a value of the port once the reference continues from `match`.
+        """Count later taps that equal a value of the port once the reference continues from `match`.
 
         Taps that do not depend on the match do not count, nor do taps after a tap that does not match.
         """

@@ -39,7 +39,6 @@ VANILLA = dataclasses.replace(
     dropout=0.1,
     dropout_at=("embedding", "attention.output", "feed_forward.output"),
 )
-"""The model of Vaswani et al. 2017."""
 
 
 @functools.cache
@@ -50,7 +49,7 @@ def templates() -> Mapping[str, TransformerConfig]:
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """Return the fields, except sizes, in which `config` differs, as pairs (template's value, own value).
+    """Return the fields, except sizes, that differ, as pairs (template's value, own value).
 
     The number of experts counts as a size if both have experts.
     """
@@ -63,7 +62,7 @@ def differences(config: TransformerConfig, template: TransformerConfig) -> dict[
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:
-    """Return the name of the template with the fewest differences, and the differences, without undetermined fields."""
+    """Return the nearest template's name and its differences, ignoring undetermined fields."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()

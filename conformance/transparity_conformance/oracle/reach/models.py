@@ -1,8 +1,9 @@
 """Calls with many lengths, batches and widths; only their logits are compared.
 
-The probes in `probes` compare all activations of a small model, in order to find faults. These calls show how far the
-agreement extends: they have few rows, and their sizes cross the thresholds of a configuration. Dozens of these calls
-are made, because each call is fast."""
+The probes in `probes` find faults by comparing all activations of a small model. These calls show how far the agreement
+extends: they have few rows, and their sizes cross the thresholds of a configuration. Each call is fast, so dozens are
+made.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ AFFORDABLE = 2e8
 """The largest number of parameters × tokens in one call, which takes about 0.2 s; longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The number of calls of a model that are made even if the time limit is exceeded."""
+"""The number of calls of a model that are made even beyond the time limit."""
 
 
 ITSELF = "the model itself"
@@ -55,12 +56,12 @@ class LogitsOracle(Oracle):
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
-        # at late positions, the formula of the tables determines the error
+        # At late positions, the formula of the tables determines the error.
         self.has_tables = config.has_tables
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
-            # without a tap, the reference computes attention in blocks, which needs less memory
+            # Without a tap, the reference computes attention in blocks, which needs less memory.
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
@@ -93,11 +94,10 @@ class LogitsOracle(Oracle):
         return self.known_again(dtype)
 
     def known_again(self, dtype: str) -> float:
-        """Return the largest error that `measure_again` has measured so far, or 0."""
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def release(self) -> None:
-        """Free logits that take much memory; they are computed again if they are read again, which is rare."""
+        """Free large logits; they are computed again if they are read again, which is rare."""
         if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
             del self.expected
 
@@ -108,8 +108,6 @@ class LogitsOracle(Oracle):
 
 @dataclass(frozen=True, eq=False)
 class ReachProbe(Probe):
-    """One call; only its logits are compared."""
-
     model: ReachModel = field(kw_only=True)
 
     @functools.cached_property
@@ -122,7 +120,6 @@ class ReachProbe(Probe):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the length of each input."""
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
@@ -147,7 +144,7 @@ class ReachModel:
     calls: list[tuple[int, tuple[int, ...]]]
     """The batch, and the length of each input, for every call."""
     is_asked: bool = False
-    """Whether it is the model that the user checks, as opposed to a model derived from it."""
+    """Whether the user checks this model, as opposed to a model derived from it."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -156,7 +153,6 @@ class ReachModel:
         return [self.probe(batch, lengths) for batch, lengths in self.calls]
 
     def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
-        """Return the probe of one call."""
         inputs = reach_inputs(self.config, batch, lengths)
         said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
         model = "" if self.name == ITSELF else f"{self.name}, "

@@ -29,8 +29,7 @@ class AuditedField:
     value: str
     """The changed value as JSON; `absent` if the field was removed; or the name of another format of config.json."""
     outcome: Outcome
-    """`ignored`: the result does not change; `wrong`: it changes, but not as the reference does; `refused`: the port
-    raises."""
+    """`ignored`: the result does not change; `wrong`: it changes unlike the reference's; `refused`: the port raises."""
     says: str = ""
     """How the port behaves, or why it refuses the value."""
     error: float = 0.0
@@ -43,19 +42,15 @@ class AuditedField:
 
     @property
     def counted(self) -> Outcome:
-        """The outcome that counts. A port that refuses a config.json without the field counts as a port that follows
-        the field."""
+        """The outcome that counts: a port that refuses a config.json without the field follows the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
 @dataclass(frozen=True)
 class AuditedTensor:
-    """A tensor of the file."""
-
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor changes the
-    result."""
+    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""
     says: str = ""
     """The value that the port uses instead of the tensor."""
     error: float = 0.0
@@ -84,7 +79,6 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
 }
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
-"""The outcomes that are faults, as they are shown."""
 
 
 Part = tuple[str, str, int, dict[str, list[str]], str]
@@ -102,7 +96,7 @@ class Audit:
     """The time of the audit, including the time of the port."""
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields with this outcome; a field has the worst outcome of its tried values."""
+        """Return the names of the fields with this outcome; the worst outcome of a field's values counts."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
@@ -118,7 +112,6 @@ class Audit:
         return [*said.values()]
 
     def tensors_with(self, outcome: str) -> list[str]:
-        """Return the names of the tensors with this outcome."""
         return [each.name for each in self.tensors if each.outcome == outcome]
 
     @property
@@ -141,7 +134,7 @@ class Audit:
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts that have faults, with only these outcomes."""
+        """The parts with faults, restricted to faults."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -150,8 +143,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """The arguments of `_line` for fields and for tensors: file, noun, total number, names by outcome, and the
-        usual outcome."""
+        """The arguments of `_line` for fields and tensors: file, noun, total, names by outcome, and usual outcome."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

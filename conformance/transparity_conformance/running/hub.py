@@ -1,7 +1,7 @@
 """Adapters for a port's own `load(folder)`, as a `build(config, parameters)`, and for the loader of transformers.
 
-For every checked model, a Hugging Face folder (config.json, model.safetensors) is written and loaded. The model is then
-called with token ids as arrays of its framework. The port is not changed.
+Each checked model is written to a Hugging Face folder (config.json, model.safetensors) and loaded. The unchanged port
+is then called with token ids as arrays of its framework.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, for folders with this change."""
+        """Return the same loader, for folders with `edit`."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -102,8 +102,6 @@ _USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKe
 
 
 class Messages:
-    """The messages that were printed, warned and logged in a context."""
-
     def __init__(self) -> None:
         self.written = io.StringIO()
         self.records: list[logging.LogRecord] = []
@@ -150,7 +148,7 @@ def _message(record: logging.LogRecord) -> str:
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record everything that is printed, warned or logged in the context, instead of showing it."""
+    """Record everything printed, warned or logged in the context, instead of showing it."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:
@@ -227,7 +225,6 @@ def load(path: Path) -> HubModel:
 
 
 def _class_of(config: TransformerConfig) -> Any:
-    """Return the class of transformers for the model's head."""
     import transformers as of
 
     if config.head != "logits":

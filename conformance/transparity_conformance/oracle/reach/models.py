@@ -237,7 +237,6 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
 
 @functools.cache
 def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
-    """Return the models of a preset: a long one, a deep one, a wide one, and one with a large vocabulary."""
     config = preset(name)
     few: dict[str, Any] = {"max_length": SHORT + 3}
     wide = config.resized(num_heads=9, embed_dim=306, **few)
@@ -252,15 +251,15 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""Returns whether a port accepts a configuration; a loader, for example, accepts only what its family can express."""
+"""Returns whether a port accepts a configuration: a loader accepts only what its family can express."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the models of a configuration: the model itself, a narrow model for longer sequences, and a deep model.
+    """Return the model itself, a narrow model for longer sequences, and a deep model.
 
-    If `parameters` come from the user (`is_drawn` is false), only the model itself is returned.
+    If `parameters` come from the user (`is_drawn` is false), return only the model itself.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
@@ -277,7 +276,7 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model and its calls; if `reached` is not 0, only a few calls, and those that cross larger thresholds."""
+    """Return a model and its calls; if `reached` is not 0, only a few calls and those across larger thresholds."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
@@ -305,12 +304,11 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model; if there are up to three kinds of layers, each occurs at least twice."""
+"""The number of layers of the deep model: each of up to three kinds of layers occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers than the configuration, and few calls, because a fault may show only in later
-    layers."""
+    """Return models with more layers than the configuration and few calls: a fault may show only in later layers."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -322,7 +320,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield the kinds of a deep model's layers, in several orders, because a family may not express the first one."""
+    """Yield the kinds of a deep model's layers in several orders, because a family may not express the first one."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -334,8 +332,7 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with a probe's sizes, some replaced by `sizes`; vocabularies contain the special
-    tokens."""
+    """Return the configuration with a probe's sizes or given `sizes`; vocabularies contain the special tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -381,7 +378,6 @@ def _real_heads(config: TransformerConfig) -> dict[str, Any]:
 
 
 def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
-    """Return two calls, with one row and with two rows."""
     if config.reads_pixels:
         return [(1, (config.max_length,)), (2, (config.max_length,))]
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
@@ -425,7 +421,7 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of their lengths.
+    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length.
 
     Capabilities other than the forward pass are compared in these calls.
     """

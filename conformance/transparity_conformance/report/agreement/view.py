@@ -42,7 +42,6 @@ class Agreement:
 
     @property
     def summary(self) -> str:
-        """The matrix in one line."""
         return "; ".join([*self.extent, self.headline])
 
     @cached_property
@@ -70,7 +69,6 @@ class Agreement:
 
     @property
     def families(self) -> dict[str, list[Column]]:
-        """The columns of each backend and device."""
         groups = groupby(self.matrix.columns, lambda column: column.family)
         return {family: list(columns) for family, columns in groups}
 
@@ -82,7 +80,6 @@ class Agreement:
 
 
 def _fewer_cases(matrix: Matrix) -> list[str]:
-    """Return a line for each claim that has fewer cases in some columns than in others."""
     fewer = (
         ((len(cell.cases), most, claim), str(column))
         for (claim, column), cell in matrix.cells.items()
@@ -134,7 +131,6 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> dict[str, Any] | None:
-    """Return one cell; null if nothing was compared."""
     if not cell.groups:
         return None
     return {
@@ -161,7 +157,6 @@ def _strict(value: Any) -> Any:
 
 
 def write_html(path: str | Path, agreement: Agreement) -> None:
-    """Write the page, which needs no other files."""
     Path(path).write_text(as_html(agreement), encoding="utf-8")
 
 

@@ -17,8 +17,6 @@ SITE = "https://transparity.github.io/transparity/"
 
 @dataclass(frozen=True)
 class Meaning:
-    """The explanation of a cause."""
-
     title: str
     """A sentence that states the fault, in one of its variants."""
     right: str
@@ -31,7 +29,7 @@ class Meaning:
     """Public threads about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """A report's sentence for each variant of a fault of the forward pass, unless the sentence depends on the model."""
+    """A report's sentence for each variant of a forward-pass fault, unless it depends on the model."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
@@ -46,7 +44,6 @@ def meanings() -> Mapping[str, Meaning]:
 
 
 def page_of(name: str) -> str:
-    """Return the address of the page of a cause."""
     return f"{SITE}causes/{name}/"
 
 

@@ -26,7 +26,7 @@ from transparity_conformance.suite.claims.forward import mixed
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
-"""Numbers that are added to the logit of the end token, so that continuations end early, or immediately."""
+"""Numbers added to the end token's logit, so that continuations end early or immediately."""
 
 RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache holds a recurrent state."""

@@ -18,12 +18,10 @@ from transparity_conformance.suite.claims import claim, each
 
 
 def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None = None) -> np.ndarray:
-    """Return the logits of the probe's model for other `inputs`, from the fast path."""
     return as_numbers(bench.forward(probe.config, parameters or probe.parameters).logits(**inputs))
 
 
 def budget(bench: Bench, probe: Probe) -> float:
-    """Return the largest difference that rounding explains between two computations of the same logits."""
     return 2 * probe.oracle.budget("logits", bench.subject.dtype)
 
 

@@ -135,7 +135,7 @@ def head_flops(config: TransformerConfig, length: int) -> int:
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:
-    """Return the FLOPs of the product of a (rows, inner) and an (inner, columns) matrix."""
+    """Return the FLOPs of a (rows, inner) × (inner, columns) matrix product."""
     return 2 * rows * inner * columns
 
 

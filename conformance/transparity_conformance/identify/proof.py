@@ -38,7 +38,6 @@ class Proof:
 
     @functools.cached_property
     def misshapen(self) -> str | None:
-        """Return the first probe on which the logits have the wrong shape, or None."""
         expected = {key: probe.oracle.expected["logits"].shape for key, probe in self.probes.items()}
         return next((key for key, answer in self.answers.items() if answer.shape != expected[key]), None)
 

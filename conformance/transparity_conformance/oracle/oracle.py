@@ -86,7 +86,6 @@ class Oracle:
         return self._scales[name]
 
     def noise(self, dtype: str) -> dict[str, float]:
-        """Return the reference's largest error in `dtype`, for each result."""
         if dtype not in self._noise:
             identity = None if self.identity is None else f"{self.identity}-{dtype.replace(':', '-')}"
             self._noise[dtype] = kept(identity, lambda: self._measure(dtype))

@@ -332,6 +332,7 @@ def is_huge(parameters: Arrays) -> bool:
 
 @functools.cache
 def probes(case: str) -> dict[str, Probe]:
+    """Return the probes of a preset by name."""
     return probes_of(preset(case).resized(), case)
 
 

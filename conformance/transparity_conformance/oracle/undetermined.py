@@ -100,7 +100,6 @@ def judged_gap(
 
 
 def shows_routers(probe: Probe, shown: Collection[str]) -> bool:
-    """Return whether the logits of every router are among the activations `shown`."""
     config = probe.config
     layers = [f"{stack}.layers.{i}" for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     routed = [scope for scope in layers if own_config(config, scope).num_experts]

@@ -96,7 +96,7 @@ class Audit:
     """The time of the audit, including the time of the port."""
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields with this outcome; the worst outcome of a field's values counts."""
+        """Return the names of the fields whose worst outcome, over all tried values, is this one."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
@@ -122,14 +122,13 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """The number of fields and tensors with faults, and what follows for other folders; empty without faults."""
+        """The number of faulty fields and tensors, and the consequence for other folders; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
         return f"{ignored}; --audit makes this a failure" if nouns else ""
 
     @property
     def faults(self) -> str:
-        """The faults in one clause; empty if there are none."""
         return "; ".join(_line(*part) for part in self._faults)
 
     @property

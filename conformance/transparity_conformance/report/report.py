@@ -126,7 +126,6 @@ class Impact:
 
 
 def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
-    """Return the impact that changes the most positions."""
     known = [impact for impact in impacts if impact is not None]
     return max(known, key=lambda impact: (impact.positions["changed"], impact.argmax_changes), default=None)
 
@@ -329,7 +328,6 @@ def not_compared(*reasons: str) -> CapabilityResult:
 
 
 def with_capabilities(report: Report, found: CapabilityResult) -> Report:
-    """Return the report on the forward pass with the results of capabilities."""
     coverage = dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls)
     both = (*found.not_compared, *report.not_compared)
     added = report.adding(*found.faults, claims=found.claims, notes=found.notes, coverage=coverage)

@@ -115,7 +115,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the replies that arrive in time, which is short after a rank has failed."""
+        """Return the replies that arrive in time; once a rank has failed, the others get only a short time."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:

@@ -144,7 +144,7 @@ def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append to a line the steps that reorder the rows of a query, a key or a norm's gain for rotary positions."""
+    """Append the steps that reorder a query's, a key's or a norm gain's rows for rotary positions."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")

@@ -70,7 +70,7 @@ def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _block(number: int, size: str) -> str:
-    """Return the step that takes block `number` of equally large blocks of rows."""
+    """Return the step that selects the rows of block `number`, for blocks of the given size."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
@@ -99,7 +99,7 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _parts_of(role: str) -> list[int]:
-    """Return the parts of a fused query, key and value that may have a role, the most likely part first."""
+    """Return the parts of a fused query, key and value that may have a role, the most likely first."""
     part = ("query", "key", "value").index(role)
     return [part, *(other for other in range(3) if other != part)]
 

@@ -77,7 +77,7 @@ class _Aligning:
         return best
 
     def complete(self) -> None:
-        """Match the logits, then taps by the code of another layer, then taps by only the data flow."""
+        """Match the logits, then taps by the code of other layers, by data flow, or by known faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))

@@ -30,7 +30,6 @@ class Flow:
 
     @functools.cached_property
     def behind(self) -> Mapping[str, frozenset[str]]:
-        """Return, for each tap, all taps that depend on it."""
         found: dict[str, frozenset[str]] = {}
         for tap in reversed([*self.outputs]):
             found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
@@ -139,7 +138,6 @@ class Found:
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
 
     def _next(self, tap: str, next_to: Mapping[str, frozenset[str]]) -> set[int]:
-        """Return the operations of the nearest found taps before or after `tap`."""
         found: set[int] = set()
         for name in next_to[tap]:
             found |= {self.index(name)} if name in self.matches else self._next(name, next_to)
@@ -166,11 +164,11 @@ class Found:
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the match nearest to a value of the tap among the operations that the data flow admits."""
+        """Return the match nearest to the tap's value `ours` among the operations that the data flow allows."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:
-        """Return the operations whose values equal taps of the reference that are not found yet."""
+        """Return the operations whose values equal taps that are not found yet."""
         return self.port.equal({tap: value for tap, value in self.ours.items() if tap not in self.matches})
 
     def most_gaining(

@@ -123,7 +123,6 @@ class FittedModel:
         return tuple(name for name in self.inputs if name not in self.positions)
 
     def lengths(self, inputs: Arrays) -> dict[str, int]:
-        """Return the number of positions of each stack."""
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:

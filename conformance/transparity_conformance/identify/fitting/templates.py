@@ -43,7 +43,7 @@ VANILLA = dataclasses.replace(
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Return every template by name. The template of a family is the family's small example model."""
+    """Return every template by name; a family's template is its small example model."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 

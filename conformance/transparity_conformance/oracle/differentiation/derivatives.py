@@ -99,12 +99,11 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return the derivatives in float64 by parameter, one per direction, in the order of the forward pass."""
+        """Return the float64 derivatives by parameter, one per direction, in the order of the forward pass."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
     def budget(self, name: str, dtype: str) -> float:
-        """Return the tolerance of the derivatives with respect to the parameter `name` in `dtype`."""
         alike = self.kinds[projection_of(name)]
         noise = max(self.oracle.noise(dtype)[each] for each in alike)
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)

@@ -53,7 +53,6 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def is_choice(name: str) -> bool:
-    """Return whether a field has one of several words as its value."""
     return get_origin(FIELD_TYPES[name]) is Literal
 
 
@@ -148,7 +147,6 @@ def _watched(config: TransformerConfig, read: set[str]) -> TransformerConfig:
 
 
 def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> set[str]:
-    """Return the fields that the reference reads to compute the logits."""
     read = set[str]()
     logits_with(_watched(config, read), parameters, inputs)
     return read & FIELD_TYPES.keys()

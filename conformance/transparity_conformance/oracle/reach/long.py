@@ -183,7 +183,6 @@ class LongOracle:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of all logits."""
         batch, length, _ = self.states.shape
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
@@ -231,7 +230,6 @@ class LongOracle:
         return rounded(head(self.config, self._of_head(dtype), states), dtype)
 
     def _of_head(self, dtype: str) -> Any:
-        """Return the parameters that the head reads."""
         stack = self.config.stacks[-1]
         read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
         complete = shared(self.config, self.parameters)

@@ -95,7 +95,6 @@ class Cell:
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The cases for which the claim is expected to break."""
         return tuple(dict.fromkeys(group.worst.case for group in self.groups if group.breaks))
 
     @property
@@ -105,7 +104,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """Where the worst comparison was made; `text` if there is no worst comparison."""
+        """The place of the worst comparison, or else `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property
@@ -146,7 +145,7 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the mistake breaks all claims that it is expected to break."""
+        """Return whether the mistake breaks all claims that it should break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
@@ -181,7 +180,7 @@ class Matrix:
 
     @property
     def disagreements(self) -> list[Group]:
-        """The groups whose result is not the expected one, the worst first."""
+        """The groups with an unexpected result, the worst first."""
         failing = (group for group in self.groups if not group.agrees)
         return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 
@@ -201,7 +200,7 @@ class Matrix:
         return {column: self.cells.get((claim, column), BLANK) for column in self.columns}
 
     def mark(self, claim: str, cell: Cell) -> str:
-        """Return the marks of a cell's footnotes, and the mark of fewer cases."""
+        """Return a cell's footnote marks, and `FEWER` if it has fewer cases than another cell."""
         reasons = {(group.worst.case, group.worst.note) for group in cell.groups if group.breaks}
         marks = ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
         return marks + FEWER * (0 < len(cell.cases) < self.most_cases(claim))

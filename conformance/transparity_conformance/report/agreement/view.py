@@ -90,7 +90,6 @@ def _fewer_cases(matrix: Matrix) -> list[str]:
 
 
 def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
-    """Return one line for each reason, with its claims and subjects."""
     subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
     claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
     return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]

@@ -71,7 +71,6 @@ class Finding:
 
     @property
     def spread(self) -> list[str]:
-        """Where the errors along each axis exceed the tolerance, in words."""
         return spread(self.profile, self.worst.budget)
 
     @property
@@ -95,7 +94,7 @@ class Finding:
 
     @property
     def unexplained(self) -> str:
-        """How large the error of a finding without a cause is, and where it is."""
+        """The size and place of an error without a cause."""
         if not math.isfinite(self.worst.error):
             return immeasurable(self.worst)
         where = "; ".join(self.spread)
@@ -203,7 +202,6 @@ def _finding_sentence(finding: Finding) -> str:
 
 
 def partly(finding: Finding) -> str:
-    """Return a clause about the share of an error that its causes explain."""
     return f"this explains {finding.explained:.0%} of the error, something else remains"
 
 
@@ -212,7 +210,6 @@ def _with_its_line(cause: Cause) -> str:
 
 
 def immeasurable(fault: Divergence) -> str:
-    """Return why an error is infinite."""
     return "its shape is wrong (see the notes)" if fault.is_misshapen else "has numbers that are not finite"
 
 

@@ -37,7 +37,6 @@ class Meaning:
 
 @functools.cache
 def meanings() -> Mapping[str, Meaning]:
-    """Return the explanation of every cause, by its id."""
     text = files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
     entries = sorted(tomllib.loads(text).items())
     return {name: Meaning(**entry | {"seen": tuple(entry.get("seen", ()))}) for name, entry in entries}

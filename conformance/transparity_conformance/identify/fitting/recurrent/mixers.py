@@ -140,7 +140,6 @@ class _Layer:
 
     @property
     def wide(self) -> int:
-        """Return the total number of features in the values of all heads."""
         return self.one.output.weight.shape[1]
 
     @functools.cached_property

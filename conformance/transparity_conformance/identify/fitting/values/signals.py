@@ -42,7 +42,6 @@ class Kernel:
     patch: int
 
     def cut(self, pixels: np.ndarray) -> np.ndarray:
-        """Return the patches of images, as (batch, patches, numbers)."""
         batch, channels, height, width = pixels.shape
         size = self.patch
         parts = pixels.reshape(batch, channels, height // size, size, width // size, size)

@@ -92,7 +92,7 @@ class HubBuild:
 
 @contextlib.contextmanager
 def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
-    """Yield a `HubBuild` in this process, with a temporary folder that is removed after the context."""
+    """Yield a `HubBuild` in this process, and remove its temporary folder after the context."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         yield HubBuild(load, model_type, root)
 
@@ -108,7 +108,6 @@ class Messages:
         self.warnings: list[Any] = []
 
     def lines(self) -> list[str]:
-        """Return all messages, line by line."""
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
         return [line.strip() for text in texts for line in text.splitlines()]
 
@@ -116,7 +115,7 @@ class Messages:
         """Return the first line about a tensor, or an empty string.
 
         The line may write the name without its prefix, or with other parts between the layer number and the last two
-        parts. Otherwise, return the first line with the layer number and the last part that is not in `usual`.
+        parts. Otherwise, return the first line, except `usual` lines, with the layer number and the last part.
         """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]

@@ -265,7 +265,6 @@ def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> di
 
 
 def arrays_in(returned: Any) -> list[Any]:
-    """Return the arrays in a model's result, which may be an array or nested tuples, lists and mappings."""
     nested = list(returned.values()) if isinstance(returned, Mapping) else returned
     if isinstance(nested, tuple | list):
         return [array for each in nested for array in arrays_in(each)]

@@ -136,7 +136,7 @@ class Listened:
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an exported model; raise `LoadError` if the runtime is not installed or cannot read the model."""
+    """Open an exported model; raise `LoadError` if this is impossible or the runtime is not installed."""
     require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 

@@ -163,7 +163,7 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
-    """Run the backward pass of `gradients`; return the recorded operations as lists, for another process."""
+    """Run the backward pass of `gradients`; return its operations as lists, for another process."""
     module, call, differentiate = _differentiation(model, inputs)
     return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
 

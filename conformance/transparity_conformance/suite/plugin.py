@@ -78,7 +78,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Under xdist, merge the ledger of a worker into the controller's ledger."""
+    """Merge an xdist worker's ledger into the controller's ledger."""
     if text := getattr(node, "workeroutput", {}).get("transparity"):
         node.config.stash[LEDGER].add_json(text)
 

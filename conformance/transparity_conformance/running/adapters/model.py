@@ -65,10 +65,7 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name.
-
-        A buffer may be a parameter of the reference, such as a bias that is not learned.
-        """
+        """Return the buffers by name, which may be parameters of the reference, such as a bias that is not learned."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
@@ -80,14 +77,13 @@ class Model:
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Convert the model to float64, which works only for PyTorch modules; return whether it worked."""
+        """Convert the model to float64 if it is a PyTorch module; return whether it is."""
         if self.module is not None:
             self._narrow = modules.widened(self.module)
             self._tensors = modules.tensors_of(self.module)
         return self.module is not None
 
     def narrow(self) -> None:
-        """Convert the model back to its original precision."""
         if self._narrow is not None:
             self._narrow()
             self._tensors = modules.tensors_of(self.module)
@@ -172,7 +168,6 @@ def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
 def _called(
     made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, ModuleTensor]
 ) -> Model:
-    """Return the `Model`, with the reference's input names or, without a configuration, the model's own."""
     if not tensors or config is not None:
         return Model(called(made, config, framework) if config is not None else made, tensors)
     forward, names = called_by_name(made, framework)

@@ -73,7 +73,7 @@ class Selection:
     """The index of each selected number among the flattened tensors, as an array; None selects all numbers in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the selected numbers; they are flat if all are selected."""
+        """Return the selected numbers, flat if all are selected."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
@@ -134,7 +134,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
-    """Return the tensors whose names have a number in place of `{n}`, sorted by this number."""
+    """Return the tensors whose names have a number in place of `{n}`, sorted by it."""
     pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
     found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
     return tuple(found[number] for number in sorted(found))

@@ -41,7 +41,7 @@ Keras comes first, because its layers on PyTorch are also `torch.nn.Module`.
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the `Kind` of a module; None for a module or function that is called with batches of arrays."""
+    """Return the `Kind` of a module, or None for a module or function of batches of arrays."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 

@@ -88,7 +88,7 @@ class RemoteForward(RemotePort):
         return _signature(self._described)
 
     def __call__(self, **tokens: np.ndarray) -> Any:
-        """Run the forward pass; all activations together bound the size of the answer."""
+        """Run the forward pass; the answer may be as large as all activations together."""
         config, largest = self._config, None
         if config is not None:
             largest = 8 * sum(map(math.prod, shapes_of(config, tokens).values())) + MISSHAPEN
@@ -128,11 +128,9 @@ class IsolatedModel(RemoteForward):
     """A model in another process, with the methods of `adapters.model.Model`."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors by name; raise `PortProcessError` for a malformed answer."""
         return self._arrays("tensors")
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name; raise `PortProcessError` for a malformed answer."""
         return self._arrays("buffers")
 
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
@@ -166,7 +164,6 @@ class IsolatedBuild:
 
     @property
     def has_own_weights(self) -> bool:
-        """Return whether the port is an exported model with its own weights."""
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
@@ -207,7 +204,7 @@ class IsolatedBuild:
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Build and return a port's model, which has its own weights.
+        """Build and return a port's model with its own weights.
 
         A port that takes parameters receives `parameters`. Without a configuration, the inputs have the model's own
         names.
@@ -231,7 +228,7 @@ class IsolatedBuild:
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    This is no method: `RemoteForward` stores partial calls of it, and bound methods would keep the object alive.
+    `RemoteForward` stores partial calls of this function. Bound methods would keep the object alive.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -239,7 +236,7 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Release each object of an answer in the port's process when the checker releases its handle."""
+    """Let the port's process release each object of an answer when the checker releases its handle."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)

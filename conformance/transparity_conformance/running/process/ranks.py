@@ -157,7 +157,6 @@ class ProcessGroup:
         return all(self._asked("the request for its methods", "offers", forward.handle.number, name))
 
     def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
-        """Call a method of a built port, and return the answers by rank."""
         return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
@@ -172,7 +171,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Release an object in the processes when the checker releases its handle."""
+        """Let the processes release an object when the checker releases its handle."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -191,7 +190,6 @@ def _of_rank(value: Any, rank: int) -> Any:
 
 
 def isolated_of(build: Callable[..., Any]) -> Any:
-    """Return a port without the options that were bound to it."""
     return isolated_of(build.func) if isinstance(build, functools.partial) else build
 
 

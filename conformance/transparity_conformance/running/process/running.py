@@ -160,7 +160,6 @@ def offers(forward: Any, method: str) -> bool:
 
 
 def ask(forward: Any, method: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port, or the forward pass for an empty name; return the result."""
     if isinstance(forward, RemotePort) and method:
         return forward.asked(method, *args, **named)
     return call_port(getattr(forward, method) if method else forward, *args, **named)

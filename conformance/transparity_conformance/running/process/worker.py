@@ -59,7 +59,6 @@ class Worker:
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
-        """Return the fields of `Limits`: the calls that an exported model accepts."""
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
@@ -209,7 +208,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process once the checker has ended, even during a call: no signal reports a parent's end."""
+    """End this process once the checker has ended, even during a call: no signal reports the end of a parent."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -53,7 +53,6 @@ class Graph:
 
     @property
     def reads(self) -> str:
-        """Return what the first stack reads: token ids, images or frames of audio."""
         return next((what for name, what in READS.items() if name in self.inputs), "token ids")
 
     def fixed(self, axis: int) -> int | None:

@@ -251,7 +251,6 @@ class OnnxPairForward(Listened):
         return result, record.operations
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the values of all inputs of both graphs."""
         every = add_mask(inputs, self.config)
         every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
         return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}

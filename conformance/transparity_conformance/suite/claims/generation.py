@@ -65,7 +65,7 @@ def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidenc
 
 
 def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> ClaimEvidence:
-    """Compare the tokens that a model generates with the tokens that the reference generates."""
+    """Compare the tokens that a model and the reference generate."""
     config, parameters, prompt, source = model
     truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, **how)

@@ -152,7 +152,6 @@ EPS = 1e-5
 
 
 def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
-    """Return a batch (3, 5, 12) with a nonzero mean, gains and biases."""
     random = np.random.default_rng(seed)
     x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
     weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)

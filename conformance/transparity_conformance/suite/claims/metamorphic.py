@@ -26,7 +26,7 @@ def budget(bench: Bench, probe: Probe) -> float:
 
 
 def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
-    """Return `breaks` with a note if the configuration's masks do not mask, and otherwise `holds`."""
+    """Return `breaks` with a note if the configuration's masks hide nothing, otherwise `holds`."""
     if config.mask_value > -1:
         return "breaks", f"a mask value of {config.mask_value:g} hides nothing"
     return "holds", ""

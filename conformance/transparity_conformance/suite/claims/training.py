@@ -227,7 +227,6 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 
 def training_agrees(record: ClaimRecord, oracle: Oracle, losses: Any, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the losses and the learned parameters with the reference's."""
     yield record.exactly("every parameter", sorted([*parameters, "losses"]) == sorted(oracle.expected), True)
     for where, actual in {"losses": np.array(losses), **parameters}.items():
         yield record.oracle(oracle, where, actual)

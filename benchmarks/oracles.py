@@ -28,7 +28,7 @@ from transparity_numpy.decoding.generation import generate
 from transparity_numpy.transformer import transformer
 
 ORACLES = ROOT / "build/oracles"
-"""The folder of oracles, which stay valid until the code that computes them changes."""
+"""The folder of oracles; an oracle stays valid until the code that computes it changes."""
 
 SOURCES = (
     *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),

@@ -86,7 +86,7 @@ def measured(
 
 
 def _warm(build: Any) -> None:
-    """Import code that is imported on first use, so that its memory is not counted."""
+    """Import modules that load on first use, so that their memory is not counted."""
     workload = WORKLOADS["tiny-decoder"]
     model, inputs = build(workload.config, initialize_parameters(workload.config)), inputs_of(workload)
     model.logits(**inputs)

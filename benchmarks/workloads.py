@@ -26,7 +26,7 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""The number of training steps; the race compares the losses before each, so the last update is unchecked."""
+"""The number of training steps; the race compares the loss before each step, so the last update is unchecked."""
 
 
 @dataclass(frozen=True)

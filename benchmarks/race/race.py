@@ -84,7 +84,7 @@ def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) ->
 
 
 def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
-    """Return the candidates that fit into `memory` together, by priority, and a failed result for each other one."""
+    """Return the candidates that fit into `memory` together, by priority, and failed results for all others."""
     left, fits, too_large = memory, [], []
     for candidate in by_priority(candidates):
         needed = LIMIT_MEMORY if candidate.is_limit else workload.memory

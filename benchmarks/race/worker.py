@@ -1,8 +1,8 @@
 """The program of a candidate's process: `python -m benchmarks.race.worker ORDER` runs one candidate on one workload.
 
-It imports, builds, runs twice, compares both results with the oracle, and writes one line of JSON. Then, for each line
-of its standard input, it runs once (on a GPU, several times) and writes the duration. The libraries' output goes to
-standard error.
+The program imports the candidate, builds it, runs it twice, compares both results with the oracle, and writes one line
+of JSON. For each line of standard input, the program then runs the candidate once (on a GPU, several times) and writes
+the duration. The libraries' output goes to standard error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command `transparity`: check whether a port is right and, if not, where and why it is wrong.
 
-The exit code is 0 if the port agrees, 1 if it diverges, and 3 if the result is inconclusive. It is 2 for wrong usage or
-wrong input. Commands import most of their code when they run, so that `--help` appears at once.
+The exit code is 0 if the port agrees, 1 if the port diverges, and 3 if the result is inconclusive. The exit code is 2
+for wrong usage or wrong input. Commands import most of their code when they run, so that `--help` appears at once.
 """
 
 from __future__ import annotations

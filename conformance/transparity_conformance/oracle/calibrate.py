@@ -143,7 +143,7 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
     """Return every activation, computed in `dtype`.
 
-    In float16, NumPy rounds every sum and product, which no hardware does. It cannot compute in bfloat16.
+    In float16, NumPy rounds every sum and product, which no hardware does. NumPy cannot compute in bfloat16.
     """
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)

@@ -76,8 +76,8 @@ def _tied(
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
     """Return a mask of the experts in a near-tie.
 
-    A chosen expert is in a near-tie if it is at most `margin` better than the best other expert. Another expert is in a
-    near-tie if it is at most `margin` worse than the worst chosen expert.
+    A chosen expert is in a near-tie if its score exceeds the best unchosen score by at most `margin`. An unchosen
+    expert is in a near-tie if its score is below the worst chosen score by at most `margin`.
     """
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)

@@ -104,7 +104,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """How the port behaves, for each field that it ignores or follows wrongly; the first such value counts."""
+        """The port's behavior for each ignored or wrongly followed field, at the first such value."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:

@@ -91,7 +91,8 @@ class ClaimEvidence:
 def share(error: float, budget: float) -> float:
     """Return the share of its budget that an error uses; above 1, the values disagree.
 
-    It is infinite if the error or the budget is NaN, or if the budget is infinite: no bound, no agreement.
+    The share is infinite if the error or the budget is NaN, or if the budget is infinite: nothing agrees without a
+    bound.
     """
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
@@ -101,10 +102,9 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """Return the largest |actual − expected|.
+    """Return the largest |actual − expected|, without transposing, truncating or broadcasting.
 
-    It is infinite if the shapes differ, if the arrays are empty, or if an element is finite in only one of them.
-    Nothing is transposed, truncated or broadcast.
+    The result is infinite if the shapes differ, if the arrays are empty, or if an element is finite in only one array.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:

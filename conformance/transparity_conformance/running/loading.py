@@ -1,7 +1,7 @@
 """Import of a port by name, such as `path/to/file.py:build` or `package.module:build`, or of an exported model.
 
 An exported model (an artifact), such as an ONNX file, is opened in the port's process as a `build(config, parameters)`
-with its own weights. It may fix properties of a call, such as the length.
+with its own weights. The model may fix properties of a call, such as the length.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """A `transparity.protocol.Forward` on ranks; its caches stay there and are identified by numbers."""
+    """A `transparity.protocol.Forward` on ranks; caches stay on the ranks and are identified by numbers."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle

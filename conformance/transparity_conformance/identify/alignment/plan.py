@@ -85,7 +85,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 def _in_order(port: Recorded, match: Match) -> Match | None:
     """Return the first operation from `match` on whose value has the tap's axes in order, or None.
 
-    Then the axes are known in every call, even if two of them have the same length.
+    With axes in order, their roles are known in every call, even if two axes have the same length.
     """
     if match.layout.is_in_order:
         return match
@@ -207,8 +207,9 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
 
-    Without such an order, the least permuted layout is used. The learned layout comes from one row, so it does not show
-    the place of the batch axis. If it has another number of features, its order of features does not apply.
+    Without such an order, the least permuted layout is used. The learned layout comes from one row, so the layout does
+    not show the position of the batch axis. With another number of features, the learned order of features does not
+    apply.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []

@@ -226,7 +226,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
     """Compare the module with the reference on the weights and probes of a check.
 
-    The module runs in float64 or, if it then differs, in its own precision.
+    The module runs in float64 or, if the module then differs, in its own precision.
     """
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)

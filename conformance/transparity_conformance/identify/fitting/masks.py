@@ -150,7 +150,7 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether it does so before or after the scale.
+    """Return the number that replaces masked scores, and whether scores are replaced before or after the scale.
 
     If both orders are possible, return the number with fewer digits.
     """

@@ -290,6 +290,6 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether a prefix of a prompt has the same logits as the whole prompt.
 
-    This is so in a decoder with an exact mask and rotary angles that do not depend on the length.
+    The logits agree in a decoder with an exact mask and rotary angles that do not depend on the length.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

@@ -54,7 +54,7 @@ class Finding:
     def left(self) -> float | None:
         """The difference that remains with all causes in the reference; None if it was not computed.
 
-        It is not computed if a cause, such as dropout, cannot be put into the reference.
+        No difference is computed if a cause, such as dropout, cannot be put into the reference.
         """
         # Each residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)

@@ -94,12 +94,12 @@ _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
-    """Build a port's model; raise `PortError` if this fails or if the model has no tensors.
+    """Build a port's model; raise `PortError` if building fails or the model has no tensors.
 
     Args:
         make: The port, or a module.
-        config: The configuration, for a port that takes one. None if it is not known, for a port without arguments.
-        parameters: The parameters, for a `build(config, parameters)`. None for any other port.
+        config: The configuration; None for a port without arguments.
+        parameters: The parameters for a `build(config, parameters)`; None for any other port.
     """
     if modules.is_module(make):
         return _opened(make, config)

@@ -105,7 +105,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """Return the inner layers of a layer by attribute; a layer without an attribute gets its own name."""
+    """Return the layers inside a layer by attribute, or by their own name if no attribute has them."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:

@@ -208,7 +208,7 @@ def run_together(
 ) -> list[Completed]:
     """Run a program several times in parallel, as `run_command` does; each run has its own output file and environment.
 
-    If one run fails, the others are stopped: they may wait for it.
+    If one run fails, the other runs are stopped, because these may wait for the failed run.
     """
     programs: list[_Program] = []
     try:

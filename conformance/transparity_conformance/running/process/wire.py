@@ -38,7 +38,7 @@ PATIENCE = 1.0
 """The seconds without a byte after which the checker polls the port's process."""
 
 DEPTH = 8
-"""The largest depth of containers in an answer; deeper ones stay in the port's process."""
+"""The largest depth of containers in an answer; deeper containers stay in the port's process."""
 
 
 class Closed(Exception):  # noqa: N818 - it is always caught

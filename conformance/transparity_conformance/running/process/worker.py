@@ -1,6 +1,6 @@
 """The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
 
-`child` starts it. It loads the port, calls it on request, and sends the results without judging them.
+`child` starts the program, which loads the port, calls the port on request, and sends the results without judging them.
 """
 
 from __future__ import annotations

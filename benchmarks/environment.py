@@ -30,8 +30,7 @@ def cores() -> int:
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """Return a number of bytes from a line of `/proc/self/status` or of another file; raise `OSError` without such a
-    file."""
+    """Return a number of bytes from a line of `/proc/self/status` or another file; raise `OSError` without the file."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
@@ -48,19 +47,16 @@ def variables() -> dict[str, str]:
 
 
 def overridden_kernels() -> dict[str, str]:
-    """Return the environment variables of this process that change kernels; candidates of the race do not inherit
-    them."""
+    """Return this process's environment variables that change kernels; candidates of the race do not inherit them."""
     return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed libraries."""
     return {name: found for name in PACKAGES if (found := _version(name))}
 
 
 def cuda(device: str) -> dict[str, str]:
-    """Return the name of the CUDA device, and the precision of its float32 products; below `highest`, TF32 may be
-    used."""
+    """Return the CUDA device, and the precision of its float32 products; below `highest`, TF32 may be used."""
     if device != "cuda":
         return {}
     import torch
@@ -70,7 +66,6 @@ def cuda(device: str) -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

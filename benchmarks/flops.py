@@ -31,7 +31,7 @@ from __future__ import annotations
 from transparity.config import TransformerConfig
 
 CHUNK = 64
-"""Positions per chunk of a recurrence in the PyTorch column."""
+"""The positions per chunk of a recurrence in the PyTorch column."""
 
 
 def forward_flops(config: TransformerConfig, batch: int, **lengths: int) -> int:
@@ -70,9 +70,8 @@ def mixer_flops(config: TransformerConfig, length: int) -> int:
 def state_flops(config: TransformerConfig, length: int) -> int:
     """Return the FLOPs of a recurrence's states, which are computed chunk by chunk.
 
-    Within a chunk, the queries are multiplied by the keys, and the products by the values. The gated delta rule also
-    computes the products of all pairs of keys. Then the queries, and in the gated delta rule the keys, are multiplied
-    by the state.
+    Within a chunk, queries are multiplied by keys, and the products by values. Then the queries are multiplied by the
+    state. The gated delta rule also computes the products of all pairs of keys, and multiplies the keys by the state.
     """
     keys, values = config.recurrent_key_dim, config.recurrent_value_dim
     chunks = [min(CHUNK, length - begin) for begin in range(0, length, CHUNK)]
@@ -92,7 +91,6 @@ def front_flops(config: TransformerConfig, name: str, length: int) -> int:
 
 
 def attention_flops(config: TransformerConfig, queries: int, keys: int) -> int:
-    """Return the FLOPs of attention from `queries` positions to `keys` positions."""
     scores = product_flops(queries, config.attention_dim, keys)
     context = product_flops(queries, config.context_dim, keys)
     output = product_flops(queries, config.context_dim, config.embed_dim)
@@ -130,7 +128,6 @@ def feed_forward_flops(config: TransformerConfig, length: int) -> int:
 
 
 def head_flops(config: TransformerConfig, length: int) -> int:
-    """Return the FLOPs of the head for `length` positions."""
     rows = 1 if config.is_pooled else length
     square = product_flops(rows, config.embed_dim, config.embed_dim)
     final = product_flops(rows, config.embed_dim, config.head_size) if config.head in ("logits", "classes") else 0
@@ -138,10 +135,10 @@ def head_flops(config: TransformerConfig, length: int) -> int:
 
 
 def product_flops(rows: int, inner: int, columns: int) -> int:
-    """Return the FLOPs of the product of a (rows, inner) and an (inner, columns) matrix."""
+    """Return the FLOPs of a (rows, inner) × (inner, columns) matrix product."""
     return 2 * rows * inner * columns
 
 
 def _projected_features(config: TransformerConfig) -> int:
-    """Return the number of input features of the projection to queries, keys or values."""
+    """Return the input features of the projection to queries, keys or values."""
     return {"full": config.embed_dim, "shared-per-head": config.head_dim}[config.projection]

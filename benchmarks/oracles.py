@@ -28,13 +28,13 @@ from transparity_numpy.decoding.generation import generate
 from transparity_numpy.transformer import transformer
 
 ORACLES = ROOT / "build/oracles"
-"""The folder in which oracles are kept until the code that computes them changes."""
+"""The folder of oracles; an oracle stays valid until the code that computes it changes."""
 
 SOURCES = (
     *("reference/transparity", "reference/transparity_numpy", "conformance/transparity_conformance/oracle"),
     *("benchmarks/workloads.py", "benchmarks/workloads.toml", "benchmarks/oracles.py"),
 )
-"""The code that computes oracles; oracles of training also depend on the PyTorch column."""
+"""The code that computes oracles; training oracles also depend on the PyTorch column."""
 
 WRITE = """
 import pathlib, sys
@@ -44,10 +44,10 @@ write_oracle(pathlib.Path(sys.argv[1]), WORKLOADS[sys.argv[2]])
 """
 
 CHUNK = 64
-"""Number of positions that are compared at a time, because two copies of all float64 logits would fill the memory."""
+"""The number of positions compared at a time: two copies of all float64 logits would fill the memory."""
 
 UNSURE = -1
-"""The number that replaces a token that rounding may change, and all tokens after it."""
+"""The number that replaces a token that rounding may change, and all later tokens."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,15 @@ class Expected:
 
 
 def expected_of(workload: Workload, parameters: Arrays, inputs: Arrays) -> Expected:
-    """Return the oracle of a workload."""
     compute = {"forward": logits, "decode": tokens, "train": losses}[workload.kind]
     return Expected(workload, *compute(workload, parameters, inputs))
 
 
 def conformity(expected: Expected, result: Any) -> dict[str, float]:
-    """Compare a result with the oracle.
+    """Return the `error` of a result, its `budget`, and the `share`, which is error
+    budget.
 
-    Return the `error` of the result, its `budget`, and the `share`, which is the error divided by the budget. The
-    result is wrong if the share is above 1 or NaN.
+    The result is wrong if the share is above 1 or NaN.
     """
     if expected.workload.kind == "decode":
         error = difference(*sure_tokens(expected.workload, as_numbers(result), expected.values))
@@ -83,7 +82,6 @@ def conformity(expected: Expected, result: Any) -> dict[str, float]:
 
 
 def worst(found: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Return the comparison with the largest share of the budget."""
     return max(found, key=lambda item: item["share"])
 
 
@@ -104,16 +102,15 @@ def oracle_of(workload: Workload, root: Path | None = None) -> Path:
 
 
 def digest_of(workload: Workload, root: Path) -> str:
-    """Return a digest of a workload and of the code that computes its oracle."""
     paths = [root / source for source in (*SOURCES, *["backends/transparity_pytorch"] * (workload.kind == "train"))]
     files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     return digest(json.dumps(workload.as_dict()), *(file.read_bytes() for file in files))[:16]
 
 
 def kept(name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder `name`, which `write` fills if the folder does not exist yet.
+    """Return the folder `name`; `write` fills it if it does not exist.
 
-    The name ends with a digest. Folders with the same name but another digest are removed.
+    The name ends with a digest. Folders with another digest of the same name are removed.
     """
     folder = ORACLES / name
     if not folder.exists():
@@ -128,8 +125,7 @@ def kept(name: str, write: Callable[[Path], None]) -> Path:
 
 
 def write_oracle(folder: Path, workload: Workload) -> None:
-    """Write the weights, the inputs, the expected result and its budget into `folder`, where all processes read
-    them."""
+    """Write weights, inputs, expected result and budget into `folder`, where all processes read them."""
     folder.mkdir(parents=True, exist_ok=True)
     parameters, inputs = parameters_of(workload), inputs_of(workload)
     expected = expected_of(workload, parameters, inputs)
@@ -147,14 +143,12 @@ def read_oracle(folder: Path) -> Expected:
 
 
 def read_task(folder: Path, device: str = "cpu") -> Task:
-    """Return the task that `write_oracle` wrote."""
     with np.load(folder / "inputs.npz") as inputs:
         parameters = load_parameters(folder / "parameters.safetensors")
         return Task(read_oracle(folder).workload, parameters, dict(inputs), str(folder), device)
 
 
 def _differences(workload: Workload, result: np.ndarray, expected: np.ndarray) -> Iterator[float]:
-    """Yield the largest error of each group of compared positions."""
     shape = (workload.batch, list(workload.lengths.values())[-1], workload.config.vocab_size)
     yield 0.0 if result.shape == shape else np.inf
     for row, positions in enumerate(expected):
@@ -196,10 +190,10 @@ def tokens(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.n
 def losses(workload: Workload, parameters: Arrays, inputs: Arrays) -> tuple[np.ndarray, float]:
     """Return the losses before each step, computed by the PyTorch column in float64, and their budget.
 
-    The reference needs a forward pass for each parameter to compute gradients, which would take days. The conformance
-    suite compares the PyTorch column with it on small models. AdamW divides a small gradient by its own size, so
-    rounding may have a small or a large effect on a loss. The error is therefore also measured at slightly different
-    weights, as in the suite's oracle.
+    The reference needs one forward pass per parameter for gradients, which would take days. The conformance suite
+    compares the PyTorch column with it on small models. AdamW divides a small gradient by its own size, so rounding may
+    have a large effect on a loss. The error is therefore also measured at slightly different weights, as in the suite's
+    oracle.
     """
 
     def at_each_point(dtype: str) -> np.ndarray:
@@ -220,6 +214,6 @@ def _logits_in(dtype: str, workload: Workload, parameters: Arrays, inputs: Array
 
 
 def _budget(dtype: str, exact: np.ndarray, rough: np.ndarray) -> float:
-    """Return the budget, as the conformance suite computes it from the largest rounding error."""
+    """Return the budget for the largest rounding error, as in the conformance suite."""
     noise = max(difference(one, other) for one, other in zip(rough, exact, strict=True))
     return RULES[dtype].budget(noise, epsilon(dtype), np.abs(exact).max())

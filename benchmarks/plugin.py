@@ -1,7 +1,7 @@
 """`pytest --benchmark` runs the race: a test for each candidate on each workload, and a table at the end.
 
 pytest-benchmark times one function after another, so noise may affect only one candidate. The race interleaves the
-rounds of all candidates instead, and passes the times to pytest-benchmark, which can save and compare them.
+rounds of all candidates, and passes the times to pytest-benchmark, which can save and compare them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from rich.console import Console
 Measure = Callable[[str, str], None]
 
 RESULTS = pytest.StashKey[dict[str, list[Result]]]()
-"""The results of this session, by workload."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Clear the results, and turn off the table of pytest-benchmark."""
     config.stash[RESULTS] = {}
     config._benchmarksession.quiet = True  # type: ignore[attr-defined]
     if reason := why_not_kept(Path(config.getoption("--output")), surroundings(conditions_of(config))):
@@ -36,8 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def candidates_of(config: pytest.Config) -> list[Candidate]:
-    """Return the candidates: the project's columns and their peers or, with `--against`, the columns of both
-    checkouts."""
+    """Return the project's columns and their peers or, with `--against`, the columns of both checkouts."""
     root = config.getoption("--against")
     if root is None:
         return list(CANDIDATES)
@@ -61,7 +58,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def missing(config: pytest.Config) -> list[str]:
-    """Return the candidates whose libraries are not installed, with the names of the libraries."""
     return [f"{each.name}: {reason}" for each in candidates_of(config) if (reason := each.why_missing())]
 
 
@@ -77,8 +73,7 @@ def conditions_of(config: pytest.Config) -> Conditions:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Pass the times of a candidate to pytest-benchmark; the first test of a workload runs the race for all its
-    tests."""
+    """Pass a candidate's times to pytest-benchmark; a workload's first test runs the race for all its tests."""
     if hasattr(request.config, "workerinput"):
         pytest.skip("benchmarks do not run under xdist, whose processes share the cores; run them without -n")
     raced = request.config.stash[RESULTS]
@@ -115,7 +110,7 @@ def _race(workload: str, request: pytest.FixtureRequest) -> list[Result]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table and write the results to their file; results of two checkouts are only printed."""
+    """Print the table and write the results to their file; only print results of two checkouts."""
     rows = rows_of(list(itertools.chain.from_iterable(config.stash[RESULTS].values())))
     if not rows:
         return

@@ -1,8 +1,8 @@
 """`python -m benchmarks.sharding` measures the throughput and memory of the columns over several ranks, and unsharded.
 
-All ranks share the cores of one machine. PyTorch's ranks exchange data with the backend `gloo`, and JAX's devices are
-in one process. Because the ranks share these cores, the figures show the cost of sharding and the saved memory. The
-figures do not show how the speed grows with the number of ranks.
+All ranks share the cores of one machine. PyTorch's ranks exchange data by the backend `gloo`, and JAX's devices are in
+one process. The figures therefore show the cost of sharding and the saved memory, but no growth of speed with the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TRAIN = dataclasses.replace(FORWARD, name="batch-8-train", kind="train", steps=T
 ROUNDS = 3
 
 MESHES = (None, (1, 2), (2, 1), (1, 4), (2, 2), (4, 1))
-"""The numbers of data ranks and tensor ranks; None for the unsharded column in one process."""
+"""The numbers of data and tensor ranks; None for the unsharded column in one process."""
 
 MEBI = 2**20
 
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one layout: the time of the slowest rank, and the memory of the largest."""
+    """The figures of one layout: the slowest rank's time, and the largest rank's memory."""
 
     column: str
     ranks: str
@@ -50,15 +50,15 @@ class Figures:
     """Tokens per second."""
     training: float
     parameters: float
-    """MiB of parameters on the rank that has most of them."""
+    """MiB of parameters on the rank with the most parameters."""
     peak: float
-    """The peak memory of a training process in MiB, less the memory that it used before it loaded the parameters."""
+    """The peak memory of a training process in MiB, minus its memory before loading the parameters."""
 
 
 def measured(
     state: State, name: str, mesh: tuple[int, int] | None, forward_folder: Path, train_folder: Path
 ) -> tuple[float, float, float, float] | None:
-    """Return the times of a forward pass and of a training run, and the memory; None on a rank that takes no part.
+    """Return the times of a forward pass and a training run, and the memory; None on a rank outside the mesh.
 
     Raises:
         ValueError: A result is not within its budget.
@@ -86,7 +86,7 @@ def measured(
 
 
 def _warm(build: Any) -> None:
-    """Import the code that is imported at its first use, so that its memory is not counted."""
+    """Import modules that load on first use, so that their memory is not counted."""
     workload = WORKLOADS["tiny-decoder"]
     model, inputs = build(workload.config, initialize_parameters(workload.config)), inputs_of(workload)
     model.logits(**inputs)
@@ -94,7 +94,7 @@ def _warm(build: Any) -> None:
 
 
 def measure(name: str) -> list[Figures]:
-    """Return the figures of every layout of a column; each layout runs in separate processes."""
+    """Return the figures of every layout of a column; each layout has its own processes."""
     parts: Any = harness(name)
     figures = []
     for mesh in MESHES:
@@ -117,7 +117,7 @@ def _over(state: State, mesh: tuple[int, int]) -> Any:
 
 
 def _seconds(run: Callable[[], Any], folder: Path) -> float:
-    """Return the median time of a call, after a first call whose result is compared with the oracle."""
+    """Return the median time of a call, after comparing the first call's result with the oracle."""
     if reason := refusal(conformity(read_oracle(folder), run())):
         raise ValueError(reason)
     return statistics.median(seconds(run, "cpu") for _ in range(ROUNDS))

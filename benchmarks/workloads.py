@@ -26,7 +26,7 @@ Kind = Literal["forward", "decode", "train"]
 TRAINING = Training("adamw", learning_rate=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 
 TRAINED = 3
-"""Number of steps of a training run. The race compares the loss before each step, so the last update is not checked."""
+"""The number of training steps; the race compares the loss before each step, so the last update is unchecked."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Workload:
     steps: int = 0
     dtype: str = "float32"
     held: int | None = None
-    """The number of leading positions that are compared with the oracle. None means all, which may take too long.
+    """The number of leading positions that are compared with the oracle; None for all, which may take too long.
 
-    The logits of a causal model do not depend on later tokens.
+    A causal model's logits do not depend on later tokens.
     """
     growth: str = ""
     """The curve to which this workload belongs: `length` or `batch`."""
     device: str = ""
-    """The only device on which the workload is timed, if the workload takes too long on other devices."""
+    """The only device on which the workload is timed; others would take too long."""
     head_bias: bool = True
     """Whether the head has a nonzero bias; GPT-2's has none."""
     peers: bool = True
@@ -61,7 +61,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens whose logits are computed, or that are generated; the source does not count."""
+        """Return the number of generated tokens, or of tokens with logits; the source does not count."""
         last = self.new_tokens or self.lengths[self.config.input_names[-1]]
         return self.batch * last * (self.steps or 1)
 
@@ -69,8 +69,8 @@ class Workload:
     def flops(self) -> int:
         """Return the FLOPs of the whole task (`benchmarks.flops`).
 
-        Decoding counts every token once, as in one forward pass. A training step counts as three forward passes,
-        because each product has two gradients, which are products of the same size.
+        Decoding counts every token once, as in one forward pass. A training step counts as three forward passes: each
+        product has two gradients, which are products of the same size.
         """
         more = max(0, self.new_tokens - 1)
         lengths = {name: length + more for name, length in self.lengths.items()}
@@ -78,23 +78,18 @@ class Workload:
 
     @property
     def bytes_read(self) -> int:
-        """Return the bytes of weights that decoding reads: all weights except the embeddings' tables, once per new
-        token."""
+        """Return the bytes of weights that decoding reads: all except embedding tables, once per new token."""
         shapes = parameter_shapes(self.config)
         numbers = sum(math.prod(shape) for name, shape in shapes.items() if "embedding.weight" not in name)
         return numbers * (2 if self.dtype == "bfloat16" else 4) * self.new_tokens
 
     @property
     def weights(self) -> int:
-        """Return the number of the model's parameters."""
         return sum(math.prod(shape) for shape in parameter_shapes(self.config).values())
 
     @property
     def memory(self) -> int:
-        """Return an estimate of the bytes that a process needs.
-
-        The estimate is close to the median of the candidates' peak memory.
-        """
+        """Return an estimate of a process's bytes, close to the median of the candidates' peak memory."""
         logits = 0 if self.kind == "decode" else self.batch * max(self.lengths.values()) * self.config.vocab_size
         length = max(self.lengths.values()) + self.new_tokens
         scores = 0 if self.kind == "decode" else self.batch * self.config.num_heads * length**2
@@ -102,25 +97,19 @@ class Workload:
         return 700_000_000 + 4 * (weights * self.weights + results * (logits + scores))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
         return dataclasses.asdict(self) | {"config": self.config.as_dict()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Workload:
-        """Return the workload that `as_dict` wrote."""
         return cls(**fields | {"config": TransformerConfig.from_dict(fields["config"])})
 
 
 Run = Callable[[], Any]
-"""A function that runs the whole task once and returns its computed result. The result is the logits, the tokens
-including the prompt, or the losses before each step of training.
-"""
+"""A function that runs the task once and returns the logits, the tokens with the prompt, or each step's loss."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload with its weights, its inputs and the device."""
-
     workload: Workload
     parameters: Arrays
     inputs: Arrays
@@ -134,7 +123,6 @@ class Task:
 
     @property
     def tokens(self) -> Arrays:
-        """Return the arguments of a peer: `tokens`, and `source` if there is one."""
         named = {"tokens": self.inputs[self.config.input_names[-1]]}
         return named | {"source": self.inputs["source"]} if self.config.has_encoder else named
 
@@ -143,7 +131,6 @@ Build = Callable[[Task], Run]
 
 
 def parameters_of(workload: Workload) -> Arrays:
-    """Return random weights with which mistakes are visible."""
     parameters = probe_parameters(workload.config)
     if not workload.head_bias:
         parameters["head.bias"][:] = 0

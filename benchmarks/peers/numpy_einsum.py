@@ -11,8 +11,6 @@ from transparity.protocol import Arrays
 
 
 def blocks_of(config: TransformerConfig, w: Arrays) -> Blocks:
-    """Return blocks with these weights."""
-
     def embed(name: str, tokens: np.ndarray) -> np.ndarray:
         table = w[f"{name}.weight"]
         return table[: tokens.shape[1]] if "position" in name else table[tokens]
@@ -40,6 +38,5 @@ def blocks_of(config: TransformerConfig, w: Arrays) -> Blocks:
 
 
 def build(task: Task) -> Run:
-    """Build the run in float32."""
     blocks, inputs = blocks_of(task.config, task.parameters), task.tokens
     return lambda: transformer(task.config, blocks, np.tri(inputs["tokens"].shape[1], dtype=bool), **inputs)

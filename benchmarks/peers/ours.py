@@ -10,7 +10,6 @@ from transparity_conformance.oracle.backends import backend
 
 
 def build(task: Task, name: str, mode: str) -> Run:
-    """Build the backend `name` in `mode`."""
     forward = backend(name)(task.config, task.parameters, dtype=task.workload.dtype, device=task.device, mode=mode)
     return {"forward": _forward, "decode": _decode, "train": _train}[task.workload.kind](task, forward)
 

@@ -1,4 +1,4 @@
-"""A transformer that consists of any library's blocks, which are named by the scopes of the reference's parameters."""
+"""A transformer of any library's blocks, which are named by the scopes of the reference's parameters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The functions of a library. Each is called with the scope of its parameters, such as
-    `encoder.layers.0.feed_forward`."""
+    """The functions of a library; each gets the scope of its parameters, such as `encoder.layers.0.feed_forward`."""
 
     embed: Callable[[str, Any], Any]
-    """Returns a row of a table for each token; from the table of positions, it returns the first rows."""
+    """Returns a table's row for each token, or the first rows of the table of positions."""
     linear: Callable[[str, Any], Any]
     norm: Callable[[str, Any], Any]
     attention: Callable[[str, Any, Any, Any], Any]
-    """Attention from `x` to `memory`. The last argument is a mask that is true where a key is visible, or None."""
+    """Attention from `x` to `memory`; the last argument is a mask that is true where a key is visible, or None."""
     relu: Callable[[Any], Any]
 
     def feed_forward(self, scope: str, x: Any) -> Any:
@@ -50,18 +49,16 @@ def _sublayers(blocks: Blocks, at: str, mask: Any, memory: Any) -> Iterator[tupl
 
 
 def transformer(config: TransformerConfig, blocks: Blocks, mask: Any, tokens: Any, source: Any = None) -> Any:
-    """Return the logits."""
     memory = None if source is None else stack(config, blocks, "encoder", source, None)
     return blocks.linear("head", stack(config, blocks, "decoder", tokens, mask, memory))
 
 
 def kind_of(scope: str) -> str:
-    """Return `attention`, `norm`, `embedding` or `linear`."""
     return next((kind for kind in ("attention", "norm", "embedding") if scope.endswith(kind)), "linear")
 
 
 def by_block(parameters: Mapping[str, np.ndarray]) -> dict[str, Weights]:
-    """Return the weights of each block, by the scope of the block and the name in it; attention is one block."""
+    """Return each block's weights, by the block's scope and the name in it; an attention is one block."""
     found: dict[str, Weights] = {}
     for name, value in parameters.items():
         scope, leaf = name.rsplit(".", 1)

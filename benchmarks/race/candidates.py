@@ -20,8 +20,6 @@ TORCH, COMPILED, JAX, NUMPY, LIMIT = "torch, eager", "compiled", "jax, jit", "nu
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation that can run workloads."""
-
     name: str
     kinds: tuple[str, ...]
     """The groups in which the candidate is compared; tables list it in the first group."""
@@ -41,7 +39,7 @@ class Candidate:
     choices: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of `build`."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of its process; `{threads}` is replaced by the number of cores."""
+    """Environment variables of its process, in which `{threads}` becomes the number of cores."""
     root: Path | None = None
     """The checkout whose code the candidate runs; None means the current checkout."""
 
@@ -55,7 +53,7 @@ class Candidate:
         return f"{', '.join(missing)} is not installed" if missing else None
 
     def why_not(self, workload: Workload, device: str = "cpu") -> str | None:
-        """Return the reason why the candidate cannot run a workload, or None if there is no reason."""
+        """Return why the candidate cannot run a workload, or None."""
         longest = max(workload.lengths.values())
         if workload.kind not in self.tasks:
             return f"its tasks do not include {workload.kind}"
@@ -77,8 +75,7 @@ LISTS = ("tasks", "architectures", "dtypes", "devices", "needs", "also")
 
 
 def _candidates() -> tuple[Candidate, ...]:
-    """Return the rows of candidates.toml, completed by the fields of their groups, and a row for every other installed
-    backend and mode."""
+    """Return the rows of candidates.toml with their groups' fields, and a row for each other backend and mode."""
     tables = tomllib.loads(Path(__file__).with_name("candidates.toml").read_text(encoding="utf-8"))
     found = []
     for row in tables["candidates"]:
@@ -90,8 +87,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 def _modes(name: str) -> Iterator[Candidate]:
-    """Yield a candidate for each mode of a third party's backend; if the backend cannot be imported, the candidate
-    fails."""
+    """Yield a candidate for each mode of a third party's backend; one that cannot be imported fails."""
     fields: dict[str, Any] = {"kinds": (NUMPY,), "build": "benchmarks.peers.ours:build", "ours": True}
     try:
         build = backend(name)
@@ -107,7 +103,7 @@ CANDIDATES = _candidates()
 
 
 def against(root: Path) -> list[Candidate]:
-    """Return the columns of this checkout, and the same columns of another checkout as their peers."""
+    """Return the columns of this checkout, with the columns of another checkout as their peers."""
     ours = [replace(candidate, kinds=(candidate.name,)) for candidate in CANDIDATES if candidate.ours]
     twins = [replace(each, name=f"{each.name}, {root.name}", ours=False, root=root.resolve()) for each in ours]
     return [*ours, *twins]

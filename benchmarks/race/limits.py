@@ -14,18 +14,17 @@ PRODUCTS = ((1024, 512, 512), (1024, 512, 2048), (1024, 768, 3072), (1024, 1024,
 """Sizes (m, k, n) of the matrix products that are timed; the fastest product is the limit."""
 
 PRODUCTS_ON_A_GPU = ((4096, 4096, 4096), (8192, 8192, 8192))
-"""Sizes of the products on a GPU. Smaller products would not keep a GPU busy."""
+"""Sizes of the products on a GPU, which smaller products would not keep busy."""
 
 MATRIX, MATRIX_ON_A_GPU = (8192, 8192), (16384, 32768)
-"""The shape of the matrix that is multiplied by a vector. In float32, it has 256 MB on a CPU and 2 GB on a GPU, far
-more than a cache."""
+"""The shape of a matrix far larger than a cache: in float32, 256 MB on a CPU and 2 GB on a GPU."""
 
 TRIALS = 3
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The fastest of several runs, each with the number of its FLOPs or bytes; a call measures all runs again."""
+    """The fastest of several runs, each with its FLOPs or bytes; a call measures all runs again."""
 
     runs: Sequence[tuple[Run, float]]
     device: str = "cpu"
@@ -36,7 +35,7 @@ class Limit:
 
 
 def _quickest(run: Run, device: str) -> float:
-    """Return the shortest time of a few calls, after a call that is not timed."""
+    """Return the shortest time of a few calls, after an untimed call."""
     run()
     return min(seconds(run, device) for _ in range(TRIALS))
 
@@ -52,8 +51,7 @@ def product(task: Task, library: str) -> Run:
 
 
 def bandwidth(task: Task, library: str) -> Run:
-    """Return a run that measures the memory bandwidth of a library: the product of a large matrix and a vector reads
-    each number once."""
+    """Return a run that measures a library's memory bandwidth: a matrix-vector product reads each number once."""
     matrix = np.ones(MATRIX if task.device == "cpu" else MATRIX_ON_A_GPU, np.float32)
     run = MULTIPLICATIONS[library](task, matrix, np.ones(matrix.shape[1], np.float32))
     return Limit([(run, matrix.nbytes)], task.device)
@@ -75,7 +73,7 @@ def _torch(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
 
 
 def _packed(task: Task, a: np.ndarray, b: np.ndarray) -> Run:
-    """Return a product that oneDNN computes; the right matrix is packed once, before the product is timed."""
+    """Return a product in oneDNN, whose right matrix is packed once, before timing."""
     import torch
 
     left, right = (torch.as_tensor(x).to(getattr(torch, task.workload.dtype)) for x in (a, b))

@@ -39,7 +39,6 @@ STYLE: dict[Any, Any] = {
 }
 
 GROWN_BY = {"length": "tokens in the one row of the batch", "batch": "rows of 128 tokens"}
-"""The kinds of curves, with the labels of their x axes."""
 
 
 def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
@@ -62,7 +61,6 @@ def plots(rows: Sequence[Row]) -> Iterator[tuple[str, Callable[[], Figure]]]:
 
 
 def ran(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with measured times, without the limits."""
     return [row for row in rows if row.seconds and not row.is_limit]
 
 
@@ -159,7 +157,6 @@ def _limits(axes: Axes, roof: float, slope: float, intensities: Sequence[float])
 
 
 def _logarithmic(axes: Axes, x: str, y: str) -> None:
-    """Set a logarithmic y axis, labels and a grid, and put the legend beside the plot."""
     axes.set_yscale("log")
     _plain_numbers(axes)
     axes.set_xlabel(x)
@@ -171,8 +168,7 @@ def _logarithmic(axes: Axes, x: str, y: str) -> None:
 def intensity(workload: Workload) -> float:
     """Return the FLOPs per byte of weights that a workload reads.
 
-    A forward pass reads the weights once. Decoding reads the weights once per token, and a training step reads the
-    weights three times.
+    The weights are read once per forward pass, once per decoded token, and three times per training step.
     """
     size = 2 if workload.dtype == "bfloat16" else 4
     read = workload.bytes_read or workload.weights * size * (3 * workload.steps or 1)
@@ -180,7 +176,7 @@ def intensity(workload: Workload) -> float:
 
 
 def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = lambda picture: True) -> None:
-    """Write the plots next to the results at `path`, with names that start with the name of the results."""
+    """Write the plots next to the results at `path`, under names that start with the results' name."""
     with mpl.rc_context(STYLE):
         for name, draw in plots(rows):
             picture = path.with_name(f"{path.stem}-{name}.png")
@@ -189,14 +185,14 @@ def save(rows: Sequence[Row], path: Path, is_wanted: Callable[[Path], bool] = la
 
 
 def _canvas(height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure, and its axes, which are `columns` panels side by side."""
+    """Return a figure and its axes, as `columns` panels side by side."""
     figure = Figure(figsize=(9, height))
     axes = figure.subplots(1, columns, squeeze=False)[0]
     return figure, axes[0] if columns == 1 else axes
 
 
 def _plain_numbers(axes: Axes) -> None:
-    """Label logarithmic axes with plain numbers such as 400, also between the powers of ten if there is space."""
+    """Label logarithmic axes with plain numbers such as 400, also between the powers of ten if they fit."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))

@@ -25,8 +25,7 @@ JAX = {
     "cpu": {"JAX_PLATFORMS": "cpu"},
     "cuda": {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
 }
-"""Settings of JAX, which by default uses any device, most of its memory, and TF32. PyTorch's defaults are already
-different."""
+"""Settings of JAX, which by default uses any device, most of its memory, and TF32, unlike PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class Process:
         )
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer of the process, or an answer that says how it ended."""
         assert self.process.stdout is not None
         alarm, begin = threading.Timer(SILENCE_LIMIT, self.process.kill), time.monotonic()
         alarm.start()
@@ -83,7 +81,6 @@ class Process:
         return f"its process ended {how}" + (f" ({written[-1]})" if written else "")
 
     def run(self) -> dict[str, Any]:
-        """Run the task once, while all other processes are paused."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self._signal("SIGCONT")
@@ -94,7 +91,7 @@ class Process:
         return answer
 
     def pause(self) -> None:
-        """Pause the process, because its waiting threads may use cores that the running candidate needs."""
+        """Pause the process: its waiting threads may use cores that the running candidate needs."""
         self._signal("SIGSTOP")
 
     def _signal(self, name: str) -> None:
@@ -102,7 +99,6 @@ class Process:
             self.process.send_signal(getattr(signal, name))
 
     def close(self) -> None:
-        """Kill the process."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -112,7 +108,7 @@ class Process:
 
 
 def environment(candidate: Candidate, threads: int, device: str) -> dict[str, str]:
-    """Return the environment variables of a candidate's process, with its number of threads and its own variables."""
+    """Return the environment variables of a candidate's process, with its thread count."""
     asked = dict.fromkeys(THREAD_VARIABLES, str(threads)) | JAX[device]
     asked["PYTHONPATH"] = python_path(candidate.root or ROOT)
     wanted = {name: value.format(threads=threads) for name, value in candidate.environment.items()}

@@ -16,20 +16,20 @@ from benchmarks.race.process import Place, Process
 from benchmarks.workloads import Workload
 
 PATIENCE, LEAST_ROUNDS = 60.0, 3
-"""A candidate stops after this many seconds, but runs at least this many rounds."""
+"""A candidate stops after this many seconds, but not before this many rounds."""
 
 LIMIT_MEMORY = 700_000_000
-"""The approximate number of bytes that a process needs to measure a limit."""
+"""The approximate bytes that a process needs to measure a limit."""
 
 THREADS_OF_A_COMPILER = 4
-"""The approximate number of threads that XLA and PyTorch's compiler keep busy."""
+"""The approximate number of threads that XLA or PyTorch's compiler keeps busy."""
 
 SHARE_OF_MEMORY = 0.8
-"""The share of the free memory that the processes of candidates may use."""
+"""The share of free memory that the candidates' processes may use."""
 
 
 def free_memory() -> float:
-    """Return the bytes that all processes may use together; infinite if the system does not report free memory."""
+    """Return the bytes that all processes may use together; infinite if free memory is unknown."""
     try:
         return SHARE_OF_MEMORY * memory("MemAvailable", "/proc/meminfo")
     except OSError:
@@ -38,8 +38,6 @@ def free_memory() -> float:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions that are the same for all candidates."""
-
     rounds: int = 15
     threads: int = 1
     device: str = "cpu"
@@ -53,16 +51,14 @@ class Result:
     candidate: Candidate
     workload: Workload
     ready: dict[str, Any] = field(default_factory=dict)
-    """The first answer of its process: the comparison with the oracle, the peak memory, and the times of import and
-    first call."""
+    """The first answer of its process: comparison with the oracle, peak memory, and times of import and first call."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """The time of each round."""
     failed: str = ""
     """The reason why there are no times, in one sentence."""
 
 
 Told = Callable[[Result], None]
-"""A function that is called with a result as soon as its candidate is ready or has failed."""
+"""A function that gets each result as soon as its candidate is ready or has failed."""
 
 
 def race(
@@ -71,8 +67,7 @@ def race(
     conditions: Conditions,
     told: Told = lambda result: None,
 ) -> list[Result]:
-    """Return a result for every installed candidate that can run the workload; if it does not fit into memory, it has
-    failed."""
+    """Return a result for every installed candidate that can run the workload; one beyond the memory has failed."""
     able = able_to(workload, candidates, conditions.device)
     fits, too_large = fitting(able, workload, conditions.memory)
     for result in too_large:
@@ -85,15 +80,11 @@ def race(
 
 
 def able_to(workload: Workload, candidates: Sequence[Candidate], device: str) -> list[Candidate]:
-    """Return the candidates that are installed and can run the workload."""
     return [each for each in candidates if not each.why_missing() and not each.why_not(workload, device)]
 
 
 def fitting(candidates: Sequence[Candidate], workload: Workload, memory: float) -> tuple[list[Candidate], list[Result]]:
-    """Return the candidates that fit into `memory` together, and a failed result for each other candidate.
-
-    Candidates are chosen in the order of `by_priority`.
-    """
+    """Return the candidates that fit into `memory` together, by priority, and failed results for all others."""
     left, fits, too_large = memory, [], []
     for candidate in by_priority(candidates):
         needed = LIMIT_MEMORY if candidate.is_limit else workload.memory
@@ -118,7 +109,7 @@ def by_priority(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
-    """Yield the order of the candidates in each round, at random."""
+    """Yield a random order of the candidates for each round."""
     shuffle = random.Random(seed)
     for _ in range(rounds):
         yield shuffle.sample(range(number), number)
@@ -127,10 +118,10 @@ def shuffled(number: int, rounds: int, seed: int = 0) -> Iterator[list[int]]:
 def run_rounds(
     candidates: Sequence[Candidate], workload: Workload, places: Mapping[Path | None, Place], rounds: int, told: Told
 ) -> list[Result]:
-    """Start the candidates, then run each of them once per round.
+    """Start the candidates, then run each once per round.
 
-    On a CPU, they prepare one after another, so that the times of preparation are undisturbed. On a GPU, compiling
-    takes far longer than all rounds, so several candidates compile at once.
+    On a CPU, candidates prepare one after another, which keeps the times of preparation undisturbed. On a GPU,
+    compiling takes far longer than all rounds, so several candidates compile at once.
     """
     results = [Result(candidate, workload) for candidate in candidates]
     processes: list[Process] = []
@@ -176,7 +167,7 @@ def refusal(held: dict[str, float] | None) -> str:
 
 
 def runs_again(result: Result, turn: int) -> bool:
-    """Return whether a candidate runs once more; slow candidates have fewer rounds, but at least `LEAST_ROUNDS`."""
+    """Return whether a candidate runs once more; slow candidates have fewer rounds."""
     return turn < LEAST_ROUNDS or sum(result.seconds.values()) < PATIENCE
 
 

@@ -54,7 +54,7 @@ def why_not_kept(path: Path, conditions: Mapping[str, Any]) -> str | None:
 
 
 def keep(path: Path, rows: Sequence[Row], conditions: Mapping[str, Any], absent: Sequence[str]) -> None:
-    """Write the rows of a race into the file of its machine, in place of older rows for the same workloads."""
+    """Write a race's rows into its machine's file, replacing older rows of the same workloads."""
     raced = {row.workload for row in rows}
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
     for run in runs:
@@ -74,12 +74,11 @@ def as_json(machine: str, runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def kept_rows(path: Path) -> list[Row]:
-    """Return the rows of all races in a file."""
     return [Row.from_dict(row) for run in json.loads(path.read_text(encoding="utf-8"))["runs"] for row in run["rows"]]
 
 
 def machines() -> list[Path]:
-    """Return the files of kept results, one for each machine."""
+    """Return the files of kept results, one per machine."""
     return [path for path in sorted(RESULTS.glob("*.json")) if '"runs"' in path.read_text(encoding="utf-8")]
 
 

@@ -19,8 +19,6 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class Quartiles:
-    """The quartiles of a number over the rounds."""
-
     low: float
     middle: float
     high: float
@@ -48,13 +46,13 @@ class Row:
     failed: str = ""
     rounds: int = 0
     seconds: Quartiles | None = None
-    """None if the candidate failed; `failed` then has the reason."""
+    """None if the candidate failed; see `failed`."""
     share: Quartiles | None = None
     """The speed as a share of the machine's limit."""
     ratio: Quartiles | None = None
     """The speed relative to `best_peer`, computed for each round."""
     best_peer: str | None = None
-    """The name of the best peer of the same kind, which may be the candidate itself."""
+    """The best peer of the same kind, which may be the candidate itself."""
     conformity: Mapping[str, float] | None = None
     first_seconds: float | None = None
     import_seconds: float | None = None
@@ -74,7 +72,7 @@ class Row:
 
     @property
     def gigas(self) -> float | None:
-        """Return the speed in 10⁹ FLOPs per second; the row of a memory limit has 10⁹ bytes per second instead."""
+        """Return the speed in 10⁹ FLOPs per second, or in 10⁹ bytes per second for a memory limit."""
         return (WORK if self.is_limit else self.task.flops) / self.seconds.middle / 1e9 if self.seconds else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,7 +89,6 @@ class Row:
 
 
 def rounded(value: Any) -> Any:
-    """Return numbers with `DIGITS` significant digits."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
@@ -115,7 +112,7 @@ def _of_workload(results: Sequence[Result]) -> list[Row]:
 
 
 def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
-    """Return the highest FLOPs or bytes per second of any library, as the median over these rounds."""
+    """Return any library's highest FLOPs or bytes per second, as the median over these rounds."""
     rates = [
         WORK / median(result.seconds[turn] for turn in common)
         for result in results
@@ -125,7 +122,7 @@ def limit_of(results: Iterable[Result], rounds: Iterable[int]) -> float | None:
 
 
 def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
-    """Return the fastest peer of the same kind; without a peer of this kind, return the fastest peer of any kind.
+    """Return the fastest peer of the same kind or, without one, of any kind.
 
     A column of another checkout is only compared with the same column of this checkout.
     """
@@ -138,10 +135,7 @@ def best_peer(results: Iterable[Result], candidate: Candidate) -> Result | None:
 
 
 def ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    """Return the ratio of the speeds for each round in which both candidates ran.
-
-    If a ratio is above 1, `mine` is faster.
-    """
+    """Return the ratio of speeds for each round of both candidates; above 1, `mine` is faster."""
     return [theirs[turn] / mine[turn] for turn in mine.keys() & theirs.keys()]
 
 

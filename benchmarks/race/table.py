@@ -23,7 +23,7 @@ LEGEND = (
 )
 
 WIDE = 130
-"""The smallest width of a terminal in which a table shows quartiles."""
+"""The smallest terminal width at which a table shows quartiles."""
 
 Between = Callable[[Quartiles | None, str], str]
 
@@ -63,7 +63,7 @@ def _range(value: Quartiles | None, form: str) -> str:
 
 
 def as_text(rows: Sequence[Row], width: int) -> Group:
-    """Return the tables, the failures and the legend; leave out quartiles if `width` is too small."""
+    """Return the tables, the failures and the legend, without quartiles if `width` is too small."""
     parts: list[RenderableType] = []
     for _, group in groupby(rows, lambda row: row.workload):
         of_workload = list(group)
@@ -74,7 +74,7 @@ def as_text(rows: Sequence[Row], width: int) -> Group:
 
 
 def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
-    """Return the table of one workload, with the candidates that were timed, sorted by kind."""
+    """Return the table of one workload's timed candidates, sorted by kind."""
     table = Table(title=title(rows[0].task), box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.title_justify = "left"
     table.padding = (0, int(quartiles), 0, 0)
@@ -91,7 +91,6 @@ def as_table(rows: Sequence[Row], *, quartiles: bool) -> Table:
 
 
 def title(workload: Workload) -> str:
-    """Return a title that names the task and its sizes."""
     config, shapes = workload.config, " → ".join(str(length) for length in workload.lengths.values())
     layers = f"{config.num_encoder_layers}+" * config.has_encoder + str(config.num_decoder_layers)
     task = {
@@ -107,10 +106,7 @@ def title(workload: Workload) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return a Markdown table of the project's columns and their ratios to the best peers.
-
-    The table leaves out workloads that are points of a curve over the length or the batch size.
-    """
+    """Return a Markdown table of the project's columns and their ratios to the best peers, without points of curves."""
     lines = ["| workload | column | ms | of the limit | as fast as the best peer |", "|---|---|--:|--:|:--|"]
     before = None
     for row in rows:

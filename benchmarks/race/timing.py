@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 WARM = 0.1
-"""Seconds for which a GPU works before it is timed, because an idle GPU lowers its clocks. The same number of calls is
-then timed."""
+"""The seconds of work before a GPU is timed, because an idle GPU lowers its clocks."""
 
 WORK = 1e9
-"""The time of a limit is the time that this number of FLOPs or bytes takes."""
+"""The FLOPs or bytes whose duration is the time of a limit."""
 
 Run = Callable[[], Any]
 
@@ -49,7 +48,6 @@ def mean(run: Run, calls: int) -> float:
 
 
 def clocked(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds of one call by the clock, and its result."""
     start = time.perf_counter()
     result = call()
     return time.perf_counter() - start, result

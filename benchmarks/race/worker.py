@@ -1,8 +1,8 @@
 """The program of a candidate's process: `python -m benchmarks.race.worker ORDER` runs one candidate on one workload.
 
-It imports, builds, runs twice, compares both results with the oracle, and writes one line of JSON. Then it runs once
-(on a GPU, several times) for each line of its standard input, and writes the duration. The output of libraries is
-redirected to standard error.
+The program imports the candidate, builds it, runs it twice, compares both results with the oracle, and writes one line
+of JSON. For each line of standard input, the program then runs the candidate once (on a GPU, several times) and writes
+the duration. The libraries' output goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from benchmarks.race.timing import clocked, seconds
 
 
 def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
-    """Prepare the candidate that `order` names, then run it for each line of the standard input."""
     try:
         answer, run = prepared(order)
         _write(answers, answer)
@@ -33,7 +32,7 @@ def main(order: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
 def prepared(order: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], Any]]:
     """Return the first answer, and the function that runs the candidate.
 
-    The answer has the times of the import and of the first call, the peak memory, and the comparison with the oracle.
+    The answer has the times of import and first call, the peak memory, and the comparison with the oracle.
     """
     pin(order["threads"])
     import_seconds, _ = clocked(lambda: [importlib.import_module(name) for name in order["needs"]])
@@ -67,7 +66,7 @@ def pin(threads: int) -> None:
 
 
 def device_peak(device: str) -> int | None:
-    """Return the peak memory on the GPU, as the framework reports it; None on a CPU."""
+    """Return the peak memory on the GPU that the framework reports; None on a CPU."""
     if device == "cpu":
         return None
     if "torch" in sys.modules:
@@ -80,7 +79,6 @@ def device_peak(device: str) -> int | None:
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this process."""
     try:
         return memory("VmHWM")
     except (OSError, StopIteration):

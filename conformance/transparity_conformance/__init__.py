@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["check", "assert_conforms"]  # noqa: RUF022 - the more common function is first
 
 STARTED = time.monotonic()
-"""The time at which this package was imported, which is the first thing that the command does."""
+"""The time at which this package, the first import of the command, was imported."""
 
 _HOMES = dict.fromkeys(__all__, "checking.check")
 
 
 def __getattr__(name: str) -> Any:
-    """Import `check` and `assert_conforms` only when they are used, as pytest loads this package in every session."""
+    """Import `check` and `assert_conforms` only on use: pytest loads this package in every session."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

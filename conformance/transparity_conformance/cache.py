@@ -1,6 +1,6 @@
-"""A cache of results in the user's cache folder, where each result has a hash of everything on which it depends.
+"""A cache of results in the user's cache folder; the key of a result is a hash of everything that it depends on.
 
-Only the command uses the cache, because the code of a port may change the reference in its own process.
+Only the command uses the cache: in its own process, a port's code may change the reference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 LARGEST = 2**28
-"""The largest size of all cached files in bytes. A preset needs 0.3 MB, and compiled code of a port in Flax 2 MB."""
+"""The largest size of all cached files in bytes; a preset needs 0.3 MB, and a Flax port's compiled code 2 MB."""
 
 ROOTS = ("transparity", "transparity_numpy", "transparity_conformance/oracle", "transparity_conformance/report")
 """The source folders on which cached results depend; import-linter ensures that the oracle imports no others."""
@@ -90,7 +90,6 @@ def folders() -> list[Path]:
 
 
 def sources() -> str:
-    """Return a hash of all files with code or data in `folders`."""
     found: list[Part] = []
     for folder in folders():
         files = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".json", ".toml"))
@@ -114,7 +113,6 @@ _KEEPING: ContextVar[Path | None] = ContextVar("_KEEPING", default=None)
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Within the context, cache all results, and reuse results of earlier runs."""
     base = user_folder()
     where = None if base is None else base / "oracle" / digest(machine(), sources())
     token = _KEEPING.set(where)
@@ -127,7 +125,7 @@ def keeping() -> Iterator[None]:
 
 
 def kept(identity: str | None, compute: Callable[[], T]) -> T:
-    """Return the JSON value that `compute` returns, or the cached value of an earlier run with the same `identity`.
+    """Return the JSON value of `compute`, or the value that an earlier run cached under the same `identity`.
 
     Without an identity, or outside of `keeping`, nothing is cached.
     """
@@ -144,7 +142,7 @@ def kept(identity: str | None, compute: Callable[[], T]) -> T:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file such that other processes never see a part of it; if the folder cannot be written, write nothing."""
+    """Write a file so that other processes see no part of it; ignore a folder that cannot be written."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
@@ -154,7 +152,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def shrink(base: Path, largest: int = LARGEST) -> None:
-    """Delete the oldest cached files until at most `largest` bytes remain; other files in the folder are kept."""
+    """Delete the oldest cached files until at most `largest` bytes remain; keep other files."""
     with contextlib.suppress(OSError):
         paths = [*base.glob("oracle/*/*.json"), *base.glob("jax/*/*")]
         files = [(path.stat().st_mtime, path.stat().st_size, path) for path in paths if path.is_file()]

@@ -1,7 +1,7 @@
 """The command `transparity`: check whether a port is right and, if not, where and why it is wrong.
 
-The exit code is 0 if the port agrees, 1 if it diverges, and 3 if the result is inconclusive. It is 2 for wrong usage or
-wrong input. Commands import most of their code when they run, so that `--help` appears at once.
+The exit code is 0 if the port agrees, 1 if the port diverges, and 3 if the result is inconclusive. The exit code is 2
+for wrong usage or wrong input. Commands import most of their code when they run, so that `--help` appears at once.
 """
 
 from __future__ import annotations
@@ -173,11 +173,11 @@ SECTIONS = {
     "steps": "the logits of cached decoding, in chunks of tokens",
     "training": "the training of a tiny model with SGD and AdamW",
 }
-"""The options of the capabilities, and the results that each option adds to a check."""
+"""The options of the capabilities, and the result that each adds to a check."""
 
 
 def _with_capabilities(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the last parameter of a command, `**sections`, with a flag for each capability."""
+    """Replace a command's last parameter, `**sections`, with a flag for each capability."""
     signature = inspect.signature(command, eval_str=True)
     adds = "With --command: also compare" if command.__name__ == "check" else "Also ask for"
     flags = [
@@ -248,7 +248,7 @@ def check(
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], dict[str, list[str]]]:
-    """Check the configurations that the user selected. This function imports all modules that a check needs."""
+    """Check the selected configurations; this imports all modules that a check needs."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
 
@@ -611,7 +611,7 @@ def _export_checkpoint(
     by_layer: bool,
     others: bool,
 ) -> None:
-    """Write a bundle that names the tensors of a checkpoint, or one for each of its layers."""
+    """Write a bundle that names the tensors of a checkpoint, or a bundle for each of its layers."""
     from transparity_conformance.checking.systems import layer_numbers
     from transparity_conformance.exchange.writing import export_for, export_pieces
 
@@ -631,7 +631,7 @@ def _export_checkpoint(
 
 
 def _for_people(*files: Path | None) -> contextlib.AbstractContextManager[object]:
-    """If a file goes to standard output, send all other output to standard error within the context."""
+    """Redirect other output to standard error within the context, if a file goes to standard output."""
 
     if STANDARD_OUTPUT not in files:
         return contextlib.nullcontext()
@@ -680,14 +680,14 @@ class TerminalOutput:
         return progress_bar(lambda: self.about)
 
     def announced(self, systems: Iterable[System], port: str | None) -> Iterator[System]:
-        """Yield every configuration, and begin the progress line with its name."""
+        """Yield every configuration, and show its name in the progress line."""
         for system in systems:
             self.about, self.systems = f"{safe(port or '')} on {system.name}", self.systems + 1
             self._list()
             yield system
 
     def locate(self, report: Report) -> None:
-        """Show in the progress line where the port differs, before the search for causes starts."""
+        """Show in the progress line where the port differs; the search for causes follows."""
         from transparity_conformance.report.check.findings import located
 
         self.about = f"{safe(report.port)} {located(report)}"
@@ -697,7 +697,6 @@ class TerminalOutput:
         self._list()
 
     def _list(self) -> None:
-        """Print a line for each finished configuration, if there are several."""
         from transparity_conformance.report.check.terminal import one_line
 
         while self.systems > 1 and self.waiting:

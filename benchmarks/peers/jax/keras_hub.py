@@ -23,7 +23,7 @@ RENAMED = {
     "feed_forward.up": "feedforward_intermediate_dense",
     "feed_forward.down": "feedforward_output_dense",
 }
-"""KerasHub's names of the parts of a layer, by this project's names: in both stacks, or only in one."""
+"""KerasHub's names of the parts of a layer, by this project's names, for both stacks or one."""
 
 
 def model_of(config: TransformerConfig) -> Any:
@@ -69,7 +69,6 @@ def path_of(scope: str, name: str) -> str:
 
 
 def build(task: Task) -> Run:
-    """Build a KerasHub model with the task's weights, and return a run of the jitted model."""
     model = model_of(task.config)
     variables = {variable.path: variable for variable in model.variables}
     for scope, weights in by_block(task.parameters).items():

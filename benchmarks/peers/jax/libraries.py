@@ -1,6 +1,6 @@
-"""Transformers that consist of the attention, linear map, norm and embedding of equinox, `flax.linen` or `flax.nnx`.
+"""Transformers made of the attention, linear map, norm and embedding of equinox, `flax.linen` or `flax.nnx`.
 
-A library's blocks are made from the reference's weights, and called by the model in `benchmarks.peers.skeleton`.
+A library's blocks get the reference's weights and are called by the model in `benchmarks.peers.skeleton`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ Cache = dict[str, jax.Array]
 
 
 def weights_of(task: Task) -> Weights:
-    """Return the weights by name, with matrices as (in, out), and self-attention's query, key and value in one
-    matrix."""
+    """Return the weights by name, as (in, out), with self-attention's query, key and value in one matrix."""
     named = {
         name: jnp.asarray(value.T if value.ndim == 2 and "embedding" not in name else value, task.workload.dtype)
         for name, value in task.parameters.items()
@@ -38,8 +37,7 @@ def weights_of(task: Task) -> Weights:
 
 
 def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, start: Any = 0) -> Blocks:
-    """Return blocks with these weights; `past` is a cache of keys and values, and new positions are written from index
-    `start` on."""
+    """Return blocks with these weights; new keys and values are written to the cache `past` from index `start` on."""
 
     def embed(name: str, tokens: jax.Array) -> jax.Array:
         table = w[f"{name}.weight"]
@@ -76,7 +74,6 @@ def blocks_of(config: TransformerConfig, w: Weights, past: Cache | None = None, 
 
 
 def apply(config: TransformerConfig, w: Weights, tokens: jax.Array, source: jax.Array | None) -> jax.Array:
-    """Return the logits."""
     mask = jnp.tri(tokens.shape[1], dtype=bool)
     logits: jax.Array = transformer(config, blocks_of(config, w), mask, tokens, source)
     return logits
@@ -109,7 +106,6 @@ def generate(config: TransformerConfig, new_tokens: int, w: Weights, prompt: jax
 
 
 def build(task: Task) -> Run:
-    """Build the blocks with the task's weights, and return a run of the jitted model."""
     weights = weights_of(task)
     if task.workload.kind == "decode":
         written = jax.jit(partial(generate, task.config, task.workload.new_tokens))

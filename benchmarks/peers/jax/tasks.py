@@ -1,5 +1,4 @@
-"""The tasks for pure functions in JAX, which are jitted. A run starts with NumPy arrays and ends with the computed
-result."""
+"""The tasks for jitted pure functions in JAX; a run goes from NumPy arrays to the computed result."""
 
 from __future__ import annotations
 
@@ -16,19 +15,16 @@ Apply = Callable[..., jax.Array]
 
 
 def tasks(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return a run of the workload's task with `apply`: a forward pass, or training."""
     return train(task, apply, weights) if task.workload.kind == "train" else logits(task, apply, weights)
 
 
 def logits(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return a run that computes the logits."""
     forward = jax.jit(apply)
     return lambda: jax.block_until_ready(forward(weights, *tensors(task)))
 
 
 def train(task: Task, apply: Apply, weights: Any) -> Run:
-    """Return a run that trains with optax's AdamW from the same weights, one program per step, and returns the
-    losses."""
+    """Return a run that trains with optax's AdamW, one program per step, and returns the losses."""
     optimizer = optax.adamw(
         TRAINING.learning_rate, *TRAINING.betas, eps=TRAINING.eps, weight_decay=TRAINING.weight_decay
     )
@@ -55,6 +51,5 @@ def train(task: Task, apply: Apply, weights: Any) -> Run:
 
 
 def tensors(task: Task) -> tuple[jax.Array, jax.Array | None]:
-    """Return the tokens, and the source if there is one."""
     source = task.tokens.get("source")
     return jnp.asarray(task.tokens["tokens"]), None if source is None else jnp.asarray(source)

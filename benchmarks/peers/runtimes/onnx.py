@@ -1,7 +1,6 @@
 """The PyTorch peer, exported to ONNX and run by ONNX Runtime, OpenVINO, or ONNX's reference implementation.
 
-`python -m benchmarks.peers.runtimes.onnx FOLDER` exports it in a separate process, so that the runtimes need no
-PyTorch.
+`python -m benchmarks.peers.runtimes.onnx FOLDER` exports it in a separate process, so the runtimes need no PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def exported(task: Task) -> str:
-    """Return the ONNX file, which the first call writes."""
+    """Return the ONNX file; the first call writes it."""
     path = Path(task.folder, FILE)
     if not path.exists():
         command = [sys.executable, "-m", "benchmarks.peers.runtimes.onnx", task.folder]
@@ -52,7 +51,7 @@ def export(folder: str) -> None:
 
 
 def reference(task: Task) -> Run:
-    """Build the run in ONNX's reference implementation, which computes one operator after another in NumPy."""
+    """Build the run in ONNX's reference implementation, which computes one operator at a time in NumPy."""
     from onnx.reference import ReferenceEvaluator
 
     session, inputs = ReferenceEvaluator(exported(task)), task.tokens
@@ -60,7 +59,7 @@ def reference(task: Task) -> Run:
 
 
 def onnx_runtime(task: Task) -> Run:
-    """Build the run in ONNX Runtime with all optimizations, and a thread for each core of the process."""
+    """Build the run in ONNX Runtime with all optimizations, and one thread per core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

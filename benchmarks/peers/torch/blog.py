@@ -17,8 +17,6 @@ Past = dict[str, Tensor]
 
 
 class Attention(nn.Module):
-    """Multi-head attention."""
-
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
         self.heads = num_heads
@@ -46,8 +44,6 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A feed-forward with ReLU."""
-
     def __init__(self, embed_dim: int, hidden: int) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(embed_dim, hidden), nn.Linear(hidden, embed_dim)
@@ -81,8 +77,6 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Embeddings and layers."""
-
     def __init__(self, config: TransformerConfig, name: str, attention: type[Attention]) -> None:
         super().__init__()
         layers = config.stack_num_layers(name)
@@ -104,7 +98,7 @@ class Stack(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The transformer; its parameters have this project's names, so that they load unchanged."""
+    """The transformer, whose parameters have this project's names so that they load unchanged."""
 
     def __init__(self, config: TransformerConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
@@ -128,18 +122,15 @@ class Transformer(nn.Module):
 
 
 def causal(length: int, device: Any) -> Tensor:
-    """Return the causal mask, with which position t attends to positions 0 … t."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def model_of(task: Task, attention: type[Attention] = Attention) -> Transformer:
-    """Return the model with the task's weights."""
     model = Transformer(task.config, attention)
     model.load_state_dict({name: torch.as_tensor(value) for name, value in task.parameters.items()})
     return model.to(task.device, getattr(torch, task.workload.dtype)).eval()
 
 
 def build(task: Task, *, compiled: bool = False) -> Run:
-    """Build the eager or compiled run."""
     model = model_of(task)
     return tasks(task, model, torch.compile(model) if compiled else model)

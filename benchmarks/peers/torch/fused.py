@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class FusedAttention(Attention):
-    """Attention that loads four linear maps, and then packs query, key and value into one."""
+    """Attention that loads four linear maps, then packs query, key and value into one."""
 
     packed: nn.Linear
     packed_memory: nn.Linear
@@ -44,7 +44,6 @@ def _side_by_side(*linears: nn.Linear) -> nn.Linear:
 
 
 def fused_model_of(task: Task) -> Transformer:
-    """Return the model with the task's weights, packed."""
     model = model_of(task, FusedAttention)
     for name, module in model.named_modules():
         if isinstance(module, FusedAttention):

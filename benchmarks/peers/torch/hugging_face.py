@@ -1,7 +1,6 @@
 """Hugging Face's Marian (an encoder and a decoder) and GPT-2 (only a decoder), with PyTorch's attention.
 
-No weights are tied, and no token ends a text. Marian keeps its sinusoidal positions in a table, which the task's table
-replaces.
+No weights are tied, and no token ends a text. The task's table replaces Marian's sinusoidal positions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from transparity_conformance.checkpoints.exporting import fields_of, tensors_in
 from transparity_conformance.checkpoints.importing import family_called
 
 FAMILIES = {"encoder-decoder": ("marian", MarianMTModel), "decoder": ("gpt2", GPT2LMHeadModel)}
-"""The names of the configuration's and the model's class, by architecture."""
+"""The names of the configuration and the classes of the model, by architecture."""
 
 
 class HuggingFace(nn.Module):
@@ -44,5 +43,4 @@ class HuggingFace(nn.Module):
 
 
 def build(task: Task) -> Run:
-    """Build the run in inference mode."""
     return tasks(task, HuggingFace(task).to(task.device, getattr(torch, task.workload.dtype)).eval())

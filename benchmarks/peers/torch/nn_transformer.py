@@ -25,12 +25,10 @@ NAMES = {
     "feed_forward.up": "linear1",
     "feed_forward.down": "linear2",
 }
-"""Maps the ends of this project's parameter names to the library's names."""
 
 
 class Transformer(nn.Module):
-    """Embeddings, the library's stacks, and a head. A decoder-only model is the library's encoder with a causal
-    mask."""
+    """Embeddings, the library's stacks and a head; a decoder-only model is the library's encoder with a causal mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -91,7 +89,6 @@ def state(config: TransformerConfig, parameters: Arrays) -> dict[str, Tensor]:
 
 
 def build(task: Task, *, fast_path: bool = True, compiled: bool = False) -> Run:
-    """Build the run with or without PyTorch's fast path, eager or compiled."""
     torch.backends.mha.set_fastpath_enabled(fast_path)
     model = Transformer(task.config)
     model.load_state_dict(state(task.config, task.parameters))

@@ -1,4 +1,4 @@
-"""The tasks for modules of PyTorch. A run starts with NumPy arrays and ends with the computed result."""
+"""The tasks for PyTorch modules; a run goes from NumPy arrays to the computed result."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch.nn import functional as F
 
 
 def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = None) -> Run:
-    """Return a run of the workload's task with `model`.
+    """Return a run of the workload's task with `model`, which gets the tokens and, if there is one, the source.
 
-    The model is called with the tokens, and with the source if there is one. `forward` may be a faster function than
-    the model itself.
+    `forward` may be a faster function than the model itself.
     """
     if task.workload.kind == "train":
         return train(task, model)
@@ -27,8 +26,6 @@ def tasks(task: Task, model: nn.Module, forward: Callable[..., Any] | None = Non
 
 
 def logits(task: Task, forward: Callable[..., Any]) -> Run:
-    """Return a run that computes the logits without gradients."""
-
     def run() -> Tensor:
         with torch.inference_mode():
             return ready(forward(**tensors(task)))
@@ -37,8 +34,6 @@ def logits(task: Task, forward: Callable[..., Any]) -> Run:
 
 
 def decode(task: Task, generate: Callable[[Tensor, int], Tensor]) -> Run:
-    """Return a run that continues the prompt greedily."""
-
     def run() -> Tensor:
         with torch.inference_mode():
             return ready(generate(tensors(task)["tokens"], task.workload.new_tokens))
@@ -73,12 +68,10 @@ def train(task: Task, model: nn.Module) -> Run:
 
 
 def tensors(task: Task) -> dict[str, Tensor]:
-    """Return the tokens, and the source if there is one."""
     return {name: _tensor(task, array) for name, array in task.tokens.items()}
 
 
 def ready(result: Tensor) -> Tensor:
-    """Wait until the result is computed, and return it."""
     if result.is_cuda:
         torch.cuda.synchronize()
     return result

@@ -33,14 +33,11 @@ class Model(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Proof:
-    """The logits of a model on probes, compared with the reference."""
-
     probes: Mapping[str, Probe]
     answers: Mapping[str, np.ndarray]
 
     @functools.cached_property
     def misshapen(self) -> str | None:
-        """Return the first probe on which the logits have the wrong shape, or None."""
         expected = {key: probe.oracle.expected["logits"].shape for key, probe in self.probes.items()}
         return next((key for key, answer in self.answers.items() if answer.shape != expected[key]), None)
 
@@ -51,14 +48,13 @@ class Proof:
 
     @property
     def share(self) -> float:
-        """Return the largest difference of the logits, divided by the budget; 0 if all logits are within the budget."""
+        """Return the largest difference of the logits as a share of its budget; 0 if no logit exceeds the budget."""
         if self.misshapen is not None:
             return math.inf
         return 0.0 if self.wrong is None else share(self.wrong.error, self.wrong.budget)
 
     @property
     def difference(self) -> str | None:
-        """Return a sentence about the difference of the logits; None if they agree on every probe."""
         if (key := self.misshapen) is not None:
             expected = self.probes[key].oracle.expected["logits"].shape
             return f"they have the shape {self.answers[key].shape}, expected {expected}"
@@ -73,7 +69,6 @@ def own_probes(config: TransformerConfig) -> dict[str, Probe]:
 
 
 def proved(probes: Mapping[str, Probe], answer: Callable[[Probe], np.ndarray]) -> Proof:
-    """Run a model on probes, and compare its logits."""
     return Proof(probes, {key: answer(probe) for key, probe in probes.items()})
 
 
@@ -82,7 +77,7 @@ def write_through(tensors: Arrays, parameters: Arrays, values: Arrays) -> tuple[
 
     Args:
         tensors: the model's tensors, which share no memory.
-        parameters: the reference's parameters. Views of tensors are written; other parameters stay unchanged.
+        parameters: the reference's parameters; only views of tensors are written.
         values: the values to write.
     """
     written = {name: value.copy() for name, value in tensors.items()}

@@ -13,7 +13,7 @@ REFERENCE = "numpy"
 
 @functools.cache
 def named() -> dict[str, str]:
-    """Return the entry point of every backend, by the name of the backend; the reference comes first."""
+    """Return the entry point of every backend by name; the reference comes first."""
     found = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (name != REFERENCE, name != "pytorch", name))}
 
@@ -33,7 +33,6 @@ def absent() -> dict[str, str]:
 
 
 def installed() -> list[str]:
-    """Return the names of the backends that can be imported; the reference comes first."""
     return [name for name in named() if name not in absent()]
 
 

@@ -26,7 +26,7 @@ class BudgetRule:
     provenance: str
 
     def budget(self, noise: float, ulp: float, scale: float) -> float:
-        """Return the tolerance, given the reference's error `noise` and the largest expected value `scale`."""
+        """Return the tolerance for the reference's error `noise` and the largest expected value `scale`."""
         return float(self.factor * noise + self.floor * ulp * scale)
 
 
@@ -50,7 +50,7 @@ RULES = {
 }
 
 NEIGHBOURS = 3
-"""The reference's error is measured at this number of points, because it may be small by chance at a single point."""
+"""The reference's error is measured at this number of points: at one point, it may be small by chance."""
 
 NEIGHBOURS_OF_HOT = 16
 """The number of points at which rounding is measured for the probe `hot`, in which one key has most of the weight.
@@ -68,17 +68,13 @@ program's error was up to 3.4 × the error at three points. With 1, 8 and 16 poi
 """
 
 NEIGHBOURS_OF_DRAWN = 8
-"""The number of points at which rounding is measured for a drawn configuration.
-
-A drawn configuration has few features, so chance matters more.
-"""
+"""The number of points for a drawn configuration, which has so few features that chance matters more."""
 
 POSITIONS_OF_DRAWN = 64
-"""The error is measured over at least this number of positions; a shorter sequence is measured at more points."""
+"""The error is measured over at least this number of positions; shorter sequences are measured at more points."""
 
 
 def neighbours_of_drawn(inputs: Mapping[str, np.ndarray]) -> int:
-    """Return the number of points for measuring the error of a drawn configuration."""
     fewest = min(tokens.size for tokens in inputs.values())
     return max(NEIGHBOURS_OF_DRAWN, -(-POSITIONS_OF_DRAWN // fewest))
 

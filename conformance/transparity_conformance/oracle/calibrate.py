@@ -2,9 +2,9 @@
 
 The exit code is 1 if a constant is smaller than its measurement.
 
-A right program differs from the reference by the order of its sums. The reference becomes such a program if its
-features are permuted: heads, the features of a head, hidden features, and the features of the model. Its exact results
-are the same, but every sum has another order. A tolerance must cover its error. No backend is measured, so that no
+A right program differs from the reference by the order of its sums. Permuted features turn the reference into such a
+program: heads, the features of a head, hidden features, and the features of the model. Its exact results stay the
+same, but every sum has another order. A tolerance must cover the resulting error. No backend is measured, so that no
 backend determines its own tolerance.
 """
 
@@ -69,7 +69,6 @@ def permuted(config: TransformerConfig, parameters: Arrays, seed: int) -> tuple[
 
 
 def _merged(config: TransformerConfig, orders: Arrays) -> Arrays:
-    """Return the order of the concatenated features of all heads, for queries and for keys."""
     return {
         name: (orders[heads][:, None] * config.head_dim + orders["head_dim"]).ravel()
         for name, heads in (("merged", "heads"), ("merged_keys", "key_heads"))
@@ -125,7 +124,6 @@ def _axes_by_name(config: TransformerConfig) -> tuple[tuple[str, str, str], ...]
 
 
 def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: Arrays) -> np.ndarray:
-    """Return an activation of the permuted model with its features in the original order."""
     leaf = name.rpartition(".")[2]
     is_inside = ("router", ".shared_expert", ".recurrence.", *(("self_attention.",) if config.kv_lora_rank else ()))
     stays = any(part in name for part in is_inside) and (leaf != "output" or "router" in name)
@@ -145,7 +143,7 @@ def unpermuted(config: TransformerConfig, name: str, value: np.ndarray, orders: 
 def evaluated(config: TransformerConfig, parameters: Arrays, inputs: Arrays, dtype: str) -> Arrays:
     """Return every activation, computed in `dtype`.
 
-    In float16, NumPy rounds every sum and product, which no hardware does. It cannot compute in bfloat16.
+    In float16, NumPy rounds every sum and product, which no hardware does. NumPy cannot compute in bfloat16.
     """
     taps: Arrays = {}
     tokens: dict[str, Any] = dict(inputs)
@@ -223,8 +221,6 @@ def _measure_drawn(dtype: str, drawn: int) -> list[Sample]:
 
 @dataclass(frozen=True)
 class CalibratedConstant:
-    """A constant in `budgets`, and its measurement."""
-
     name: str
     dtype: str
     taps: int
@@ -263,7 +259,6 @@ def rows(dtype: str, found: Sequence[Sample], rule: BudgetRule) -> list[Calibrat
 
 
 def as_table(measured: Sequence[CalibratedConstant]) -> Table:
-    """Return a table of every constant and its measurement."""
     heads = ("constant", "precision", "taps", "median", "99 %", "to cover", "value", "covers")
     table = Table(*heads, title="constants of tolerances")
     for row in measured:

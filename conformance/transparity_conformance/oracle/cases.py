@@ -1,9 +1,9 @@
-"""Small configurations with parts of families that no preset has, and inputs of text.
+"""Small configurations with parts of families that no preset has, and text inputs.
 
-A case has the parts of one family, such as Llama's rotary positions and grouped heads, or T5's relative bias and tied
-head. All sizes of a case differ, so that no two axes can be confused. `cases.json` has the fields of each case. If
-a row has a field `like`, only the fields that differ from the row of this name are listed. A single stack reads a
-passage by characters, and an encoder-decoder reads pairs of sentences by words.
+A case has the parts of one family, such as T5's relative bias and tied head. All sizes of a case differ, so that no
+two axes can be confused. `cases.json` has the fields of each case; a row with a field `like` lists only the fields
+that differ from the named row. A single stack reads a passage by characters; an encoder-decoder reads pairs of
+sentences by words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transparity.config import TransformerConfig
 _ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _BASES = ("decoder", "rotary", "translation", "pooled")
-"""The rows of `cases.json` that are not cases; other rows refer to them by `like`."""
+"""The rows of `cases.json` that are not cases, but bases for `like`."""
 
 _NO_TEXT = ("vit", "whisper", "clip-text", "clip-vision")
 """The cases that cannot read this text: models of images or audio, and CLIP's text tower, which pools the end token."""
@@ -62,10 +62,7 @@ SPECIAL_TOKENS = 3
 
 
 def passage_tokens(vocab_size: int) -> np.ndarray:
-    """Return the passage as tokens, one per character.
-
-    If the vocabulary is too small, the rarest characters are left out.
-    """
+    """Return the passage as tokens, one per character; a vocabulary that is too small lacks the rarest characters."""
     text = PASSAGE.lower()
     frequent = sorted(set(text), key=lambda character: (-text.count(character), character))
     ids = {character: index for index, character in enumerate(frequent[: vocab_size - SPECIAL_TOKENS], SPECIAL_TOKENS)}

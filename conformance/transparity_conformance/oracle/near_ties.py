@@ -1,9 +1,8 @@
 """Near-ties of a router: choices of experts that rounding may change, and all values that depend on them.
 
 The choice of experts is the only discontinuous part of a model. If the scores of two experts differ by less than
-rounding, either choice is right, and all later values differ by far more than rounding. The `oracle` therefore measures
-the error of rounding with the exact choice, and values that depend on a near-tie are judged separately
-(`oracle.undetermined`).
+rounding, either choice is right, but all later values differ by far more than rounding. The `oracle` therefore
+measures rounding with the exact choice. `oracle.undetermined` judges values that depend on a near-tie.
 """
 
 from __future__ import annotations
@@ -22,22 +21,20 @@ Budget = Callable[[str], float]
 
 
 def is_choice(tap: str) -> bool:
-    """Return whether an activation is the choice of a router."""
     return tap.endswith(f".{ROUTER_CHOSEN}")
 
 
 def is_of_router(tap: str) -> bool:
-    """Return whether an activation is the choice of a router, or the logits for this choice."""
+    """Return whether an activation is a router's choice, or the logits that determine the choice."""
     return tap.endswith((f".{ROUTER_CHOSEN}", ".router_logits"))
 
 
 def has_router(config: TransformerConfig) -> bool:
-    """Return whether a layer has a router."""
     return any(own.num_experts for own in config.layer_kinds.values())
 
 
 def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budget: Budget) -> dict[str, np.ndarray]:
-    """Return a mask for each choice of a router, which is True for experts that rounding may swap.
+    """Return a mask for each router choice: True for experts that rounding may swap.
 
     Args:
         config: The configuration.
@@ -59,9 +56,9 @@ def near_ties(config: TransformerConfig, parameters: Arrays, taps: Arrays, budge
 def _tied(
     config: TransformerConfig, logits: np.ndarray, correction: np.ndarray | None, chosen: np.ndarray, margin: float
 ) -> np.ndarray:
-    """Return a mask (batch, length, experts) that is True for experts in a near-tie.
+    """Return a mask (batch, length, experts) of the experts in a near-tie.
 
-    The tolerance of logits is used for scores too, because scores change by less than logits.
+    The logits' tolerance is used for scores too, because scores change by less than logits.
     """
     if correction is None and config.router_groups == 1:
         return _around(logits, chosen, margin)
@@ -77,10 +74,10 @@ def _tied(
 
 
 def _around(scores: np.ndarray, chosen: np.ndarray, margin: float) -> np.ndarray:
-    """Return a mask that is True for experts in a near-tie.
+    """Return a mask of the experts in a near-tie.
 
-    A chosen expert is in a near-tie if it is at most `margin` better than the best other one. Another expert is in a
-    near-tie if it is at most `margin` worse than the worst chosen one.
+    A chosen expert is in a near-tie if its score exceeds the best unchosen score by at most `margin`. An unchosen
+    expert is in a near-tie if its score is below the worst chosen score by at most `margin`.
     """
     least = np.where(chosen, scores, np.inf).min(axis=-1, keepdims=True)
     most = np.where(chosen, -np.inf, scores).max(axis=-1, keepdims=True)

@@ -31,11 +31,11 @@ Room = Callable[[], MutableMapping[str, np.ndarray]]
 class Oracle:
     """The results of a computation in float64, and the tolerance of each result in any precision.
 
-    The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At each other point,
-    their numbers are multiplied by random factors between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. Each point is compared with its own
-    result in float64. At each point, the reference computes like another right program (`variants`). Numbers in float32
-    are computed in float32. Half precisions are computed in float32 and rounded at every activation, because hardware
-    sums in float32. The error in float64 is the error in float32, scaled by the ratio of both epsilons.
+    The error in a precision is measured at a few points. At point 0, the arrays are unchanged. At every other point,
+    each number is multiplied by a random factor between 1 − 2⁻¹⁰ and 1 + 2⁻¹⁰. Each point is compared with its own
+    float64 result, and computes like another right program (`variants`). Half precisions are computed in float32 and
+    rounded at every activation, because hardware sums in float32. The error in float64 is the error in float32, scaled
+    by the ratio of both epsilons.
 
     `watch` is called with the name of every result, and `room` creates the mapping for the results.
     """
@@ -69,9 +69,10 @@ class Oracle:
         return budget_of(self.noise(dtype)[name], self.scale(name), dtype)
 
     def budget_for(self, error: float, name: str, dtype: str) -> float:
-        """Return the tolerance of a result with this error. Once the error is tolerated, no more points are measured.
+        """Return the tolerance of a result with this error.
 
-        More points only increase the tolerance, so they would not change the verdict."""
+        More points only increase the tolerance, so the measurement stops once the error is tolerated.
+        """
         budget = 0.0
         for worst in self._by_points("float32" if dtype == "float64" else dtype):
             budget = budget_of(_scaled(worst, dtype)[name], self.scale(name), dtype)
@@ -80,13 +81,11 @@ class Oracle:
         return budget
 
     def scale(self, name: str) -> float:
-        """Return the largest absolute value of a result."""
         if name not in self._scales:
             self._scales[name] = largest(self.expected[name])
         return self._scales[name]
 
     def noise(self, dtype: str) -> dict[str, float]:
-        """Return the reference's largest error in `dtype`, for each result."""
         if dtype not in self._noise:
             identity = None if self.identity is None else f"{self.identity}-{dtype.replace(':', '-')}"
             self._noise[dtype] = kept(identity, lambda: self._measure(dtype))
@@ -94,7 +93,7 @@ class Oracle:
 
     @functools.cached_property
     def identity(self) -> str | None:
-        """Return a hash of everything that determines the results; None without one.
+        """Return a hash of everything that determines the results, or None.
 
         There is no hash for a large model, for parameters in files, or for a computation that is not a forward pass.
         """
@@ -120,7 +119,7 @@ class Oracle:
         return worst
 
     def _by_points(self, dtype: str) -> Iterator[dict[str, float]]:
-        """Yield the largest error for each result, after each further point; `dtype` is not float64."""
+        """Yield the largest error of each result after each further point; `dtype` is not float64."""
         worst = {name: 0.0 for name in self.expected if self._keeps(name)}
         for index in range(self.neighbours):
             arrays = neighbour(self.arrays, index)
@@ -174,13 +173,13 @@ class Oracle:
 
 
 def _scaled(noise: Mapping[str, float], dtype: str) -> dict[str, float]:
-    """Return errors in float64 for errors in float32; in other precisions, errors are unchanged."""
+    """Convert errors in float32 to errors in float64; leave errors in other precisions unchanged."""
     ratio = epsilon("float64") / epsilon("float32") if dtype == "float64" else 1.0
     return {name: error * ratio for name, error in noise.items()}
 
 
 def budget_of(noise: float, scale: float, dtype: str) -> float:
-    """Return the tolerance in `dtype`, given the reference's error `noise` and the largest expected value `scale`."""
+    """Return the tolerance in `dtype` for the reference's error `noise` and the largest expected value `scale`."""
     coarser = max(dtype.split(":"), key=epsilon)
     return RULES[coarser].budget(noise, epsilon(coarser), scale)
 
@@ -221,13 +220,10 @@ def neighbour(arrays: Arrays, index: int) -> Arrays:
 
 
 def _moved_in_file(index: int, block: np.ndarray) -> np.ndarray:
-    """Perturb the numbers of a matrix in a file.
-
-    The perturbation depends on the bits of each number, so that repeated reading gives the same result.
-    """
+    """Perturb a matrix in a file, depending on each number's bits: repeated reading gives the same result."""
     bits = np.ascontiguousarray(block, np.float32).view(np.uint32) * np.uint32(2654435761 + 2 * index)
     moved = bits.view(np.int32).astype(np.float32)
-    # in place, because this step takes most of the time of reading a matrix
+    # This step takes most of the time of reading a matrix, so it works in place.
     moved *= np.float32(2.0**-41)
     moved += 1
     moved *= block

@@ -55,7 +55,6 @@ class Probe:
 
     @functools.cached_property
     def exact(self) -> Arrays:
-        """Return the parameters in float64."""
         return {name: value.astype(np.float64) for name, value in self.parameters.items()}
 
     def budget(self, dtype: str) -> float:
@@ -69,7 +68,6 @@ class Probe:
 
     @property
     def keeps_exact(self) -> bool:
-        """Return whether the float64 parameters stay in memory."""
         return not self.is_large
 
     @property
@@ -88,7 +86,7 @@ class Probe:
 
 
 def single_row(probe: Probe) -> Probe:
-    """Return a batch of one row of `probe`: the first row with padding or, without one, the first row."""
+    """Return a batch of one row of `probe`: the first with padding, if any, or else the first."""
     tokens, pad = probe.inputs[probe.config.input_names[-1]], probe.config.pad_id
     padded = np.zeros(len(tokens), bool) if pad is None else (tokens == pad).any(1) & (tokens != pad).any(1)
     row = int(padded.argmax())
@@ -97,9 +95,9 @@ def single_row(probe: Probe) -> Probe:
 
 
 def lean(probe: Probe, shown: Collection[str], progress: Callable[[str, int, int], None]) -> Probe:
-    """Return a large model's probe, which keeps only the activations `shown` and reports progress after each layer.
+    """Return a large model's probe with only the activations `shown`, and progress reports after each layer.
 
-    The probe of any other model is returned unchanged.
+    Other probes are returned unchanged.
     """
     if not probe.is_large:
         return probe
@@ -131,7 +129,7 @@ def twin(probe: Probe) -> Probe:
 
 
 DECAY_RATE = 0.4
-"""The median decay rate of recurrent states; at this rate, a part of a state remains after all tokens of a probe."""
+"""The median decay rate of recurrent states: part of a state remains after all tokens of a probe."""
 
 BIAS_OFFSET = 7.0
 """The offset of a router's correction biases if the seed is odd. Near 7, bfloat16 rounds to steps of 1/32."""
@@ -183,7 +181,6 @@ def probe_parameters(
 
 
 def scoped_parameters(parameters: Arrays, scope: str) -> Arrays:
-    """Return the parameters of a part of the model, by their names within this part."""
     scope += "."
     return {name.removeprefix(scope): value for name, value in parameters.items() if name.startswith(scope)}
 
@@ -203,10 +200,7 @@ def _gain(config: TransformerConfig, name: str, spread: float) -> float:
 
 
 def _heated(config: TransformerConfig, gain: np.ndarray, spread: float) -> np.ndarray:
-    """Return the gain of a norm of queries or keys that gives scores the spread `spread`.
-
-    The gain alone determines the spread.
-    """
+    """Return the norm gain of queries or keys that gives scores the spread `spread`; only the gain determines it."""
     offset = float(config.norm_gain != "weight")
     return (gain + offset) * (spread / config.score_scale / config.head_dim**0.5) ** 0.5 - offset
 
@@ -250,7 +244,7 @@ def mixed_inputs(config: TransformerConfig, seed: int = 0, source: int = SOURCE,
         if length == 1 and config.is_recurrent:  # transformers treats a single token as generated
             tokens[tokens == pad] = tokens[0, 0]
         if config.is_pooled and config.pooling in ("eos", "largest"):
-            # the pooled token occurs twice in some rows, once in others
+            # The pooled token occurs twice in some rows, and once in others.
             marked = size - 1 if config.pooling == "largest" else config.eos_id or 0
             tokens[1::2, length // 2], tokens[1::4, length // 3] = marked, marked
         inputs[name] = tokens[:, :length]
@@ -281,7 +275,6 @@ def as_given(value: np.ndarray) -> np.ndarray:
 
 
 def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> Arrays:
-    """Cut all inputs of tokens to a length; images and audio stay whole."""
     whole = [name for name in config.input_names if name not in config.token_inputs]
     return {name: value if name in whole else value[:, :length] for name, value in inputs.items()}
 
@@ -289,7 +282,7 @@ def shortened(config: TransformerConfig, inputs: Arrays, length: int | None) -> 
 def further_inputs(config: TransformerConfig, inputs: Arrays, random: np.random.Generator) -> Arrays:
     """Return the attention mask and the token types, if the configuration has them.
 
-    The mask hides padding and one other token. In one row with padding inside, it hides nothing.
+    The mask hides padding and one other token, but nothing in one row with padding inside.
     """
     tokens = inputs[config.input_names[0]]
     further = {}
@@ -307,15 +300,14 @@ TEXT_TOKENS = 31
 """The smallest vocabulary that can encode the text."""
 
 HUGE = 200_000_000
-"""A model with at least this many parameters is called on only one probe, because every forward pass takes long."""
+"""A model with at least this many parameters is called on only one probe: every forward pass takes long."""
 
 
 LONGEST = 256
-"""No probe is longer than this, because attention weights grow with the square of the length."""
+"""The maximum length of a probe: attention weights grow with the square of the length."""
 
 
 def can_read_text(config: TransformerConfig) -> bool:
-    """Return whether every vocabulary is large enough for the text."""
     sizes = (config.stack_vocab_size(config.input_stack(name)) for name in config.token_inputs)
     return min(sizes, default=0) >= TEXT_TOKENS
 
@@ -376,12 +368,11 @@ def probes_of(config: TransformerConfig, case: str) -> dict[str, Probe]:
 
 
 def other_sizes(config: TransformerConfig) -> list[TransformerConfig]:
-    """Return configurations of other sizes: one with only square weights, and variants for ports with a fixed ratio of
-    sizes.
+    """Return configurations of other sizes, one with only square weights, for ports with a fixed ratio of sizes.
 
-    Some ports derive the width of the feed-forward from the width of the model, or fix the width of a head.
+    For example, a port may derive the feed-forward's width from the model's width, or fix the width of a head.
     """
-    # with one head, the entry for `num_heads` comes last and applies
+    # With one head, the entry for `num_heads` comes last and applies.
     shared = {1: 1, config.num_heads: None}.get(config.key_value_heads, 2)
     heads: dict[str, Any] = {"num_heads": 4, "num_key_value_heads": shared}
     narrow = heads | {"attention_head_dim": None, "rotary_dim": None if config.rotary_dim is None else 2}
@@ -403,7 +394,7 @@ def _of_width(config: TransformerConfig, width: int, widened: int, others: dict[
 
 
 def in_other_sizes(probe: Probe, config: TransformerConfig) -> Iterator[Probe]:
-    """Yield the same probe in other sizes, on the same tokens; its own and the model's sizes are skipped."""
+    """Yield the same probe in other sizes, with the same tokens."""
     for sizes in other_sizes(config):
         if sizes not in (probe.config, config):
             parameters = probe_parameters(sizes, 5)
@@ -424,11 +415,9 @@ def probes_left_out(config: TransformerConfig, made: Collection[str], dtype: str
 
 
 TEXT_OF_A_CHECKPOINT = 48
-"""The number of text tokens for a model with given weights. Faults of windows, angles and distances show only in long
-texts."""
+"""The number of text tokens for given weights: faults of windows, angles and distances need long texts."""
 
 ROWS_OF_A_LARGE_ONE = 2
-"""The number of rows of text for a large model."""
 
 
 def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dict[str, Probe]:
@@ -445,10 +434,11 @@ def probes_with(config: TransformerConfig, parameters: Arrays, case: str) -> dic
 
 
 def sees_something(config: TransformerConfig, inputs: Arrays) -> np.ndarray:
-    """Return a mask (batch, length) of the decoder's tokens that see a token other than padding in every layer.
+    """Return a mask (batch, length) of the decoder's tokens that see a non-padding token in every layer.
 
-    A token whose visible keys are all padding gives all keys the same weight, so its result depends on the number of
-    keys. A forward pass without a cache includes later keys, but a cache does not contain them."""
+    If all visible keys are padding, they have equal weights, and the result depends on the number of keys. Only a
+    forward pass without a cache includes later keys.
+    """
     tokens, mask = inputs[config.input_names[-1]], inputs.get("attention_mask") if not config.has_encoder else None
     positions, visible = np.arange(tokens.shape[1])[None], visible_keys(tokens, config.pad_id, mask)
     seen = target_mask(positions, visible, config.decoder_mask)

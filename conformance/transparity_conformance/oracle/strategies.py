@@ -28,7 +28,7 @@ HELD_BY = {
     "generation.stops_at_end_token": ("eos_id",),
 }
 NOT_DRAWN = {field: claim for claim, fields in HELD_BY.items() for field in fields}
-"""The fields that are not drawn, because no forward pass shows them, and the claim that checks each of them."""
+"""The fields that no forward pass shows and that are therefore not drawn, and the claim that checks each."""
 
 SIZES = {
     "max_length": st.integers(1, 5),
@@ -57,7 +57,7 @@ ONLY_WITH: dict[str, Callable[[dict[str, Any]], bool]] = {
     "head": lambda given: given["architecture"] == "encoder",
     "head_transform": lambda given: given.get("head", "logits") in ("logits", "classes") and given["norm"] != "batch",
 }
-"""The fields that are drawn only if other fields have certain values. Otherwise, such a field keeps its default."""
+"""The fields that keep their default unless other fields have certain values."""
 
 OF_LAYERS = ("layer_types", "layer_overrides")
 """The fields for layers that differ; they are drawn after all other fields."""
@@ -84,7 +84,7 @@ def choice(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Draw any valid small configuration. The simplest one has one head, one feature per head and no layers."""
+    """Draw any valid small configuration; the simplest has one head, one feature per head and no layers."""
     num_heads, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     positions, norm = draw(choice("positions")), draw(choice("norm"))
     odd = num_heads * head_dim % 2 == 1
@@ -145,7 +145,6 @@ def kinds(draw: st.DrawFn, given: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
-    """Draw the kind of projection, the number of key heads, and the width of a head."""
     projection = draw(choice("projection"))
     if projection == "shared-per-head":
         return {"projection": projection}
@@ -156,7 +155,6 @@ def heads(draw: st.DrawFn, num_heads: int) -> dict[str, Any]:
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[TransformerConfig, int, Arrays]:
-    """Draw a configuration, the seed of its weights, and inputs that fit the configuration."""
     config = draw(configs())
     batch = draw(st.integers(1, 3))
     inputs = {}

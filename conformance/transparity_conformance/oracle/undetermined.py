@@ -1,9 +1,9 @@
 """Positions whose values depend on a convention about queries that see no key, or on a near-tie of a router.
 
 For such a query, the reference weights all keys equally, fused kernels return zeros, and an additive mask keeps the
-differences of the scores. Where masked keys have a weight of exactly 0, no paper specifies the result, so such
-positions are judged separately. To find them, the reference is run with two other conventions: every position that
-changes depends on the convention. Near-ties (`oracle.near_ties`) are found in the same way, with the other choice.
+differences of the scores. If masked keys have a weight of exactly 0, no paper specifies the result, so such positions
+are judged separately. To find them, the reference runs with two other conventions: every position that changes depends
+on the convention. Near-ties (`oracle.near_ties`) are found in the same way, with the other choice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TIED: WeakKeyDictionary[Probe, dict[str, Arrays]] = WeakKeyDictionary()
 
 
 def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
-    """Return a mask for each activation, which is True where a value depends on the convention or on a near-tie.
+    """Return a mask for each activation: True where a value depends on the convention or on a near-tie.
 
     Rounding in `dtype` determines the near-ties. Activations without such a value are left out.
     """
@@ -43,14 +43,14 @@ def undetermined_positions(probe: Probe, dtype: str = "float32") -> Arrays:
 
 
 def hidden_positions(probe: Probe) -> Arrays:
-    """Return a mask for each activation, which is True where a value depends on the convention."""
+    """Return a mask for each activation: True where a value depends on the convention."""
     if probe not in _MEASURED:
         _MEASURED[probe] = _measure(probe) if probe.config.mask_is_exact else {}
     return _MEASURED[probe]
 
 
 def tied_positions(probe: Probe, dtype: str) -> Arrays:
-    """Return a mask for each activation, which is True where a value depends on a near-tie in `dtype`."""
+    """Return a mask for each activation: True where a value depends on a near-tie in `dtype`."""
     if not has_router(probe.config):
         return {}
     measured = _TIED.setdefault(probe, {})
@@ -100,7 +100,6 @@ def judged_gap(
 
 
 def shows_routers(probe: Probe, shown: Collection[str]) -> bool:
-    """Return whether the logits of every router are among the activations `shown`."""
     config = probe.config
     layers = [f"{stack}.layers.{i}" for stack in config.stacks for i in range(config.stack_num_layers(stack))]
     routed = [scope for scope in layers if own_config(config, scope).num_experts]
@@ -117,7 +116,7 @@ def _measure(probe: Probe) -> Arrays:
 
 
 def _with_convention(probe: Probe, convention: Convention, name: str, value: np.ndarray) -> np.ndarray:
-    """Return the value of an activation. Rows without a visible key have the attention weights of `convention`."""
+    """Return the activation, with the attention weights of `convention` in rows without a visible key."""
     if not name.endswith("attention.weights"):
         return value
     sees = np.broadcast_to(right_mask(probe, name), value.shape).any(-1, keepdims=True)
@@ -125,7 +124,7 @@ def _with_convention(probe: Probe, convention: Convention, name: str, value: np.
 
 
 def blind_rows(probe: Probe) -> np.ndarray:
-    """Return a mask (rows,) that is True for rows with a query that sees no key; only the inputs determine it."""
+    """Return a mask (rows,) of the rows in which a query sees no key, as determined by the inputs."""
     rows = len(next(iter(probe.inputs.values())))
     lengths = lengths_of(probe.config, probe.inputs)
     taps = tap_shapes(probe.config, rows, **lengths)
@@ -138,7 +137,7 @@ def blind_rows(probe: Probe) -> np.ndarray:
 
 
 def _changed(probe: Probe, change: Tap) -> Arrays:
-    """Return a mask for each activation, which is True where `change` changes a value by more than rounding.
+    """Return a mask for each activation: True where `change` changes a value by more than rounding.
 
     Activations without such a value are left out.
     """
@@ -161,8 +160,6 @@ def _changed(probe: Probe, change: Tap) -> Arrays:
 
 
 class Call(Protocol):
-    """The configuration and the inputs of a call."""
-
     @property
     def config(self) -> TransformerConfig: ...
 
@@ -201,7 +198,6 @@ def keys_name(config: TransformerConfig, site: str) -> str:
 
 
 def is_causal(site: str) -> bool:
-    """Return whether queries of an attention see no later keys."""
     scope, sublayer, _ = split(site)
     return scope.startswith("decoder") and sublayer != "cross_attention"
 
@@ -223,13 +219,10 @@ def padding_at(state: Call, site: str, *, by_token: bool = False) -> np.ndarray:
 
 
 def length_at(state: Call, site: str) -> int:
-    """Return the number of keys of an attention, or the number of embedded positions."""
     return lengths_of(state.config, state.inputs)[keys_name(state.config, site)]
 
 
 class MaskParts:
-    """The parts of the right mask of one attention."""
-
     def __init__(self, state: Call, site: str) -> None:
         self.state, self.site = state, site
         causal = is_causal(site)

@@ -1,4 +1,4 @@
-"""Variants of the reference. Each variant imitates another right program, so that the checker can measure its rounding.
+"""Variants of the reference, which imitate other right programs so that the checker can measure their rounding.
 
 Each point at which rounding is measured has an index, which selects a variant:
 
@@ -7,17 +7,17 @@ Each point at which rounding is measured has an index, which selects a variant:
 | even | in float32, by each of `FORMULAS` in turn | in sequence if there are many keys | in chunks | in float32 |
 | odd | the same | pairwise and in blocks, as in the reference | step by step | in Python's floats |
 
-Each variant is a right program with its own rounding, which the tolerance must cover. Sequential sums have the largest
-error if many weights are equal, because their equal rounding errors add up. Only the unchanged numbers of point 0 have
-equal weights. Therefore, point 0 sums in sequence.
+The tolerance must cover the rounding of every variant. Sequential sums have the largest error if many weights are
+equal, because equal rounding errors add up. Only the unchanged numbers of point 0 have equal weights, so point 0 sums
+in sequence.
 
 Tables: the reference computes angles in float64, so that its results are exact. Most programs use float32, in which an
 angle at position p has an error of some ulps of p.
 
-Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A port that
-keeps a running total, as an online softmax does, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If
-many keys have equal weights, such as padding under a mask that hides little, these errors add up. With 1,025 keys,
-the error of the preset `walkthrough` is 33 times as large.
+Sums: NumPy sums pairwise and BLAS in blocks, so the reference's error hardly grows with the number of keys. A running
+total, as in an online softmax, rounds at every key (Milakov and Gimelshein 2018; Dao et al. 2022). If many keys have
+equal weights, such as padding under a weak mask, these errors add up. With 1,025 keys, the error of the preset
+`walkthrough` is 33 times as large.
 
 Recurrences: the decay between two positions of a chunk is computed from the difference of two sums. With strong decay,
 the sums are large, and their rounding is many times the rounding of single steps.
@@ -102,7 +102,7 @@ def farthest_formula(config: TransformerConfig) -> int:
 
 
 def tables_in_float32(index: int) -> dict[str, Callable[..., Any]]:
-    """Return replacements for the reference's functions that build position tables, which compute in float32."""
+    """Return float32 replacements for the reference's functions that build position tables."""
 
     def rotary_tables(config: TransformerConfig, positions: np.ndarray, dtype: Any) -> RotaryTables | None:
         if config.positions != "rotary":
@@ -134,7 +134,7 @@ def softmax_in_sequence(scores: Inexact[Array, "*batch keys"]) -> Inexact[Array,
 def product_in_sequence(
     weights: Inexact[Array, "*batch queries keys"], value: Inexact[Array, "*batch keys head_dim"]
 ) -> Inexact[Array, "*batch queries head_dim"]:
-    """Return weights · value, as a sum to which one key is added at a time."""
+    """Return weights · value, summed over one key at a time."""
     total = np.zeros((*weights.shape[:-1], value.shape[-1]), np.result_type(weights, value))
     for key in range(weights.shape[-1]):
         total += weights[..., key : key + 1] * value[..., key : key + 1, :]
@@ -198,7 +198,7 @@ def state_space_rule(
     step: Inexact[Array, "batch heads length"],
     state: Inexact[Array, "batch heads head_dim value_dim"],
 ) -> tuple[Inexact[Array, "batch heads length value_dim"], Inexact[Array, "batch heads head_dim value_dim"]]:
-    """Compute the reference's `state_space_rule` in chunks; return the output of each query and the final state."""
+    """Compute the reference's `state_space_rule` in chunks."""
     return _by_chunks(lambda k, v, strength, *_: strength * v, query, key, value, log_decay, step, state)
 
 

@@ -29,8 +29,7 @@ class AuditedField:
     value: str
     """The changed value as JSON; `absent` if the field was removed; or the name of another format of config.json."""
     outcome: Outcome
-    """`ignored`: the result does not change; `wrong`: it changes, but not as the reference does; `refused`: the port
-    raises."""
+    """`ignored`: the result does not change; `wrong`: it changes unlike the reference's; `refused`: the port raises."""
     says: str = ""
     """How the port behaves, or why it refuses the value."""
     error: float = 0.0
@@ -43,19 +42,15 @@ class AuditedField:
 
     @property
     def counted(self) -> Outcome:
-        """The outcome that counts. A port that refuses a config.json without the field counts as a port that follows
-        the field."""
+        """The outcome that counts: a port that refuses a config.json without the field follows the field."""
         return "followed" if self.outcome == "refused" and self.value == ABSENT else self.outcome
 
 
 @dataclass(frozen=True)
 class AuditedTensor:
-    """A tensor of the file."""
-
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
-    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor changes the
-    result."""
+    """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""
     says: str = ""
     """The value that the port uses instead of the tensor."""
     error: float = 0.0
@@ -84,7 +79,6 @@ FIELD_OUTCOMES: dict[Outcome, str] = {
 }
 TENSOR_OUTCOMES = ("never read", "may be missing", "not ignored", "not exercised", "not tried")
 FAULTS = {"ignored", "obeyed wrongly", "never read", "may be missing", "not ignored"}
-"""The outcomes that are faults, as they are shown."""
 
 
 Part = tuple[str, str, int, dict[str, list[str]], str]
@@ -102,7 +96,7 @@ class Audit:
     """The time of the audit, including the time of the port."""
 
     def fields_with(self, outcome: Outcome) -> list[str]:
-        """Return the names of the fields with this outcome; a field has the worst outcome of its tried values."""
+        """Return the names of the fields whose worst outcome, over all tried values, is this one."""
         found: dict[str, Outcome] = {}
         for each in self.fields:
             found[each.name] = min(found.get(each.name, each.counted), each.counted, key=WORST_FIRST.index)
@@ -110,7 +104,7 @@ class Audit:
 
     @property
     def _behavior(self) -> list[str]:
-        """How the port behaves, for each field that it ignores or follows wrongly; the first such value counts."""
+        """The port's behavior for each ignored or wrongly followed field, at the first such value."""
         said: dict[str, str] = {}
         for each in self.fields:
             if each.outcome in CAUSES and each.says:
@@ -118,7 +112,6 @@ class Audit:
         return [*said.values()]
 
     def tensors_with(self, outcome: str) -> list[str]:
-        """Return the names of the tensors with this outcome."""
         return [each.name for each in self.tensors if each.outcome == outcome]
 
     @property
@@ -129,19 +122,18 @@ class Audit:
 
     @property
     def warning(self) -> str:
-        """The number of fields and tensors with faults, and what follows for other folders; empty without faults."""
+        """The number of faulty fields and tensors, and the consequence for other folders; empty without faults."""
         nouns = [count(sum(map(len, wrong.values())), noun) for _, noun, _, wrong, _ in self._faults]
         ignored = f"the port ignores {' and '.join(nouns)}, so it may be wrong for another folder (see Audit)"
         return f"{ignored}; --audit makes this a failure" if nouns else ""
 
     @property
     def faults(self) -> str:
-        """The faults in one clause; empty if there are none."""
         return "; ".join(_line(*part) for part in self._faults)
 
     @property
     def _faults(self) -> list[Part]:
-        """The parts that have faults, with only these outcomes."""
+        """The parts with faults, restricted to faults."""
         wrong = [
             (file, noun, total, {says: names for says, names in found.items() if says in FAULTS}, "")
             for file, noun, total, found, _ in self._parts
@@ -150,8 +142,7 @@ class Audit:
 
     @property
     def _parts(self) -> tuple[Part, Part]:
-        """The arguments of `_line` for fields and for tensors: file, noun, total number, names by outcome, and the
-        usual outcome."""
+        """The arguments of `_line` for fields and tensors: file, noun, total, names by outcome, and usual outcome."""
         fields = {says: self.fields_with(outcome) for outcome, says in FIELD_OUTCOMES.items()}
         tensors = {outcome: self.tensors_with(outcome) for outcome in TENSOR_OUTCOMES}
         number = len({each.name for each in self.fields})

@@ -17,8 +17,9 @@ Expectation = Literal["holds", "breaks"]
 BLOCK = 2**14
 """The number of elements that are compared at once, 128 KB in float64.
 
-A temporary array of at most this size stays in the processor's cache, and the C library does not return its memory to
-the system after each use. With larger blocks, comparing 50 million numbers takes four times as long."""
+A temporary array of this size stays in the processor's cache, and the C library keeps its memory for reuse. With
+larger blocks, comparing 50 million numbers takes four times as long.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,10 @@ class ClaimEvidence:
 
     @property
     def share(self) -> float:
-        """The share of the budget that the error uses; above 1, the values disagree."""
         return share(self.error, self.budget)
 
     @property
     def agrees(self) -> bool:
-        """Return whether the result is the expected one."""
         return (self.share <= 1) == (self.expectation == "holds")
 
     def __str__(self) -> str:
@@ -73,7 +72,7 @@ class ClaimEvidence:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values; an infinite number is the string `"inf"`, because JSON has no infinity."""
+        """Return JSON values; infinity is the string `"inf"`, because JSON has no infinity."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= dataclasses.asdict(fields.pop("subject"))
         fields |= {"share": self.share, "agrees": self.agrees}
@@ -92,7 +91,8 @@ class ClaimEvidence:
 def share(error: float, budget: float) -> float:
     """Return the share of its budget that an error uses; above 1, the values disagree.
 
-    It is infinite if the error or the budget is NaN, or if the budget is infinite: nothing agrees without a bound.
+    The share is infinite if the error or the budget is NaN, or if the budget is infinite: nothing agrees without a
+    bound.
     """
     if math.isnan(error) or not math.isfinite(budget):
         return math.inf
@@ -102,10 +102,9 @@ def share(error: float, budget: float) -> float:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """Return the largest |actual − expected|.
+    """Return the largest |actual − expected|, without transposing, truncating or broadcasting.
 
-    It is infinite if the shapes differ, if the arrays are empty, or if an element is finite in only one of them.
-    Nothing is transposed, truncated or broadcast.
+    The result is infinite if the shapes differ, if the arrays are empty, or if an element is finite in only one array.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:
@@ -148,7 +147,7 @@ def dtype_name(value: Any) -> str:
 
 
 def less(actual: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Return actual − ours; where both are NaN or the same infinity, 0; where only one of them is, infinity."""
+    """Return actual − ours: 0 where both are NaN or the same infinity, infinity where only one is."""
     if actual.shape != ours.shape:
         return np.array([np.inf])
     with np.errstate(invalid="ignore"):
@@ -172,7 +171,6 @@ def largest(value: np.ndarray) -> float:
 
 
 def _in_blocks(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield arrays of equal shapes in parts, each with at most `BLOCK` elements."""
     flat = [each.reshape(-1) for each in arrays]
     for begin in range(0, flat[0].size, BLOCK):
         yield tuple(each[begin : begin + BLOCK] for each in flat)

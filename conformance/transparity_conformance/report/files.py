@@ -21,11 +21,11 @@ STANDARD_OUTPUT = Path("-")
 
 
 class OutputError(TransparityError):
-    """The error of a report that cannot be written to the requested path."""
+    """The error for a report that cannot be written to its path."""
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Raise `OutputError` if a path cannot be written or two paths are the same, before the check begins."""
+    """Raise `OutputError` before the check if a path cannot be written or two paths are the same."""
     given = [path for path in paths if path is not None]
     for path in given:
         if path == STANDARD_OUTPUT:
@@ -67,7 +67,6 @@ def write_reports(
     *,
     weights: Path | None = None,
 ) -> None:
-    """Write the reports as JSON, HTML and Markdown, each to a file or to standard output."""
     if json_file is not None:
         write_json(json_file, [report.as_dict() for report in reports])
     if html_file is not None:
@@ -81,7 +80,7 @@ def write_reports(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; on standard output, only ASCII characters are written, which fit every encoding."""
+    """Write a value as JSON; standard output gets only ASCII characters, which fit every encoding."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=path == STANDARD_OUTPUT) + "\n")
 
 

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import jinja2
 
 DECADES = 6
-"""The number of decades that bars show: an error that is smaller by this many decades than the largest has height 0."""
+"""The number of decades that bars show; errors smaller than the largest by this many decades have height 0."""
 
 PALEST = 1e-3
-"""The share below which all cells have the same color; above it, the color follows the logarithm of the share."""
+"""The share below which all cells have the same color; above it, color follows the share's logarithm."""
 
 
 def percent(share: float) -> str:
@@ -38,7 +38,6 @@ def _two_digits(number: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Return a text such as `43 %`, or `3.2×` for a share above 1."""
     return percent(share) if share <= 1 else times(share)
 
 
@@ -77,7 +76,7 @@ def heat(share: float) -> float:
 
 
 def template(name: str) -> jinja2.Template:
-    """Return the template of a page, which escapes everything that is put into it."""
+    """Return the template of a page, which escapes all inserted text."""
     import jinja2
 
     environment = jinja2.Environment(

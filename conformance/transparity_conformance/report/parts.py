@@ -15,7 +15,7 @@ from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, some
 
 MOST_NAMED = 6
-"""The largest number of untested fields and probes in one line of text; JSON and HTML list all of them."""
+"""The largest number of untested fields and probes in one text line; JSON and HTML list all."""
 
 FEW = 3
 """Up to this number, lengths and batch sizes are listed one by one."""
@@ -23,7 +23,7 @@ FEW = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    """The calls of a port that were compared with the reference. A verdict holds only for these calls."""
+    """The calls of a port that were compared with the reference; the verdict holds only for these."""
 
     lengths: tuple[int, ...] = ()
     """The lengths of the sequences, in tokens."""
@@ -32,10 +32,9 @@ class Coverage:
     calls: int = 0
     """The number of calls of one object. Each call is compared with the same call of a new object."""
     features: tuple[str, ...] = ()
-    """Fields of the configuration that matter: another value would have changed the result of at least one compared
-    call."""
+    """Fields whose change would have changed the result of at least one compared call."""
     untested: tuple[str, ...] = ()
-    """Fields and probes that no compared call exercises, each with the reason; a port with such fields cannot agree."""
+    """Fields and probes that no compared call exercises, each with the reason; they prevent the verdict `agrees`."""
     sizes: tuple[str, ...] = ()
     """The ranges of all other sizes, such as `head_dim 8 to 34`."""
 
@@ -58,7 +57,6 @@ class Coverage:
 
     @property
     def line(self) -> str:
-        """The coverage in one line for people; empty if nothing is known."""
         parts = [self.inputs] * bool(self.inputs) + [*self.sizes]
         if self.calls:
             parts.append(f"{self.calls:,} calls of one object (at most one in {1 / self.rate:.0f} differs, 95 %)")
@@ -70,7 +68,6 @@ class Coverage:
 
 
 def range_of(name: str, values: Collection[int]) -> str:
-    """Return a text such as `head_dim 8 to 34`."""
     return f"{name} {' to '.join(f'{value:,}' for value in dict.fromkeys((min(values), max(values))))}"
 
 
@@ -83,14 +80,12 @@ def _values(values: tuple[int, ...], noun: str) -> str:
 
 @dataclass(frozen=True)
 class RanksComparison:
-    """The comparison of several ranks with one rank of the same code, made before that with the reference."""
+    """The comparison of several ranks with one rank of the same code."""
 
     count: int
-    """The number of ranks."""
     one_rank: Literal["agrees", "diverges", "inconclusive"]
     """Whether one rank of the same code gives the same results; `inconclusive` if one rank could not be run."""
     error: float = 0.0
-    """The largest difference."""
     budget: float = 0.0
     """The largest difference that rounding explains, which is the sum of two budgets."""
     where: str = ""
@@ -117,8 +112,6 @@ class RanksComparison:
 
 @dataclass(frozen=True)
 class ThirdComparison:
-    """The comparisons of a port, a reference and a second reference with each other."""
-
     reference: str
     """The name of the first reference, with which the report compares the port."""
     third: str
@@ -156,8 +149,6 @@ class ThirdComparison:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a stage, or seconds since a start."""
-
     seconds: float = 0.0
     """Wall time."""
     processor: float = 0.0
@@ -171,7 +162,6 @@ class Timing:
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 
     def as_dict(self) -> dict[str, float | None]:
-        """Return JSON values: seconds with three decimals."""
         port = None if self.port is None else round(self.port, 3)
         return {"seconds": round(self.seconds, 3), "processor": round(self.processor, 3), "port": port}
 
@@ -197,5 +187,4 @@ class Stopwatch:
             self.stages[stage] = self.read().since(before)
 
     def read(self) -> Timing:
-        """Return the time since the start of each clock."""
         return Timing(time.monotonic(), time.process_time(), self.port())

@@ -37,7 +37,7 @@ REMARK = 4 * SENTENCE
 
 LIBRARIES = ("transparity", "numpy", "torch", "jax")
 PORTS = ("flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
-"""Libraries that only a port imports, in its own process."""
+"""Libraries that only the port's process imports."""
 
 ABSENT = "not installed"
 
@@ -64,7 +64,7 @@ def _version(name: str) -> str:
 
 @contextlib.contextmanager
 def known_so_far(verdict: str, first: str | None) -> Iterator[None]:
-    """Add the result of the forward pass to an exception that ends a check, such as Ctrl-C or a crash of the port."""
+    """Add the result of the forward pass to an exception that ends a check, such as Ctrl-C or a port's crash."""
     try:
         yield
     except BaseException as error:
@@ -84,7 +84,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Cause:
-    """A fault that was put into the reference, and the share of the disagreement that it explains."""
+    """A fault in the reference, and the share of the disagreement that it explains."""
 
     mistake: str
     """The id of the fault in the catalogue, such as `attention-scale`."""
@@ -97,22 +97,20 @@ class Cause:
     explained: float = 1.0
     """The share of the disagreement that disappears with the fault in the reference; 1 means all of it."""
     at: str = ""
-    """The first tap at which the fault was put into the reference; empty if it is the divergence's own tap."""
+    """The first tap with the fault in the reference; empty if it is the divergence's own tap."""
     source: Mapping[str, Any] | None = None
-    """If several causes act together, this cause's line of the port: `file`, `line` and `code`."""
+    """This cause's line of the port (`file`, `line`, `code`), if several causes act together."""
 
 
 @dataclass(frozen=True)
 class Impact:
-    """The effect of one divergence, or of all divergences with the same cause, over all probes."""
+    """The effect of one divergence, or of all with the same cause, over all probes."""
 
     positions: Mapping[str, int]
-    """`of`: the number of positions without padding; `changed`: the number of them whose logits are beyond their
-    budget."""
+    """`of`: the number of positions without padding; `changed`: those with logits beyond their budget."""
     argmax_changes: int
     """The number of positions without padding whose largest logit belongs to another token."""
     at_padding_only: bool
-    """Whether logits change only at padding."""
 
     @property
     def sentence(self) -> str:
@@ -128,7 +126,6 @@ class Impact:
 
 
 def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
-    """Return the impact that changes the most positions."""
     known = [impact for impact in impacts if impact is not None]
     return max(known, key=lambda impact: (impact.positions["changed"], impact.argmax_changes), default=None)
 
@@ -163,8 +160,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Measured:
-    """The comparison of one tap on one probe: computed from the inputs of the model, and from the port's previous
-    activations."""
+    """The comparison of one tap on one probe: end to end, and from the port's previous activations."""
 
     tap: str
     probe: str
@@ -187,8 +183,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The result for one claim about the port, for example that two runs are equal."""
-
     id: str
     verdict: Verdict
     error: float
@@ -199,7 +193,7 @@ class ClaimResult:
 
     @property
     def used(self) -> str:
-        """The used share of the budget in words; `exact` if no rounding is allowed, and none was found."""
+        """The used share of the budget; `exact` if neither rounding was allowed nor an error found."""
         return "exact" if self.budget == self.error == 0 else format_share(share(self.error, self.budget))
 
 
@@ -220,12 +214,11 @@ class Report:
     """Notes about equivalent forms, rounding, and the run."""
     dtype: str = "float32"
     port: str = ""
-    """The name of the port, such as `my.py:load`, or its command; empty if it has no name."""
+    """The port's name, such as `my.py:load`, or its command; empty without a name."""
     coverage: Coverage = field(default_factory=Coverage)
     """The calls for which the verdict holds."""
 
     audit: Audit | None = None
-    """The audit of a loader's fields and tensors; None without an audit."""
     ranks: RanksComparison | None = None
     """The comparison of several ranks with one rank of the same code; None for a single rank."""
     reference: str = ""
@@ -233,8 +226,7 @@ class Report:
     third: ThirdComparison | None = None
     """The comparison with a third implementation; None without one."""
     other_fields: Mapping[str, tuple[object, object]] = field(default_factory=dict)
-    """If several fields differ from the configuration: their names, each with the configured value and the port's
-    value."""
+    """If several fields differ from the configuration: their names, with the configured and the port's values."""
     environment: Mapping[str, str] = field(default_factory=environment)
     """The versions of Python, the platform and the libraries."""
     timing: Mapping[str, Timing] = field(default_factory=dict, compare=False)
@@ -252,7 +244,6 @@ class Report:
 
     @property
     def title(self) -> str:
-        """A title such as `my.py:load on llama`."""
         return f"{self.port} on {self.preset}" if self.port else self.preset
 
     def adding(
@@ -263,7 +254,7 @@ class Report:
         notes: Iterable[str] = (),
         **fields: Any,
     ) -> Report:
-        """Return the report with more findings; if they include a divergence, the verdict becomes `diverges`."""
+        """Return the report with more findings; a divergence makes the verdict `diverges`."""
         if faults:
             fields = {"verdict": "diverges", "first_divergence": self.first_divergence or faults[0].where} | fields
         return dataclasses.replace(
@@ -333,12 +324,10 @@ class CapabilityResult:
 
 
 def not_compared(*reasons: str) -> CapabilityResult:
-    """Return a result that has only reasons why nothing was compared."""
     return CapabilityResult(not_compared=reasons)
 
 
 def with_capabilities(report: Report, found: CapabilityResult) -> Report:
-    """Return the report on the forward pass with the results of capabilities added."""
     coverage = dataclasses.replace(report.coverage, calls=report.coverage.calls + found.calls)
     both = (*found.not_compared, *report.not_compared)
     added = report.adding(*found.faults, claims=found.claims, notes=found.notes, coverage=coverage)

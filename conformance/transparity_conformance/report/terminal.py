@@ -32,7 +32,6 @@ def print_text(text: RenderableType) -> None:
 
 
 def print_line(line: str, indent: int = 0) -> None:
-    """Print a paragraph whose lines are all indented."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -40,7 +39,6 @@ def print_line(line: str, indent: int = 0) -> None:
 
 
 def hanging(first: str, text: str, style: str = "") -> Table:
-    """Return a paragraph in which all lines but the first are indented."""
     from rich.table import Table
     from rich.text import Text
 
@@ -50,7 +48,6 @@ def hanging(first: str, text: str, style: str = "") -> Table:
 
 
 def plain_table(**options: object) -> Table:
-    """Return a table whose only rule is below its header."""
     from rich import box
     from rich.table import Table
 

@@ -1,1 +1,1 @@
-"""Ways to run a port: in this process or in another, from its own loader, or with the runtime of an exported file."""
+"""Run a port in this process or in another process, from its own loader, or with the runtime of an exported file."""

@@ -10,12 +10,10 @@ from transparity.limits.files import is_file, is_folder
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime for one kind of exported model."""
-
     module: str
     """The module in `running` with a function `load(path)`, which returns a `build` with `limits`.
 
-    It is empty for GGUF files, whose tensors are compared although no runtime runs them.
+    Empty for GGUF files: their tensors are compared, but no runtime runs them.
     """
     package: str
 
@@ -24,7 +22,6 @@ RUNTIMES = {
     ".onnx": Runtime("runtimes.onnx", "onnxruntime"),
     ".gguf": Runtime("", "gguf"),
 }
-"""The runtime for files with each suffix."""
 
 HUB = Runtime("hub", "transformers")
 """The runtime for a Hugging Face folder, which contains its own configuration."""

@@ -49,7 +49,6 @@ def called_by_name(model: Any, framework: str | None = None) -> tuple[Callable[.
 def _prepared(
     model: Any, framework: str | None = None
 ) -> tuple[inspect.Signature | None, Array, Context, Callable[..., Any]]:
-    """Return a model's signature, its conversion to arrays, the context of a call, and its completed forward pass."""
     array, without_gradients = call_port(arrays, model, framework or call_port(framework_of, model))
     takes = takes_of(model)
     return takes, array, without_gradients, completed(model, takes, array, without_gradients)
@@ -101,7 +100,7 @@ def named_for(takes: inspect.Signature | None, inputs: Mapping[str, np.ndarray])
 
 
 def filled_by_name(model: Any, weights: Mapping[str, np.ndarray]) -> bool:
-    """Fill the tensors of a PyTorch module with `weights`, if names and shapes are equal; return whether they are."""
+    """Fill a PyTorch module with `weights` if all names and shapes are equal; return whether they are."""
     if not is_instance(model, "torch.nn", "Module"):
         return False
     import torch
@@ -125,7 +124,6 @@ def add_tensors(forward: Any, model: Any) -> None:
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
-    """Return the forward pass of the model that `load(folder)` returned."""
     if not callable(model):
         raise PortError(f"load(folder) returned {shown(model)}; expected a model, or a function of token ids.")
     return called(model, config)
@@ -169,7 +167,7 @@ def may_have_no_mask(
     config: TransformerConfig,
     takes: inspect.Signature | None,
 ) -> bool:
-    """Return whether to omit the attention mask, so that calls without a mask are tested, too.
+    """Return whether to omit the attention mask, so that calls without a mask are tested too.
 
     If a mask hides nothing and the model does not require it, calls with a third of the lengths omit the mask.
     """

@@ -1,8 +1,8 @@
 """Gradients of a PyTorch or Flax model that `load(folder)` returned, by the names of the reference's parameters.
 
-The model's own code computes the gradients. Each tensor of the folder is matched with parameters of the model, by name
-or by its numbers. To match numbers, each row of the tensor is compared with the rows and columns of all parameters.
-This comparison also finds parameters that are transposed, fused or permuted.
+The model's own code computes the gradients. Each tensor of the folder is matched with the model's parameters by name or
+by its numbers. Each row of the tensor is compared with the rows and columns of all parameters, which also finds
+transposed, fused or permuted parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transparity_conformance.running.inputs import answer_in, is_instance
 Arrays = dict[str, np.ndarray]
 Inputs = Mapping[str, np.ndarray]
 Differentiated = tuple[Arrays, Arrays | None]
-"""The model's parameters by name, and their gradients; without a graph, {} and None."""
+"""The model's parameters by name, and their gradients; ({}, None) without a graph."""
 
 
 def ignored(config: TransformerConfig) -> int:
@@ -90,7 +90,7 @@ def in_flax(
 
 
 ROWS_COMPARED = 16
-"""The number of rows that are compared first, which distinguishes most tensors."""
+"""The number of rows that are compared first: they distinguish most tensors."""
 
 NO_GRAPH = "the model's output cannot be differentiated, because it was computed without gradients"
 FROZEN = "the model's parameter is frozen (requires_grad is false)"
@@ -104,9 +104,9 @@ def offer_gradients(
     config: TransformerConfig,
     called: Callable[[Any, TransformerConfig], Any],
 ) -> Callable[..., Any]:
-    """Add `loss_and_gradients` to a forward pass, if a PyTorch or Flax module computes its logits.
+    """Add `loss_and_gradients` to a forward pass if a PyTorch or Flax module computes its logits.
 
-    `called` returns the forward pass of such a module.
+    `called` returns such a module's forward pass.
     """
     differentiate = _differentiation(forward, model, config, called)
     if differentiate is None or config.head != "logits":
@@ -131,7 +131,7 @@ def _differentiation(
     if is_instance(model, "flax.nnx", "Module"):
         return functools.partial(in_flax, lambda other: called(other, config).with_graph, model)
     module = call_port(module_in, model)
-    # not `forward`, because a function that refers to itself outlives its last use
+    # This is not `forward`: a function that refers to itself outlives its last use.
     return None if module is None else functools.partial(in_pytorch, forward.with_graph, module)
 
 
@@ -169,7 +169,7 @@ def located(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
     """Find the tensors that a module stores under the same name, with or without a prefix.
 
-    If another parameter has the same numbers, both gradients are added.
+    The gradients of parameters with the same numbers are added.
     """
     named: dict[str, str] = {}
     for theirs, tensor in tensors.items():
@@ -185,7 +185,7 @@ def _by_name(tensors: Mapping[str, Any], places: Arrays) -> dict[str, Located]:
 
 
 def _is_copy(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two matrices are equal; the first rows are compared first, to save time."""
+    """Return whether two matrices are equal; comparing the first rows saves time."""
     is_near = one.ndim == 2 and np.array_equal(one[:ROWS_COMPARED], other[:ROWS_COMPARED])
     return is_near and np.array_equal(one, other)
 
@@ -196,8 +196,6 @@ def _sum_of(names: tuple[str, ...], gradients: Mapping[str, np.ndarray]) -> np.n
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """A function that computes a tensor of a folder from a module's parameters."""
-
     names: tuple[str, ...]
     take: Callable[[Mapping[str, np.ndarray]], np.ndarray]
     """Computes the tensor; the argument maps names to parameters of the module."""
@@ -214,7 +212,7 @@ class Lines:
     """One hash per row or column."""
 
     def of(self, tensor: np.ndarray) -> np.ndarray:
-        """Return the rows or columns of another tensor with the same shape, as the rows of a matrix."""
+        """Return the rows or columns of another tensor of this shape, as rows of a matrix."""
         rows = tensor.reshape(self.matrix)
         return rows.T if self.is_columns else rows
 
@@ -269,9 +267,9 @@ def _shaped(lines: np.ndarray, own: Lines, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _lines(name: str, tensor: np.ndarray, vectors: Collection[int] = ()) -> list[Lines]:
-    """Return the rows and columns of a tensor in all its matrix forms; (embed, heads, head_dim) has two forms.
+    """Return the rows and columns of a tensor in all its matrix forms; (embed, heads, head_dim) has two.
 
-    A tensor with as many numbers as a wanted vector is also treated as a vector.
+    A tensor with the size of a wanted vector is also treated as a vector.
     """
     found = []
     for matrix in dict.fromkeys(_matrices(tensor, vectors)):

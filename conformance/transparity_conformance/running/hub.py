@@ -1,7 +1,7 @@
 """Adapters for a port's own `load(folder)`, as a `build(config, parameters)`, and for the loader of transformers.
 
-For every checked model, a Hugging Face folder (config.json, model.safetensors) is written and loaded. The model is then
-called with token ids as arrays of its framework. The port is not changed.
+Each checked model is written to a Hugging Face folder (config.json, model.safetensors) and loaded. The unchanged port
+is then called with token ids as arrays of its framework.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HubBuild:
         self.load, self.model_type, self.root, self.edit = load, model_type, root, edit
 
     def edited(self, edit: Edit) -> HubBuild:
-        """Return the same loader, for folders with this change."""
+        """Return the same loader, for folders with `edit`."""
         return HubBuild(self.load, self.model_type, self.root, edit)
 
     def __call__(
@@ -92,7 +92,7 @@ class HubBuild:
 
 @contextlib.contextmanager
 def loaded_here(load: Callable[..., Any], model_type: str) -> Iterator[HubBuild]:
-    """Yield a `HubBuild` in this process, with a temporary folder that is removed after the context."""
+    """Yield a `HubBuild` in this process, and remove its temporary folder after the context."""
     with tempfile.TemporaryDirectory(prefix="transparity-") as root:
         yield HubBuild(load, model_type, root)
 
@@ -102,15 +102,12 @@ _USUAL: weakref.WeakKeyDictionary[Callable[..., Any], set[str]] = weakref.WeakKe
 
 
 class Messages:
-    """The messages that were printed, warned and logged in a context."""
-
     def __init__(self) -> None:
         self.written = io.StringIO()
         self.records: list[logging.LogRecord] = []
         self.warnings: list[Any] = []
 
     def lines(self) -> list[str]:
-        """Return all messages, line by line."""
         texts = [self.written.getvalue(), *map(_message, self.records), *(str(each.message) for each in self.warnings)]
         return [line.strip() for text in texts for line in text.splitlines()]
 
@@ -118,7 +115,7 @@ class Messages:
         """Return the first line about a tensor, or an empty string.
 
         The line may write the name without its prefix, or with other parts between the layer number and the last two
-        parts. Otherwise, return the first line with the layer number and the last part that is not in `usual`.
+        parts. Otherwise, return the first line, except `usual` lines, with the layer number and the last part.
         """
         asked, renamed = _about(name), _renamed(name)
         lines = [line for line in self.lines() if asked.search(line)]
@@ -150,7 +147,7 @@ def _message(record: logging.LogRecord) -> str:
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Messages]:
-    """Record everything that is printed, warned or logged in the context, instead of showing it."""
+    """Record everything printed, warned or logged in the context, instead of showing it."""
     said, make = Messages(), logging.getLogRecordFactory()
 
     def record(*args: Any, **named: Any) -> logging.LogRecord:
@@ -227,7 +224,6 @@ def load(path: Path) -> HubModel:
 
 
 def _class_of(config: TransformerConfig) -> Any:
-    """Return the class of transformers for the model's head."""
     import transformers as of
 
     if config.head != "logits":

@@ -23,7 +23,6 @@ Array = Callable[[np.ndarray], Any]
 """Converts token ids or pixels to an array of a model's framework."""
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Returns the context of a call without gradients."""
 
 NAMES = {
     "tokens": ("input_ids", "tokens"),
@@ -37,7 +36,7 @@ NAMES = {
 
 
 def add_mask(inputs: Mapping[str, np.ndarray], config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return the inputs and, if the padding token is masked, the mask that a tokenizer would add."""
+    """Return the inputs and, if padding is masked, the attention mask that a tokenizer would add."""
     is_masked = config.has_encoder or config.decoder_mask == "causal-and-padding"
     has_tokens = config.input_names[0] in config.token_inputs
     if "attention_mask" in inputs or config.pad_id is None or not is_masked or not has_tokens:
@@ -87,7 +86,7 @@ FRAMEWORKS = {
     "mlx": "mlx",
     "mlx_lm": "mlx",
 }
-"""The framework whose arrays a model uses, by a package that its file imports."""
+"""The framework whose arrays a model uses, by a package imported in its file."""
 
 
 def is_instance(model: Any, package: str, name: str) -> bool:
@@ -97,9 +96,9 @@ def is_instance(model: Any, package: str, name: str) -> bool:
 
 
 def _packages_of(model: Any) -> Iterator[str]:
-    """Yield the packages of the objects that a function refers to, and then of the names in its file.
+    """Yield the packages of the objects that a function refers to, then of the names in its file.
 
-    For an object that is not a function, its method `__call__` is used.
+    For any other object, its method `__call__` is used.
     """
     while isinstance(model, functools.partial):
         model = model.func
@@ -115,7 +114,7 @@ def _packages_of(model: Any) -> Iterator[str]:
 
 
 def arrays(model: Any, framework: str) -> tuple[Array, Context]:
-    """Return a function that converts token ids or pixels to a framework's arrays, and a context without gradients."""
+    """Return a conversion to a framework's arrays, and a context without gradients."""
     if framework == "torch":
         import torch
 
@@ -147,11 +146,11 @@ SETTINGS: dict[str, Any] = {
 """The values of arguments that disable training, or that mean that no tokens were processed before."""
 
 TARGETS = "targets"
-"""The argument for targets; without it, models like nanoGPT return only the logits of the last position."""
+"""The argument for targets; without it, models like nanoGPT return only the last position's logits."""
 
 
 def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
-    """Return the values of the required arguments that are not inputs."""
+    """Return the values of required arguments that are not inputs."""
     parameters = {} if takes is None else dict(takes.parameters)
     needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
     return {name: SETTINGS[name] for name in needed if name in SETTINGS}
@@ -160,9 +159,9 @@ def settings_of(takes: inspect.Signature | None) -> dict[str, Any]:
 def completed(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> Callable[..., Any]:
-    """Return the forward pass of a model of token ids, with the values of further required arguments.
+    """Return the forward pass of a model of token ids, with values for further required arguments.
 
-    Targets are passed too, if the model returns the logits of all positions only with targets.
+    Targets are passed if the model otherwise omits the logits of some positions.
     """
     settings, is_target = settings_of(takes), needs_targets(model, takes, array, without_gradients)
 
@@ -176,7 +175,7 @@ def completed(
 def needs_targets(
     model: Callable[..., Any], takes: inspect.Signature | None, array: Array, without_gradients: Context
 ) -> bool:
-    """Return whether a model returns the logits of all positions only if it receives targets."""
+    """Return whether a model needs targets to return the logits of all positions."""
     if takes is None or TARGETS not in takes.parameters:
         return False
     try:
@@ -189,7 +188,6 @@ def needs_targets(
 
 
 def takes_of(model: Any) -> inspect.Signature | None:
-    """Return the signature of a model's forward pass; None if it has none."""
     return signature_of(model.forward if is_instance(model, "torch.nn", "Module") else model)
 
 
@@ -257,18 +255,16 @@ def taps_in(returned: Any, config: TransformerConfig) -> Mapping[Any, Any]:
 
 
 def _is_sequence_of_outputs(returned: tuple[Any, ...] | list[Any], config: TransformerConfig) -> bool:
-    """Return whether the first item of a sequence is the whole output, and not the output of the first row."""
+    """Return whether the first item is the whole output, rather than the output of the first row."""
     axes = 2 if config.is_pooled else 3
     return len(np.shape(returned[0]) if isinstance(returned[0], list) else getattr(returned[0], "shape", ())) == axes
 
 
 def shapes_of(config: TransformerConfig, inputs: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all activations of a call, by name."""
     return tap_shapes(config, len(next(iter(inputs.values()))), **lengths_of(config, inputs))
 
 
 def arrays_in(returned: Any) -> list[Any]:
-    """Return the arrays in a model's result, which may be an array or nested tuples, lists and mappings."""
     nested = list(returned.values()) if isinstance(returned, Mapping) else returned
     if isinstance(nested, tuple | list):
         return [array for each in nested for array in arrays_in(each)]

@@ -1,8 +1,8 @@
 """Import of a port by name, such as `path/to/file.py:build` or `package.module:build`, or of an exported model.
 
-An exported model (an artifact), such as an ONNX file, is opened in the process of the port. The opened model becomes a
-`build(config, parameters)` like any port, but has its own weights. The model may fix properties of a call, such as the
-length."""
+An exported model (an artifact), such as an ONNX file, is opened in the port's process as a `build(config, parameters)`
+with its own weights. The model may fix properties of a call, such as the length.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load_file(path: Path, what: str = "port") -> ModuleType:
         raise LoadError(f"There is no file {path}; expected a Python file that contains the {what}.")
     if (size := file_size(path, LoadError)) > LARGEST_JSON:
         raise LoadError(f"{path} has {size} bytes; expected a Python file, at most {LARGEST_JSON}.")
-    # the file may import modules in its folder, as with `python file.py`
+    # The file may import modules in its folder, as with `python file.py`.
     _importable_from(path.parent)
     name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
@@ -107,7 +107,7 @@ def _importable_from(folder: Path) -> None:
 
 
 def _describe(error: PortCallError) -> str:
-    """Return a clause about the exception of an import; for a `SyntaxError`, it includes the line."""
+    """Return a clause about an import's exception, with the line of a `SyntaxError`."""
     raised = error.__cause__
     if isinstance(raised, SyntaxError):
         return f"SyntaxError: {safe(raised.msg, VALUE)} (line {raised.lineno})"
@@ -130,20 +130,17 @@ class Limits:
 
 
 class Listened:
-    """A forward pass that records its own operations."""
-
     def listened(self, largest: float, **inputs: np.ndarray) -> tuple[Any, list[Operation]]:
         """Return the result and the operations; values larger than `largest` bytes are left out."""
         raise NotImplementedError
 
 
 def load_artefact(port: str, runtime: Runtime) -> Any:
-    """Open an exported model; raise `LoadError` if the runtime is not installed or cannot read the model."""
+    """Open an exported model; raise `LoadError` if this is impossible or the runtime is not installed."""
     require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
 
 
 def require(what: str, package: str) -> None:
-    """Raise `LoadError` if a package that an exported model or a reference needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise LoadError(f"{what} needs {package}, which is not installed: {install(package)}.")

@@ -1,6 +1,6 @@
 """Calls of a model other than its forward pass: in steps with a cache, with labels for a loss, and to generate.
 
-The same functions call both models of a comparison, so that every difference comes from the models.
+The same functions call both models of a comparison: every difference comes from the models.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from transparity_conformance.running.frameworks.modules import module_in
 from transparity_conformance.running.inputs import answer_in, is_instance, takes_of
 
 CACHES = ("past_key_values", "cache_params", "past_key_value", "kv_cache", "cache", "past")
-"""The names of a forward pass's argument for a cache."""
+"""Names of an argument for a cache."""
 
 LABELS = "labels"
-"""The name of the argument for labels; with labels, a model also returns its loss."""
+"""The name of the argument for labels, with which a model also returns its loss."""
 
 Tensors = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ def _names(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(model: Any, name: str) -> bool:
-    """Return whether a model takes an argument, or passes on all arguments, as models with a `config` may do."""
+    """Return whether a model takes an argument; a model with a `config` may pass on any argument."""
     names = _names(model)
     hands_on = any(each.kind is each.VAR_KEYWORD for each in names.values()) and hasattr(model, "config")
     return name in names or hands_on
@@ -86,12 +86,11 @@ def in_steps(model: Any, first: int, then: int, inputs: Tensors) -> Any:
 
 
 def _content(inputs: Tensors) -> str:
-    """Return the name of the tokens that are divided into steps; in an encoder-decoder, the decoder's tokens."""
+    """Return the name of the tokens that are divided into steps: the decoder's in an encoder-decoder."""
     return next((name for name in inputs if name == "decoder_input_ids"), next(iter(inputs)))
 
 
 def up_to(inputs: Tensors, end: int) -> dict[str, Any]:
-    """Return the inputs, cut off at a position."""
     return dict(_part(inputs, _content(inputs), 0, end))
 
 
@@ -111,7 +110,6 @@ def _part(inputs: Tensors, content: str, begin: int, end: int) -> Iterator[tuple
 
 
 def _joined(answers: list[Any]) -> Any:
-    """Concatenate the outputs of all steps along the positions, as an array of their framework."""
     if is_instance(answers[0], "torch", "Tensor"):
         import torch
 
@@ -149,11 +147,10 @@ Gradients are taken of the inner product of this input with the model's output.
 
 
 BESIDE = (COTANGENT,)
-"""The names of all inputs that are not passed to the model."""
 
 
 def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
-    """Return the parameters of a PyTorch module, and their gradients where they exist, by name."""
+    """Return a PyTorch module's parameters, and their gradients where they exist, by name."""
     module, call, differentiate = _differentiation(model, inputs)
     import torch
 
@@ -166,7 +163,7 @@ def gradients(model: Any, inputs: Tensors) -> dict[str, dict[str, Any]]:
 
 
 def backward(model: Any, inputs: Tensors) -> dict[str, Any]:
-    """Run the backward pass of `gradients`; return the recorded operations as lists, for another process."""
+    """Run the backward pass of `gradients`; return its operations as lists, for another process."""
     module, call, differentiate = _differentiation(model, inputs)
     return as_lists(run(lambda: listen_backward(call, _learned(module), differentiate)))
 
@@ -180,7 +177,7 @@ def _is_module(model: Any) -> bool:
 
 
 def _differentiation(model: Any, inputs: Tensors) -> tuple[Any, Callable[[], Any], Callable[[Any], Sequence[Any]]]:
-    """Return the PyTorch module of a model, a function that calls the model, and a function that computes gradients."""
+    """Return a model's PyTorch module, a function that calls the model, and one that computes gradients."""
     import torch
 
     module, given = module_in(model), {name: value for name, value in inputs.items() if name != COTANGENT}
@@ -206,7 +203,7 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any], bool]]] = {
     "gradients": (gradients, _is_module),
     "backward": (backward, _is_module),
 }
-"""The calls by name: the function that makes the call, and a function that tells whether a model supports it."""
+"""The calls by name: a function that makes the call, and whether a model supports it."""
 
 
 def offers(model: Any, way: str) -> bool:

@@ -61,7 +61,7 @@ class Bench:
         return self.parts
 
     def about(self, claim: str, *, harness: bool = True) -> Bench:
-        """Return a bench with the same models for the evidence of one claim; without `harness`, it has no harness."""
+        """Return a bench with the same models for one claim's evidence; without `harness`, it has no harness."""
         same = copy.copy(self)
         same.claim, same.parts = claim, self.parts if harness else None
         return same
@@ -72,7 +72,6 @@ class Bench:
         return hasattr(self.parts, "SHARDED")
 
     def _over(self, data: int, tensor: int) -> Bench:
-        """Return a bench for the backend on data × tensor ranks, which are separate processes."""
         parts = cast(ShardedHarness, self.harness)
         return Bench(self.subject, RemoteBackend(self.backend, parts, data, tensor))
 
@@ -88,10 +87,9 @@ class Bench:
 
     @property
     def fast_cases(self) -> tuple[str, ...]:
-        """The presets whose fast path is tested.
+        """The presets whose fast path is tested: all or, for models compiled in an unusual mode, three different ones.
 
-        All presets are tested. If models are compiled in an unusual mode, only three presets are tested, which differ
-        the most. The full range of `precision.taps_in_every_precision` tests all presets in every mode.
+        The full range of `precision.taps_in_every_precision` tests all presets in every mode.
         """
         return tuple(PRESETS) if self._usual else ("walkthrough", "notes-lm", "pre-norm")
 
@@ -110,7 +108,7 @@ class Bench:
         return self.subject.mode == "eager" or (self.subject.dtype, self.subject.mode) == usual
 
     def same(self, case: str, function: str, arrays: Arrays, where: str = "result", **named: Any) -> ClaimEvidence:
-        """Record whether a function of the backend returns the same as the reference's function for the same arrays."""
+        """Record whether a function of the backend and of the reference agree for the same arrays."""
         oracle = function_oracle(function, arrays, **named)
         return self.evidence(case).oracle(oracle, where, self.function(function)(*arrays.values(), **named), "result")
 
@@ -119,7 +117,7 @@ class Bench:
 
 
 class ClaimRecord:
-    """A recorder of evidence for one claim and one case, with the budgets of `dtype` (default: the subject's)."""
+    """A recorder of evidence for one claim and one case, with budgets of `dtype` (default: the subject's)."""
 
     def __init__(self, claim: str, subject: BackendSubject, case: str, dtype: str = "") -> None:
         self.claim, self.subject, self.case, self.dtype = claim, subject, case, dtype or subject.dtype
@@ -127,13 +125,11 @@ class ClaimRecord:
     def exactly(
         self, where: str, actual: Any, expected: Any, expectation: Expectation = "holds", note: str = ""
     ) -> ClaimEvidence:
-        """Record whether `actual` is bitwise equal to `expected`."""
         return self.within(where, actual, expected, 0.0, expectation, note)
 
     def within(
         self, where: str, actual: Any, expected: Any, budget: float, expectation: Expectation = "holds", note: str = ""
     ) -> ClaimEvidence:
-        """Record whether `actual` equals `expected` within `budget`."""
         error = difference(as_numbers(actual), as_numbers(expected))
         return ClaimEvidence(self.claim, self.subject, self.case, where, error, budget, expectation, note)
 

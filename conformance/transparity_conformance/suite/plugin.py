@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ledger:
-    """The evidence of a test session, and the claims that were not compared."""
-
     evidence: list[ClaimEvidence] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     not_compared: list[tuple[str, str, str]] = field(default_factory=list)
@@ -59,13 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def ledger(pytestconfig: pytest.Config) -> Ledger:
-    """Return the ledger of the session, from which the agreement matrix is made."""
     return pytestconfig.stash[LEDGER]
 
 
 @pytest.fixture(scope="session")
 def benches() -> Callable[[BackendSubject], Bench]:
-    """Return a function that makes the bench of a subject; each bench is made once in a session."""
     from transparity_conformance.suite.bench import Bench
 
     return functools.cache(Bench)
@@ -82,7 +78,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Under xdist, merge the ledger of a worker into the controller's ledger."""
+    """Merge an xdist worker's ledger into the controller's ledger."""
     if text := getattr(node, "workeroutput", {}).get("transparity"):
         node.config.stash[LEDGER].add_json(text)
 

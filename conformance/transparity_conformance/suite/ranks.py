@@ -1,6 +1,6 @@
 """A `transparity.protocol.Backend` on several ranks: every rank is called, and all must return the same result.
 
-The processes of ranks are started once, with the environment variables of a launcher, then used for many tasks.
+The processes of ranks start once, with a launcher's environment variables, and then run many tasks.
 """
 
 from __future__ import annotations
@@ -28,30 +28,27 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.ranks import environments
 
 PATIENCE = 120.0
-"""The seconds within which every rank must reply; a stopped rank makes the others wait in collective operations."""
+"""The seconds for a rank's reply; a stopped rank makes the others wait in collective operations."""
 
 AFTER_A_FAILURE = 2.0
-"""The seconds within which the other ranks must reply after a rank has failed."""
+"""The seconds for the other ranks' replies after a rank has failed."""
 
 ON_THE_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-"""Variables that hide GPUs, because there is rarely a GPU for each rank."""
+"""Variables that hide GPUs: there is rarely a GPU for each rank."""
 
 Task = Callable[..., Any]
-"""A function at module level, which gets the state of a rank and other arguments, and returns a picklable result."""
+"""A function at module level of a rank's state and other arguments, with a picklable result."""
 
 
 @dataclass
 class State:
-    """The state that a rank keeps between tasks."""
-
     module: str
-    """The module of the backend for ranks."""
     rank: int
     objects: dict[Any, Any] = field(default_factory=dict)
 
 
 class RanksError(RuntimeError):
-    """Ranks have exited, do not reply, or return different results."""
+    """Error for ranks that have exited, do not reply, or return different results."""
 
 
 class Ranks:
@@ -88,7 +85,7 @@ class Ranks:
     def do(self, task: Task, *given: Any) -> list[Any]:
         """Return the results of all ranks, or raise the first error of a rank.
 
-        Raise `RanksError` if a rank exits or does not reply; all ranks are then stopped.
+        Raise `RanksError` if a rank exits or does not reply, after stopping all ranks.
         """
         if not self.connections:
             raise RanksError(f"{task.__name__}: an earlier failure ended the ranks")
@@ -118,7 +115,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
     def _answers(self) -> dict[int, tuple[bool, Any]]:
-        """Return the replies that arrive in time; after a rank has failed, the others get only a short time."""
+        """Return the replies that arrive in time; once a rank has failed, the others get only a short time."""
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + PATIENCE
         while len(answers) < len(self.connections) and (left := until - time.monotonic()) > 0:
@@ -145,7 +142,7 @@ def _serve(connection: Connection, state: State, variables: dict[str, str]) -> N
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an error that can be pickled, of the same class if possible."""
+    """Return a picklable error, of the same class if possible."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - any error of a framework
@@ -154,14 +151,14 @@ def _sendable(error: Exception) -> Exception:
 
 
 MOST_RANKS = 4
-"""The number of ranks that are launched; a smaller mesh uses the first ranks, so all meshes share one launch."""
+"""The number of launched ranks; a smaller mesh uses the first ranks, so all meshes share one launch."""
 
 HANDLES = itertools.count()
 LAUNCHED: dict[str, Ranks] = {}
 
 
 def launched(parts: ShardedHarness) -> Ranks:
-    """Return the ranks of a column, and launch them if they are not running."""
+    """Return the ranks of a column; launch them if necessary."""
     module = parts.SHARDED
     if module not in LAUNCHED or not LAUNCHED[module].alive:
         LAUNCHED[module] = Ranks(module, parts.processes(MOST_RANKS), devices=MOST_RANKS)
@@ -190,8 +187,7 @@ class RemoteBackend:
 
 
 class RemoteForward:
-    """A `transparity.protocol.Forward` on ranks. Caches stay on the ranks; `RemoteForward` identifies each cache by a
-    number."""
+    """A `transparity.protocol.Forward` on ranks; caches stay on the ranks and are identified by numbers."""
 
     def __init__(self, ranks: Ranks, handle: int) -> None:
         self.ranks, self.handle = ranks, handle
@@ -253,7 +249,6 @@ def _call(
 
 
 def _numbers(value: Any) -> Any:
-    """Return a result in which every array is a NumPy array."""
     if isinstance(value, dict):
         return {name: _numbers(held) for name, held in value.items()}
     if isinstance(value, list | tuple):

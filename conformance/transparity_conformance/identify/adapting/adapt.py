@@ -78,12 +78,10 @@ class Adapted:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the adapter has a line for every parameter."""
         return not self.adapter.asked and ABSENT not in self.adapter.lines.values()
 
     @property
     def is_proved(self) -> bool:
-        """Return whether the port's logits agree with the reference on every probe."""
         return self.is_settled and self.wrong is None
 
 
@@ -149,7 +147,7 @@ def adapt_model(
 
 
 def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[str, Probe], adapter: Adapter) -> Proof:
-    """Compare a model with the reference on random weights, which the adapter writes.
+    """Compare a model with the reference on random weights, which the adapter writes into the model.
 
     Args:
         model: the model.

@@ -50,14 +50,10 @@ class Pool:
         return self.selection(text).read(self.tensors).reshape(shape).astype(np.float64)
 
     def flags(self, text: str) -> np.ndarray:
-        """Return one flag for each number that a line of an adapter selects.
-
-        A flag is true if a matched parameter uses the number.
-        """
+        """Return, for each number that a line of an adapter selects, whether a matched parameter uses the number."""
         return np.zeros(0, bool) if text == ABSENT else self.selection(text).read(self.taken)
 
     def take(self, text: str) -> None:
-        """Mark the numbers of a line as matched."""
         if text == ABSENT:
             return
         chosen = self.selection(text)
@@ -82,9 +78,8 @@ class Pool:
     def free(self, layer: int | None, layers: int, stack: str) -> Iterator[Shapes]:
         """Yield three growing groups of the tensors with unmatched numbers.
 
-        In the first group, the first number in a tensor's name is the layer's number. The text before it does not
-        contain the other stack's name. In the second group, the name contains the layer's number anywhere. The third
-        group has all tensors.
+        1. The first number in the tensor's name is the layer's number, and the text before it does not contain the
+        other stack's name. 2. The name contains the layer's number anywhere. 3. All tensors.
 
         Args:
             layer: the layer's number; None for parameters outside the layers.
@@ -142,15 +137,14 @@ def hypotheses_of(
 
 
 def texts_of(parameter: str, config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """Return the lines of an adapter that select an array with the shape of a parameter. For a bias, `ABSENT` is also
-    returned."""
+    """Return the adapter lines that select an array of the parameter's shape; for a bias, also `ABSENT`."""
     if len(parameter_shapes(config)[parameter]) > 1:
         return list(weights(parameter, config, shapes))
     return [*biases(parameter, config, shapes), *[ABSENT] * parameter.endswith(".bias")]
 
 
 def turned(text: str, steps: str, name: str) -> str:
-    """Append to a line the steps that reorder the rows of a query, a key or a norm's gain for rotary positions."""
+    """Append the steps that reorder a query's, a key's or a norm gain's rows for rotary positions."""
     if text == ABSENT or name.endswith("relative_bias.weight"):
         return text
     return text + steps.format("1" if "_norm." in name else "N" if ".query." in name else "K")
@@ -179,8 +173,7 @@ def templates_of(text: str, pool: Pool) -> list[str]:
 def _ways(
     each: Map, config: TransformerConfig, pool: Pool, shapes: Shapes, is_right: IsRight, in_one: bool
 ) -> list[Lines]:
-    """Return the possible lines of a map's parameters. If lines make the value of the map's own tap wrong, these lines
-    are left out.
+    """Return the possible lines of a map's parameters, except lines that make the value at the map's own tap wrong.
 
     Args:
         in_one: whether the names of all tensors must belong to one module.

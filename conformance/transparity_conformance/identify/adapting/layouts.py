@@ -11,7 +11,7 @@ from transparity.parameters import parameter_shapes
 from transparity_conformance.running.adapters.notation import Shapes, size_of, sizes_of
 
 Rows = tuple[str, str]
-"""The steps that cut a parameter's rows from a matrix, and the number of rows of the matrix, as an expression."""
+"""The steps that select a parameter's rows in a matrix, and the matrix's number of rows as an expression."""
 
 
 KERNELS = {"patch_projection": "C*P*P", "first_convolution": "3*M", "second_convolution": "3*D"}
@@ -26,7 +26,7 @@ CHANNELS_LAST = ".view(-1, P, P, C).permute(0, 3, 1, 2)"
 
 DELTA = (("query", "key", "value", "gate"), ("query", "key", "value"), ("beta", "decay"), ("decay", "beta"))
 SPACE = (("gate", "value", "key", "query", "decay"), ("value", "key", "query"), ("gate", "value"), ("key", "query"))
-"""The linear maps that ports fuse, in order: in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
+"""The order of fused linear maps: in a gated delta network (DELTA) and in Mamba-2 (SPACE)."""
 
 
 def columns_of(parameter: str, config: TransformerConfig) -> str:
@@ -70,7 +70,7 @@ def vectors(name: str, shape: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _block(number: int, size: str) -> str:
-    """Return the step that takes block `number` of equally large blocks of rows."""
+    """Return the step that selects the rows of block `number`, for blocks of the given size."""
     first, last = (f"{count}*{size}" if count > 1 else size if count else "0" for count in (number, number + 1))
     return f"[{first}:{last}]"
 
@@ -99,7 +99,7 @@ def rows_of(parameter: str, config: TransformerConfig) -> list[Rows]:
 
 
 def _parts_of(role: str) -> list[int]:
-    """Return the parts of a fused query, key and value that may have a role, the most likely part first."""
+    """Return the parts of a fused query, key and value that may have a role, the most likely first."""
     part = ("query", "key", "value").index(role)
     return [part, *(other for other in range(3) if other != part)]
 
@@ -168,7 +168,6 @@ def _recurrent(role: str) -> list[Rows]:
 
 
 def _cut(widths: dict[str, str], order: Sequence[str], kind: str) -> str:
-    """Return the slice of the map `kind` in a concatenation of maps."""
     before = [widths[each] for each in order[: order.index(kind)]]
     return f"{'+'.join(before) or '0'}:{'+'.join([*before, widths[kind]])}"
 

@@ -26,10 +26,9 @@ class Place:
 
     maps: tuple[Map, ...]
     tap: str
-    """The first tap whose value changes if any two of the parameters are swapped."""
+    """The first tap that changes if any two of the parameters are swapped."""
     taps: tuple[str, ...]
-    """The taps that come after the `tap` of the previous group, up to and including `tap`. A fault of the port may be
-    at any of these taps."""
+    """The taps after the previous group's `tap`, up to this `tap`; a fault of the port may be at any of them."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -37,7 +36,6 @@ class Place:
 
 
 def places_of(config: TransformerConfig) -> Iterator[Place]:
-    """Yield the groups of parameters, in the order of the forward pass."""
     shapes = parameter_shapes(config)
     seen: set[str] = set()
     between: list[str] = []
@@ -54,7 +52,6 @@ def places_of(config: TransformerConfig) -> Iterator[Place]:
 
 
 def _maps(tap: str, config: TransformerConfig) -> list[Map]:
-    """Return the maps that act between the previous tap and `tap`."""
     scope, _, last = tap.rpartition(".")
     if last == "embedding" and config.reads_pixels:
         tables = [Map((f"{scope}.{each}_embedding.weight",), tap) for each in ("class", "position")]
@@ -93,7 +90,6 @@ def _maps(tap: str, config: TransformerConfig) -> list[Map]:
 
 
 def _of_recurrence(scope: str, last: str) -> list[tuple[str, ...]]:
-    """Return the parameters of a recurrence that act between the previous tap and the tap `last`."""
     if last.endswith("_convolved"):
         role = last.removesuffix("_convolved")
         return [_linear(f"{scope}.{role}"), _linear(f"{scope}.{role}_convolution")]

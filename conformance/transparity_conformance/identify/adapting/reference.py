@@ -18,9 +18,9 @@ from transparity_conformance.running.adapters.notation import LAYER
 SCORES = ("scores", "weights", "scores in order")
 """The comparisons that identify queries and keys, the most certain first.
 
-The first comparison requires the scores and the weights: swapped queries and keys give transposed scores, but other
-weights. The second comparison requires only equal attention weights, because a port may shift its scores. The third
-comparison requires only the scores, with their axes in order, because a port may have a wrong mask.
+1. Scores and weights: swapped queries and keys give transposed scores, but other weights.
+2. Only attention weights: a port may shift its scores.
+3. Only scores, with their axes in order: a port may have a wrong mask.
 """
 
 
@@ -50,7 +50,7 @@ class Reference:
         return dict(walk(trial, recorded, (*self.faults, *faults), until=tap))
 
     def settle(self, values: Mapping[str, np.ndarray], tap: str, faults: Sequence[Hypothesis] = ()) -> None:
-        """Add matched parameters, and the faults with which the port's values match."""
+        """Store matched parameters, and the faults that the match requires."""
         self.known |= values
         self.faults += tuple(faults)
         self.taps |= self.computed({}, tap)
@@ -58,8 +58,7 @@ class Reference:
     def rank(self, values: Arrays, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
         """Return 0 if the reference with `values` computes a value of the port at `tap`; otherwise `best`.
 
-        For scores, return the index of the first comparison in `SCORES` that succeeds, or `best` if none before it
-        does.
+        For scores, return the index of the first comparison before `best` in `SCORES` that succeeds, or else `best`.
         """
         if not tap.endswith(".scores"):
             return 0 if self._is_heard(self.computed(values, tap, faults), tap) else best
@@ -71,7 +70,7 @@ class Reference:
         return next((number for number, is_so in enumerate(ways[:best]) if is_so), best)
 
     def _is_heard(self, taps: Arrays, tap: str) -> bool:
-        """Return whether the port computed the value of a tap, or the sum of this value and the residual."""
+        """Return whether the port computed the tap's value, or the sum of this value and the residual."""
         if self.candidates.nearest(taps[tap]) is not None:
             return True
         residual = self._residual(self.taps | taps, tap)

@@ -47,7 +47,7 @@ class FoundAdapter:
     unused: tuple[str, ...] = ()
     """Tensors with at least one number that belongs to no parameter."""
     unsettled: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each parameter that was not found, the lines that select an array of its shape."""
+    """For each missing parameter, the lines that select an array of its shape."""
     lost_at: str | None = None
     """The first tap that the reference could not match with the port; None if the search succeeded."""
     faults: tuple[Hypothesis, ...] = ()
@@ -122,8 +122,6 @@ def _joined(zero: Lines, pool: Pool) -> Lines:
 
 
 class _Seeker:
-    """The port's tensors, and the reference with the parameters matched so far."""
-
     def __init__(
         self, config: TransformerConfig, pool: Pool, inputs: Arrays, candidates: Recorded, clock: Clock
     ) -> None:
@@ -134,7 +132,7 @@ class _Seeker:
         self.reference = Reference(self.config, inputs, candidates)
 
     def settled(self, place: Place, lines: Lines) -> Lines | None:
-        """Return the lines of a place's parameters; None if the reference matches the port with no lines."""
+        """Return the lines of a place's parameters, or None if no lines make the reference match the port."""
         for hypothesis in as_in_the_first_layer(place, lines, self.pool):
             for fault in (None, *(each for each in self._faults(place) if self._is_known(each))):
                 faults = () if fault is None else (fault,)
@@ -155,7 +153,7 @@ class _Seeker:
         return None
 
     def _all_matter(self, lines: Lines, tap: str, fault: Hypothesis) -> bool:
-        """Return whether every parameter changes the faulty result; a parameter without effect is not identified."""
+        """Return whether every parameter changes the faulty result: a parameter without effect cannot be identified."""
         values = self._values(lines)
         computed = self.reference.computed(values, tap, (fault,))[tap]
         names = [name for name, text in lines.items() if text != ABSENT]
@@ -163,15 +161,13 @@ class _Seeker:
         return not any(np.array_equal(computed, other[tap], equal_nan=True) for other in others)
 
     def _rank(self, lines: Lines, tap: str, best: int, faults: Sequence[Hypothesis] = ()) -> int:
-        """Return the rank of the lines if it is lower than `best`; otherwise `best`."""
         self.clock.check()
         with contextlib.suppress(Impossible), under_hypothesis():
             return self.reference.rank(self._values(lines), tap, best, faults)
         return best
 
     def fitting(self, parameter: str) -> tuple[str, ...]:
-        """Return the lines that select an array with the shape of a parameter, and none of the numbers that are already
-        matched."""
+        """Return the lines that select unmatched numbers in the shape of a parameter."""
         for shapes in self.pool.free(*layer_of(parameter, self.config)):
             texts = [text for text in texts_of(parameter, self.config, shapes) if text != ABSENT]
             if left := [text for text in texts if not self.pool.flags(text).any()]:
@@ -231,7 +227,7 @@ class _Seeker:
         return lines
 
     def _faults(self, place: Place) -> Iterator[Hypothesis]:
-        """Yield every fault that a port can have at a place, except swapped parameters; known faults come first."""
+        """Yield every fault that is possible at a place, except swapped parameters; known faults come first."""
         every = fault_hypotheses(self.config, list(place.taps))
         faults = (each for each in every if not each.fault.alter and not each.fault.taken_from)
         return iter(sorted(faults, key=lambda each: (not self._is_known(each), -len(each.sites))))

@@ -40,13 +40,11 @@ def align(probe: Probe, port: Recorded, clock: Clock, known: Combination = ()) -
 
 
 class _Aligning:
-    """The search, with the taps found so far."""
-
     def __init__(self, found: Found) -> None:
         self.found, self.taps = found, [*found.ours]
         self.by_value: set[str] = set()
         self.left_out: set[str] = set()
-        """Taps that are left without a match: the port applies them at a later place than the reference."""
+        """Taps that stay without a match, because the port applies them later than the reference."""
 
     def alternate(self) -> None:
         """Add the taps whose values equal the reference, then one tap after a fault; repeat until no tap is added."""
@@ -79,8 +77,7 @@ class _Aligning:
         return best
 
     def complete(self) -> None:
-        """Match the logits, the taps that another layer's code identifies, and the taps that only the data flow
-        identifies."""
+        """Match the logits, then taps by the code of other layers, by data flow, or by known faults."""
         port, flow = self.found.port, self.found.flow
         shape = self.found.ours["logits"].shape
         answer = Match(len(port.values) - 1, Layout(shape, shape, tuple(range(len(shape)))))
@@ -141,8 +138,7 @@ class _Aligning:
         return {}
 
     def _told_apart(self) -> list[str]:
-        """Match a tap again if its operation does not lead to the taps after it. Another operation may have the same
-        value.
+        """Match a tap again if its operation does not lead to the taps after it: another one may have the same value.
 
         Return the taps for which no other operation does.
         """

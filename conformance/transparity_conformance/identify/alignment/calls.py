@@ -30,8 +30,6 @@ from transparity_conformance.running.process.running import listen_in_full, run_
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """A wrong step of a port: its operations, the end of its chunk, and the length of the whole input."""
-
     operations: Sequence[Operation]
     logits: np.ndarray
     end: int
@@ -41,8 +39,7 @@ class _Step:
 def with_line_of_step(
     report: Report, forward: Any, requests: Iterable[StepRequest], others: Mapping[int, Any]
 ) -> Report:
-    """Add a line to a divergence of cached steps: the line where the first wrong step begins to differ from the forward
-    pass.
+    """Add the line where the first wrong cached step begins to differ from the forward pass.
 
     Args:
         report: the report on the port.
@@ -67,10 +64,7 @@ def with_line_of_step(
 
 
 def _line(forward: Any, requests: Sequence[StepRequest], budget: float, error: float) -> Source | None:
-    """Return the line of the first wrong number in the first wrong step.
-
-    The step is run on one row if that row is wrong, otherwise on all rows.
-    """
+    """Return the line of the first wrong number in the first wrong step, run on one row if that row is wrong."""
     for rows in (aligned_probe(requests[0].probe), requests[0].probe):
         for request in requests:
             step = _first_wrong(forward, rows, request.sizes, budget)
@@ -142,8 +136,6 @@ def _parting(step: _Step, right: Sequence[Operation], budget: float, error: floa
 
 
 class _Lines:
-    """Operations, indexed by their line and callers."""
-
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.by_lines: dict[tuple[str, tuple[Source, ...]], list[Operation]] = {}
         for each in operations:
@@ -177,9 +169,9 @@ def _is_part(value: np.ndarray, whole: np.ndarray, step: _Step, tolerance: float
 
 
 def _cuts(size: int, whole: int, step: _Step) -> Iterator[tuple[slice, slice]]:
-    """Yield the parts of an axis that may agree, in the step and in the forward pass.
+    """Yield pairs of slices of an axis, in the step and in the forward pass, that may agree.
 
-    The parts are the whole axis, the last positions up to the end of the step, or the written part of a larger
+    The slices are the whole axis, the last positions up to the end of the step, or the written part of a larger
     buffer.
     """
     if size == whole:

@@ -25,21 +25,18 @@ from transparity_conformance.oracle.reach.models import small_system
 
 @dataclass(frozen=True)
 class Flow:
-    """For each tap, the taps directly before and directly after it in the data flow."""
-
     inputs: Mapping[str, frozenset[str]]
     outputs: Mapping[str, frozenset[str]]
 
     @functools.cached_property
     def behind(self) -> Mapping[str, frozenset[str]]:
-        """Return, for each tap, all taps that depend on it."""
         found: dict[str, frozenset[str]] = {}
         for tap in reversed([*self.outputs]):
             found[tap] = self.outputs[tap].union(*(found.get(name, frozenset()) for name in self.outputs[tap]))
         return found
 
     def reached(self, tap: str, found: Collection[str]) -> set[str]:
-        """Return the taps that depend on `tap` directly, or only through taps that are not found."""
+        """Return the taps that depend on `tap` directly or only through missing taps."""
         reached: set[str] = set()
         waiting = [tap]
         while waiting:
@@ -104,13 +101,11 @@ class Found:
     port: Recorded
     flow: Flow
     clock: Clock
-    """The remaining time."""
     matches: Matches
     known: Combination = ()
     """Faults of the port that the reference also applies."""
 
     def adding(self, matches: Matches) -> Found:
-        """Return a copy with additional or replaced matches of taps."""
         return dataclasses.replace(self, matches={**self.matches, **matches})
 
     def without(self, taps: Iterable[str]) -> Found:
@@ -119,7 +114,6 @@ class Found:
 
     @functools.cached_property
     def values(self) -> Arrays:
-        """Return the port's values, in the shapes of the taps."""
         return {tap: self.port.read(match) for tap, match in self.matches.items()}
 
     @functools.cached_property
@@ -128,7 +122,6 @@ class Found:
         return walk(self.probe, self.values, self.known)
 
     def at(self, tap: str, faults: Sequence[Hypothesis] = ()) -> np.ndarray:
-        """Return the reference's value of one tap, with faults."""
         return walk(self.probe, self.values, (*self.known, *faults), until=tap)[tap]
 
     def index(self, tap: str) -> int:
@@ -145,7 +138,6 @@ class Found:
         return is_fed and (not behind or any(self.port.leads_to(index, each) for each in behind))
 
     def _next(self, tap: str, next_to: Mapping[str, frozenset[str]]) -> set[int]:
-        """Return the operations of the nearest found taps before or after `tap`."""
         found: set[int] = set()
         for name in next_to[tap]:
             found |= {self.index(name)} if name in self.matches else self._next(name, next_to)
@@ -172,11 +164,11 @@ class Found:
         return all(layout.split == match.layout.split for layout in before if layout.ours == match.layout.ours)
 
     def nearest(self, tap: str, ours: np.ndarray) -> Match | None:
-        """Return the match nearest to a value of the tap among the operations that the data flow admits."""
+        """Return the match nearest to the tap's value `ours` among the operations that the data flow allows."""
         return self.port.nearest(ours, may_be=lambda index: self.admits(tap, index))
 
     def equal(self) -> dict[str, Match]:
-        """Return the operations whose values equal taps of the reference that are not found yet."""
+        """Return the operations whose values equal taps that are not found yet."""
         return self.port.equal({tap: value for tap, value in self.ours.items() if tap not in self.matches})
 
     def most_gaining(
@@ -198,7 +190,7 @@ class Found:
         return chosen
 
     def _gained(self, tap: str, match: Match, before: Mapping[str, np.ndarray]) -> int:
-        """Count the taps after `tap` that equal a value of the port once the reference continues from `match`.
+        """Count later taps that equal a value of the port once the reference continues from `match`.
 
         Taps that do not depend on the match do not count, nor do taps after a tap that does not match.
         """

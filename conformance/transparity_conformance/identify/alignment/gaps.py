@@ -1,11 +1,10 @@
 """Find taps that no value identifies: taps between two faults, and taps whose numbers the port moves or changes.
 
-If two successive taps are wrong, the reference computes neither value. The taps before and after these two are
-known. The missing tap is then the last value of the right size that depends on the tap before and leads to the tap
-after.
+If two successive taps are wrong, the reference computes neither value. The missing tap is then the last value of the
+right size between the known tap before it and the known tap after it.
 
-A port may also merge heads in a wrong order, or keep the features of queries and keys in another order than the
-reference. The second difference leaves the scores unchanged.
+A port may also merge heads in a wrong order, or order the features of queries and keys differently. The order of
+features leaves the scores unchanged.
 """
 
 from __future__ import annotations
@@ -77,12 +76,11 @@ def _first_of_same(known: Found, shape: tuple[int, ...], match: Match) -> Match:
 
 
 def _alike(fits: Sequence[Layout], layout: Layout) -> Layout | None:
-    """Return the least permuted layout that orders a head's features as `layout` does."""
     return next((fit for fit in fits if len(fit.ours) != 4 or fit.split == layout.split), None)
 
 
 def _leading_to(known: Found, ends: Sequence[int], every: Sequence[int]) -> set[int]:
-    """Return the operations from which a path leads to an end without passing through an operation of `every`."""
+    """Return the operations with a path to an end that passes through no operation of `every`."""
     return ancestors(ends, known.port.inputs.__getitem__, set(every)) - set(ends)
 
 
@@ -131,7 +129,7 @@ def _period(keys: Sequence[object], known: Mapping[tuple[int, str], int], layers
 
 
 def rearranged(found: Found, lost: str) -> Matches:
-    """Return later matches for taps before `lost`, if the port moves the numbers of these taps to other positions.
+    """Return later matches for taps before `lost` whose numbers the port moves to other positions.
 
     For example, a port may merge heads without moving the axes. With the later matches, the reference must compute the
     port's value of every tap after them.

@@ -1,8 +1,7 @@
-"""Find the activations that a port does not return: record every operation, and match them by value.
+"""Find the activations that a port does not return: record every operation, and match the operations by value.
 
-The taps are found on one row. On this row, a wrong operation may change no visible digit. For example, a norm removes
-a factor before it, except for the effect of eps. Other probes have small activations, on which such a factor shows. The
-tap then moves to the operation after the factor.
+Taps are found on one row, where a fault may be invisible: a norm hides a factor before it, except for eps.
+Other probes have small activations, which reveal such a factor. The tap then moves to the operation after the factor.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ class AlignedRow(Probe):
 BYTES_OF_A_TAP = 220
 """The bytes of memory for each number of a tap, as measured by `meta.listening.cost`.
 
-For each number of a tap, 6.7 numbers of PyTorch's operations are recorded in 8 bytes each. The other memory is the
-port's process, the transfer of its answer and the sorted values.
+PyTorch's operations record 6.7 numbers of 8 bytes for each number of a tap. The rest is the port's process, the
+transfer of its answer, and the sorted values.
 """
 
 WALKS_OF_A_TAP = 2
@@ -94,7 +93,7 @@ WALKS_OF_A_TAP = 2
 
 
 def row_of(probe: Probe) -> Probe:
-    """Return a probe with one row without padding, for the model and the lengths of `probe`."""
+    """Return a probe with one row without padding, with the model and the lengths of `probe`."""
     lengths = lengths_of(probe.config, probe.inputs)
     source, target = lengths.get("source", lengths.get("tokens", 1)), lengths.get("target", 1)
     return aligned_probe(dataclasses.replace(probe, inputs=mixed_inputs(probe.config, 0, source, target)))
@@ -147,12 +146,10 @@ def hear(
 
 
 def shows_all(probes: Mapping[str, Probe], actual: Actual) -> bool:
-    """Return whether a port shows every tap by name."""
     return all(len(actual[key]) == len(probe.oracle.expected) for key, probe in probes.items())
 
 
 def _why_not(row: Probe, clock: Clock) -> str:
-    """Return the reason why a model is too large to record; empty if it is small enough."""
     lengths = lengths_of(row.config, row.inputs)
     shapes = tap_shapes(row.config, len(next(iter(row.inputs.values()))), **lengths)
     exact = 8 * sum(value.size for value in row.parameters.values())
@@ -239,7 +236,6 @@ def aligned_probe(probe: Probe) -> Probe:
 
 
 Taps = Mapping[str, Arrays]
-"""The taps of a port, by probe."""
 
 
 def further_on_probes(
@@ -266,10 +262,7 @@ def further_on_probes(
 
 
 def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Combination) -> set[str]:
-    """Return the taps that differ from the reference by more than rounding on some probe.
-
-    The reference continues from the port's values.
-    """
+    """Return the taps that differ by more than rounding from the reference continued from the port's values."""
     wrong: set[str] = set()
     for key, shown in taps.items():
         probe, ours = probes[key], walk(probes[key], shown, known)
@@ -279,10 +272,7 @@ def _wrong_taps(probes: Mapping[str, Probe], taps: Taps, dtype: str, known: Comb
 
 
 def _later(found: Found, tap: str) -> Iterator[Match]:
-    """Yield later operations whose value is the value of `tap` with a known fault.
-
-    The taps after `tap` must depend on its present operation only through the yielded operation.
-    """
+    """Yield later operations that equal `tap` with a known fault and separate `tap` from all taps after it."""
     others, early = found.without([tap]), found.matches[tap]
     ends = [others.index(name) for name in found.flow.outputs[tap] if name in others.matches]
     for match in behind_faults(others, tap, of_weights=False).values():

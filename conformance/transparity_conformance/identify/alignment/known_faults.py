@@ -54,7 +54,7 @@ def faults_of(found: Found, tap: str, match: Match) -> Iterator[Hypothesis]:
 def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | None:
     """Return the last of `matches` that only a fault explains.
 
-    A correct port has some of these values too, such as scores before their bias is added.
+    A correct port also computes some of these values, such as scores before their bias is added.
     """
     wrong = set(matches)
     for each in intermediates(found.probe, found.values, tap) if wrong else ():
@@ -63,8 +63,7 @@ def made_by_a_fault(found: Found, tap: str, matches: ByOperation) -> Match | Non
 
 
 def followed(found: Found, tap: str, matches: ByOperation) -> ByOperation:
-    """Return the matches that the port's later values confirm, if the tap is a choice of experts; otherwise return all
-    matches.
+    """If the tap is a choice of experts, return only the matches that the port's later values confirm.
 
     A choice is an array of zeros and ones, so another array may equal it by chance, such as a choice of groups.
     """
@@ -103,7 +102,7 @@ def _faulty(found: Found, tap: str, *, of_weights: bool) -> Iterator[tuple[Fault
 
 
 class Recorded(np.ndarray):
-    """An array that appends every result computed from it to `into`. The results are such arrays, too."""
+    """An array that appends every result computed from it to `into`; each result does the same."""
 
     into: list[np.ndarray]
 
@@ -121,7 +120,6 @@ class Recorded(np.ndarray):
         return self._kept(_plain(self)[key])
 
     def repeat(self, *inputs: Any, **options: Any) -> Any:
-        """Repeat elements, such as the heads of keys and values."""
         return self._kept(_plain(self).repeat(*inputs, **options))
 
     def _kept(self, result: Any) -> Any:
@@ -144,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 
 TURNED = ("query", "query_norm", "key", "key_norm")
-"""The last parts of the names of taps that the model may rotate in the next step."""
+"""The last parts of the names of taps that the next step may rotate."""
 
 
 def intermediates(probe: Probe, given: Arrays, until: str, hypotheses: Sequence[Hypothesis] = ()) -> list[np.ndarray]:

@@ -54,7 +54,7 @@ def operation_of(
 
 
 def _use_of(operations: Sequence[Operation], end: int) -> int:
-    """Return the first operation that computes new numbers from `end`. The missing operation belongs before it."""
+    """Return the first operation that computes new numbers from `end`: the missing operation belongs before it."""
     same = {end}
     for index in range(end + 1, len(operations)):
         if same.isdisjoint(operations[index].inputs):
@@ -66,8 +66,7 @@ def _use_of(operations: Sequence[Operation], end: int) -> int:
 
 
 def _wrong(operations: Sequence[Operation], end: int, known: set[int], right: _Right, tolerance: float) -> set[int]:
-    """Return the wrong operations of the segment that ends at `end`, except operations from which a right number is
-    computed."""
+    """Return the operations between known taps and `end` from which no right number is computed."""
     segment = segment_of(operations, end, known - {end})
     flows: set[int] = set()  # operations that depend on a tap; the others build tables of angles or masks
     for index in segment:
@@ -115,8 +114,6 @@ def _selects(operation: Operation, given: Sequence[np.ndarray]) -> bool:
 
 
 class _Right:
-    """Numbers that the reference computes, in any order."""
-
     def __init__(self, values: Sequence[np.ndarray], probes: Sequence[Probe], masks: Sequence[np.ndarray]) -> None:
         self.masks, self.heads = masks, probes[0].config.num_heads
         self.tables = [np.unique(each) for probe in probes for each in tables(probe)]
@@ -128,8 +125,7 @@ class _Right:
     def has(self, value: np.ndarray, tolerance: float, *, is_table: bool) -> bool:
         """Return whether the numbers are right, within `tolerance` times the largest number.
 
-        The numbers of a table are looked up one by one. Integer tables, such as positions, and constant tables count as
-        right.
+        A table is looked up number by number. Integer tables, such as positions, and constant tables count as right.
         """
         sketch = _sketch(value)
         allowed = tolerance * (largest(sketch) or 1.0)
@@ -163,7 +159,6 @@ class _Right:
 
 
 def _hides(scores: np.ndarray) -> np.ndarray:
-    """Return True for every masked score, whatever number marks it."""
     return scores < EXACT_MASK_BELOW
 
 
@@ -176,7 +171,7 @@ def _sketch(value: np.ndarray) -> np.ndarray:
 
 
 def _all_in(values: np.ndarray, table: np.ndarray, allowed: float) -> bool:
-    """Return whether each of the sorted `values` is in the sorted `table`; repetitions are allowed."""
+    """Return whether each of the sorted `values` is in the sorted `table`, possibly repeatedly."""
     if not table.size:
         return False
     behind = np.searchsorted(table, values).clip(1, max(table.size - 1, 1)) if table.size > 1 else np.zeros(1, int)

@@ -63,7 +63,6 @@ def recorded(probe: Probe, operations: Sequence[Operation], answer: np.ndarray, 
 
 
 def planned(port: Recorded, matches: Matches, known: Combination) -> Plan:
-    """Return the plan in which these operations compute the taps."""
     ordered = {tap: _in_order(port, match) for tap, match in matches.items()}
     in_order = {tap: match for tap, match in ordered.items() if match is not None}
     unchanged = {tap: _unchanged(port, in_order.get(tap, match)) for tap, match in matches.items()}
@@ -86,7 +85,7 @@ def _unchanged(port: Recorded, match: Match) -> list[Match]:
 def _in_order(port: Recorded, match: Match) -> Match | None:
     """Return the first operation from `match` on whose value has the tap's axes in order, or None.
 
-    If the axes are in the tap's order, they are known in every call, even if two of them have the same length.
+    With axes in order, their roles are known in every call, even if two axes have the same length.
     """
     if match.layout.is_in_order:
         return match
@@ -197,7 +196,7 @@ def _made_alike(plan: Plan, here: Recorded, placed: Mapping[str, Match], moved: 
 
 
 def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[int]:
-    """Return, for each operation of `indices`, a bit set of the other operations on which its value depends."""
+    """Return, for each operation of `indices`, a bit set of the other operations that it depends on."""
     own: dict[int, int] = {}
     for number, index in enumerate(indices):
         own[index] = own.get(index, 0) | 1 << number
@@ -208,8 +207,9 @@ def _sources(inputs: Sequence[Sequence[int]], indices: Sequence[int]) -> list[in
 def _arranged(value: np.ndarray, shape: tuple[int, ...], learned: Layout, heads: int) -> list[np.ndarray]:
     """Return the value in the shape of its tap, for each order of axes that agrees with the learned layout.
 
-    Without such an order, the least permuted layout is used. The learned layout comes from one row, so it does not show
-    the place of the batch axis. If it has another number of features, its order of features does not apply.
+    Without such an order, the least permuted layout is used. The learned layout comes from one row, so the layout does
+    not show the position of the batch axis. With another number of features, the learned order of features does not
+    apply.
     """
     if learned.features and len(learned.features) != shape[-1]:
         return []

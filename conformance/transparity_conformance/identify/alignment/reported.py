@@ -28,14 +28,14 @@ from transparity_conformance.report.report import Cause, Divergence, Report
 
 
 def with_lines(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the port's line to every divergence whose operation was recorded, and the notes of the recording."""
+    """Add the port's line to every divergence with a recorded operation, and the notes of the recording."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults)
     changes = [note for fault in faults if not fault.causes for note in _partly_changed(fault, heard)]
     return dataclasses.replace(report, faults=faults, notes=(*report.notes, *dict.fromkeys(changes), *heard.notes))
 
 
 def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
-    """Describe the part of a right activation that a wrong line changes, if it leaves the rest unchanged."""
+    """Describe which part of an otherwise right activation a wrong line changes."""
     call = heard.calls.get(fault.probe)
     if call is None or fault.source is None or fault.where not in call.numbers:
         return
@@ -53,7 +53,7 @@ def _partly_changed(fault: Divergence, heard: RecordedPort) -> Iterator[str]:
 
 
 def with_first_line(report: Report, heard: RecordedPort, probes: Mapping[str, Probe]) -> Report:
-    """Add the line of the first divergence only. The lines of the others would take longer."""
+    """Add the line of the first divergence only; the other lines would take longer."""
     faults = tuple(_with_line(fault, report, heard, probes) for fault in report.faults[:1])
     return dataclasses.replace(report, faults=(*faults, *report.faults[1:]))
 
@@ -97,7 +97,7 @@ def _line(
 
 
 def _whole(source: Source, segment: Sequence[Operation]) -> Source:
-    """Return the line with the columns of all its operations in a segment, because any of them may be wrong."""
+    """Return the line with the columns of all its operations in a segment: any of them may be wrong."""
     lines = (line for each in segment for line in each.stack if line == source)
     columns = [line.columns for line in lines if line.columns is not None]
     if not columns:
@@ -106,8 +106,7 @@ def _whole(source: Source, segment: Sequence[Operation]) -> Source:
 
 
 def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe: Probe) -> Divergence:
-    """Find the line of each of several causes: the first number that is wrong after all other causes are put into the
-    reference."""
+    """Add the line of each of several causes: its first wrong number once the reference has all other causes."""
     places = {cause.at or fault.where for cause in fault.causes}
     put_in = [_put_in(probe, cause, *places) for cause in fault.causes] if len(places) == 1 else []
     if len(put_in) < 2 or None in put_in:
@@ -125,7 +124,7 @@ def _with_own_lines(fault: Divergence, report: Report, call: AlignedCall, probe:
 
 
 def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
-    """Return the hypothesis of a cause at the tap `where`, or None if the catalogue has no such fault there."""
+    """Return the catalogue's hypothesis for a cause at the tap `where`, or None."""
     known = (each for each in faults_at(probe.config, where) if each.id == cause.mistake)
     fitted: Iterator[Fault] = iter(())
     if cause.value is not None:
@@ -137,7 +136,7 @@ def _put_in(probe: Probe, cause: Cause, where: str) -> Hypothesis | None:
 def _right_alike(
     fault: Divergence, causes: Sequence[Cause], report: Report, probe: Probe, numbers: Mapping[str, int]
 ) -> list[str]:
-    """Return the right taps of the same kind at which the causes could act, or all of them if there are no causes."""
+    """Return the right taps of the same kind where the causes could act; all such taps if there are no causes."""
     wrong = {numbers[each.where] for each in report.faults if each.where in numbers}
     alike = [tap for tap in numbers if tap_kind(tap) == tap_kind(fault.where)]
     right = [tap for tap in alike if numbers[tap] not in wrong]
@@ -189,7 +188,7 @@ def _exchanges(probe: Probe, call: AlignedCall, where: str, named: Collection[st
 def _is_same(probe: Probe, call: AlignedCall, where: str, rival: Hypothesis, dtype: str) -> bool:
     """Return whether the reference with swapped weights computes the port's value at `where`.
 
-    The reference continues from the port's values, except at the taps that the swapped weights compute.
+    The reference continues from the port's values, except at taps computed by the swapped weights.
     """
     given = {tap: value for tap, value in call.taps.items() if tap not in rival.sites}
     ours = walk(probe, given, (rival,), until=where)[where]

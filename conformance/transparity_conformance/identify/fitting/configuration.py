@@ -28,7 +28,7 @@ from transparity_numpy.arithmetic.functional import nest
 from transparity_numpy.heads import HEADS
 
 FEW = 3
-"""A multiplier with at most this number of digits is as plausible as the multiplier that was found."""
+"""A multiplier with at most this number of digits is as plausible as the found multiplier."""
 
 
 def configuration_of(found: FoundFields, subject: FittedModel, parts: Parts, calls: Sequence[RecordedCall]) -> None:
@@ -252,7 +252,7 @@ def _head(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
 
 
 def _pooling(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Determine how states are pooled: choose the first pooling that gives the output of every call."""
+    """Find the first pooling that gives the output of every call."""
     head = parts.head
     if not head.is_pooled:
         return

@@ -44,7 +44,7 @@ from transparity_conformance.running.process.isolation import isolated_build
 from transparity_numpy.transformer import transformer
 
 LEAST_EPS, MOST_EPS = 1e-14, 1e-1
-"""The range of the search for eps, if the first calls do not show eps."""
+"""The range of the search for eps if the first calls do not show eps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,6 @@ class Fit:
 
     @property
     def is_confirmed(self) -> bool:
-        """Return whether the reference with this configuration agrees with the module."""
         return self.share <= 1
 
 
@@ -118,7 +117,6 @@ def fitted(subject: FittedModel) -> Fit:
 
 @contextlib.contextmanager
 def _collected(errors: list[FitError]) -> Iterator[None]:
-    """Append the `FitError` of a failed interpretation to `errors`."""
     try:
         with under_hypothesis(PortError):
             yield
@@ -129,7 +127,7 @@ def _collected(errors: list[FitError]) -> Iterator[None]:
 
 
 def _readings(subject: FittedModel) -> Iterator[Fit]:
-    """Yield the fit in which the module computes queries before keys, then the fit in which it computes keys first.
+    """Yield the fit in which the module computes queries before keys, then the fit with keys first.
 
     If either fit fails, raise the first error.
     """
@@ -204,7 +202,7 @@ def _causal(subject: FittedModel, heard: RecordedCall) -> bool:
 def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[RecordedCall]) -> Fit:
     """Compare the fit with all calls and with the probes of a check.
 
-    Undetermined fields take the values of the nearest template, if the module still agrees.
+    Set undetermined fields to the nearest template's values if the module still agrees.
     """
     config, untold = found.config(), dict(found.untold)
     share = _share(_probes(config, found, calls), calls)
@@ -228,7 +226,7 @@ def _confirmed(subject: FittedModel, found: FoundFields, calls: Sequence[Recorde
 def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) -> Proof:
     """Compare the module with the reference on the weights and probes of a check.
 
-    The module runs in float64 or, if it then differs, in its own precision.
+    The module runs in float64 or, if the module then differs, in its own precision.
     """
     written: dict[int, tuple[Arrays, Arrays]] = {}
     probes = own_probes(config)
@@ -259,7 +257,7 @@ def _proof(subject: FittedModel, config: TransformerConfig, found: FoundFields) 
 def _eps_of(probe: Probe, answer: np.ndarray) -> float:
     """Return the eps with which the reference gives the module's answer to a probe.
 
-    Eps is visible if activations are small, unless the module computes its norms in float32.
+    Small activations make eps visible, unless the module computes its norms in float32.
     """
     parameters = probe.exact
     row: dict[str, Any] = {name: value[:1] for name, value in probe.inputs.items()}
@@ -275,7 +273,7 @@ def _eps_of(probe: Probe, answer: np.ndarray) -> float:
 def _as_usual(
     config: TransformerConfig, template: str, found: FoundFields, calls: Sequence[RecordedCall]
 ) -> TransformerConfig:
-    """Set the undetermined fields to the template's values, as long as all calls still agree."""
+    """Set the undetermined fields to the template's values if all calls still agree."""
     every = {name: getattr(templates()[template], name) for name in found.untold if name not in SIZES}
     for fields in (every, *({name: value} for name, value in every.items())):
         usual = changed(config, fields)

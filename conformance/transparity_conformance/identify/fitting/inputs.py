@@ -1,4 +1,4 @@
-"""Inputs for the model that `fit` examines: masks, images, audio, and tokens with and without padding."""
+"""Inputs for the model that `fit` examines: masks, images, audio, and tokens with or without padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transparity_conformance.identify.fitting.values.signals import frame_shapes
 from transparity_conformance.oracle.oracle import Arrays
 
 LENGTHS = ((31, 29), (19, 17), (13, 11), (9, 7), (5, 4), (3, 2))
-"""Lengths of the source (or of the only stack) and of the target. The first pair that the module accepts is used."""
+"""Lengths of the source (or the only stack) and the target; the first pair that the module accepts is used."""
 
 MULTIPLES = (64, 128)
 """Lengths for models that split their input into chunks of 64 or 128 tokens."""
@@ -24,20 +24,17 @@ FRAMES = ("input_features", "mel", "mels", "audio", "frames", "features", "spect
 """Names of inputs that contain frames of audio."""
 
 FIRST, LAST = 12, 4
-"""The number of tokens at the two ends of a large vocabulary that are tried as padding."""
+"""The number of tokens at each end of a large vocabulary that are tried as padding."""
 
 MOST = 512
-"""The numbers of rows of tables are tried as lengths, up to this number."""
+"""The largest number of table rows that is tried as a length."""
 
 Option = TypeVar("Option")
 Taken = TypeVar("Taken")
 
 
 def first_answer(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Return the number of rows of each table that an input looks up, and inputs that the module accepts.
-
-    The inputs are tokens, an image, or frames of audio with tokens.
-    """
+    """Return the number of rows of each table that an input looks up, and inputs that the module accepts."""
     if "pixels" in subject.names:
         return {}, {"pixels": take_image(subject)}
     if subject.names.get("source") in FRAMES:
@@ -69,7 +66,6 @@ def _as_image(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
-    """Find frames of audio and tokens whose shapes the module accepts."""
     subject.names = {name: theirs for name, theirs in subject.names.items() if name in ("source", "target")}
 
     def taken(frames: np.ndarray) -> tuple[dict[str, int], Arrays]:
@@ -84,10 +80,7 @@ def _with_frames(subject: FittedModel) -> tuple[dict[str, int], Arrays]:
 
 
 def _of_tokens(subject: FittedModel, given: Arrays | None = None) -> tuple[dict[str, int], Arrays]:
-    """Try lengths until the module accepts tokens of this length together with the inputs `given`.
-
-    Return the number of rows of each table, and all inputs.
-    """
+    """Return the number of rows of each table, and `given` plus tokens of the first length that the module accepts."""
 
     def taken(most: tuple[int, int]) -> tuple[dict[str, int], Arrays]:
         lengths = dict(zip(("source", "target") if len(subject.inputs) > 1 else subject.inputs, most, strict=False))
@@ -158,7 +151,7 @@ def with_further(subject: FittedModel, inputs: Arrays, sizes: Mapping[str, int])
 
 
 def masked(inputs: Arrays) -> Arrays:
-    """Return the inputs with a mask that hides some tokens, at different positions in each row."""
+    """Return the inputs with a mask that hides different tokens in each row."""
     mask = np.ones_like(inputs["attention_mask"])
     for row in range(len(mask)):
         mask[row, 1 + row :: 3] = 0
@@ -210,7 +203,7 @@ def take_image(subject: FittedModel) -> np.ndarray:
 
 
 def count_patches(subject: FittedModel, pixels: np.ndarray) -> None:
-    """Set the number of positions of an image on `subject`, and whether the module accepts other sizes."""
+    """Set the number of an image's positions on `subject`, and whether the module accepts other sizes."""
     found = image_embedding(subject.hear({"pixels": pixels}), subject.values)
     subject.positions = {"pixels": found.length(BATCH)}
     more = found.fields["patch_size"]

@@ -20,7 +20,7 @@ LOWEST = float(np.finfo(np.float32).min) / 4
 
 
 def read_masks(found: FoundFields, parts: Parts, calls: Sequence[RecordedCall]) -> None:
-    """Add the fields of masks from a plain call, a padded call and, if the module accepts one, a call with a mask."""
+    """Add the fields of masks from a plain call, a padded call and, if possible, a call with a mask."""
     every = [each for stack in parts.stacks.values() for each in stack.sublayers]
     named = [name for name, each in every if isinstance(each, Attention)]
     scores: list[dict[str, Scores]] = []
@@ -110,7 +110,7 @@ def is_causal(masked: np.ndarray) -> bool:
 
 
 def window_of(masked: np.ndarray) -> int | None:
-    """Return the distance from which all earlier keys are masked in every row; None without a window."""
+    """Return the distance from which every row masks all earlier keys; None without a window."""
     length = masked.shape[1]
     hidden = [np.diagonal(masked, -distance, 1, 2).all() for distance in range(length)]
     window = next((distance for distance in range(length) if all(hidden[distance:])), None)
@@ -118,13 +118,13 @@ def window_of(masked: np.ndarray) -> int | None:
 
 
 def in_chunks(masked: np.ndarray, size: int) -> bool:
-    """Return whether keys in other chunks of `size` positions are masked in every row of (batch, queries, keys)."""
+    """Return whether every row of (batch, queries, keys) masks the keys in other chunks of `size` positions."""
     chunk = np.arange(masked.shape[1]) // size
     return bool(masked[:, chunk[:, np.newaxis] != chunk].all())
 
 
 def layers_with(windows: Sequence[int | None]) -> dict[str, Any]:
-    """Return the fields of the window, with layer kinds if only some layers have it; empty without a window."""
+    """Return the fields of the window, with layer kinds if only some layers have a window."""
     window = next((each for each in windows if each is not None), None)
     if window is None:
         return {}
@@ -150,9 +150,9 @@ def padding_tokens(masked: np.ndarray, plain: np.ndarray, tokens: np.ndarray, ax
 
 
 def mask_fields(value: float | None, scale: float) -> tuple[float, MaskOrder]:
-    """Return the number that replaces masked scores, and whether it replaces them before or after the scale.
+    """Return the number that replaces masked scores, and whether scores are replaced before or after the scale.
 
-    If both orders are possible, the number with fewer digits is returned.
+    If both orders are possible, return the number with fewer digits.
     """
     if value is None or value < LOWEST:
         return -np.inf, "after-scale"

@@ -43,13 +43,11 @@ class Stack:
 
     @property
     def recurrences(self) -> list[tuple[str, Recurrence]]:
-        """Return the recurrences, each with its name in the reference."""
         named = ((f"{name.rpartition('.')[0]}.recurrence", each) for name, each in self.sublayers)
         return [(name, each) for name, each in named if isinstance(each, Recurrence)]
 
     @property
     def mixers(self) -> list[Mixer]:
-        """Return the attention or recurrence at the start of each layer, if there is one."""
         return [each for name, each in self.sublayers if name.endswith("self_attention") and isinstance(each, Mixer)]
 
     def attentions(self, kind: str = "self_attention") -> list[Attention]:
@@ -110,7 +108,6 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
 
 
 def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:
-    """Return the sublayers; raise `FitError` if the result of one cannot be added to the residual."""
     for index, each in enumerate(found):
         made = each.result[1].shape[-1]
         if made != width:
@@ -137,7 +134,7 @@ def _streams(
     heard: RecordedCall,
     norms: Norms,
 ) -> dict[str, Stream]:
-    """Return the streams of all stacks, with norms at the same places in each."""
+    """Return the streams of all stacks; the norms of all stacks are at the same places."""
     *memories, last = named
     options: list[Stream | None] = [None]
     for name in memories:

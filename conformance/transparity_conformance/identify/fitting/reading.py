@@ -27,7 +27,7 @@ from transparity_numpy.positions.bias import alibi_slopes, relative_buckets
 USUAL_DISTANCES = (128, 64, 256)
 
 FEW = 4
-"""With at most this number of rotated features, a single angle determines both rope_theta and the scaling."""
+"""Up to this number of rotated features, one angle determines both rope_theta and the scaling."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,6 @@ class Heads:
 
 
 def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> None:
-    """Determine the fields of attention: its heads, its scale and its positions."""
     normed = _normed(found, subject, parts)
     for stack in [each for each in parts.stacks.values() if each.attentions()]:
         heads = _heads(subject, parts, stack, normed)
@@ -62,7 +61,7 @@ def read_attention(found: FoundFields, subject: FittedModel, parts: Parts) -> No
 
 
 def _normed(found: FoundFields, subject: FittedModel, parts: Parts) -> dict[str, np.ndarray]:
-    """Return the query and key of every attention, by the reference's names, after the module's norms if it has any."""
+    """Return the query and key of every attention, after any norms, by the reference's names."""
     result: dict[str, np.ndarray] = {}
     taken = {id(value) for value in found.parameters.values()}
     vectors = {name: value for name, value in subject.values.items() if value.ndim == 1 and id(value) not in taken}
@@ -95,7 +94,7 @@ def _norms_of(
 
 
 def _heads(subject: FittedModel, parts: Parts, stack: Stack, normed: Mapping[str, np.ndarray]) -> Heads:
-    """Return the first self-attention of a stack, with the table of relative positions that explains its scores."""
+    """Return the first self-attention of a stack, and the table of relative positions that explains its scores."""
     name, attention = next(
         (name, each) for name, each in stack.sublayers if isinstance(each, Attention) and "self" in name
     )
@@ -148,7 +147,6 @@ def read_scale(found: FoundFields, heads: Heads) -> None:
 
 
 def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stack: Stack, heads: Heads) -> None:
-    """Determine the effect of positions on scores."""
     left, length = heads.left, heads.query.shape[2]
     shown = np.broadcast_to(~heads.scores.masked[:, None], left.shape)
     if heads.table is None and np.abs(left).max() <= SAME * np.abs(heads.scores.values[shown]).max(initial=1.0):
@@ -156,7 +154,6 @@ def _read_positions(found: FoundFields, subject: FittedModel, parts: Parts, stac
     distances = np.arange(length) - np.arange(length)[:, None]
 
     def is_left(bias: np.ndarray) -> bool:
-        """Return whether the term that positions add to the scores is this bias (heads, queries, keys)."""
         return is_same(np.where(shown, bias, 0.0), left)
 
     if heads.table is not None and _read_relative(found, subject, stack, heads.table, is_left, distances):
@@ -191,10 +188,7 @@ def _read_relative(
     is_left: Callable[[np.ndarray], bool],
     distances: np.ndarray,
 ) -> bool:
-    """Add the fields of relative positions if the bias consists of rows of `table`; return whether it does.
-
-    Every plausible value of `relative_max_distance` is tried.
-    """
+    """Add the fields of relative positions if the bias consists of rows of `table`; return whether it does."""
     rows = subject.values[table]
     buckets, both = len(rows), stack.name == "encoder"
     exact = buckets // (4 if both else 2)

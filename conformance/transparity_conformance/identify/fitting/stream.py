@@ -1,4 +1,4 @@
-"""Find the places of a stack's norms by trying each place on the inputs and outputs of the sublayers."""
+"""Find the norms of a stack: try each position between the sublayers' inputs and outputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ PLACES: tuple[NormPosition, ...] = ("pre", "post", "sandwich", "post-branch")
 
 @dataclass
 class Stream:
-    """The norms of a stack by the reference's names, and the stack's output."""
-
     position: NormPosition = "pre"
     branches: Branches = "sequential"
     norms: dict[str, Norm] = field(default_factory=dict)
@@ -34,7 +32,7 @@ class Stream:
     memory_norm: bool = False
     output: np.ndarray = field(default_factory=lambda: np.empty(0))
     head_factor: float = 1.0
-    """The factor of the head's input, without the factor of its norm."""
+    """The factor of the head's input, excluding its norm's factor."""
     multiplier: float = 1.0
     """The factor of a sublayer's output before it is added to the residual."""
 
@@ -55,7 +53,7 @@ class End:
     """Matrices that may pool the states; empty if all states are read."""
 
     def of(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Yield the values that the head may read from the states `x`, and whether each is a state, not a mean."""
+        """Yield the values that the head may read from the states `x`, and whether each is one state, not a mean."""
         if self.value.shape[1] != x.shape[1]:
             return
         if not self.choices and self.value.shape == x.shape:
@@ -66,7 +64,7 @@ class End:
 
 @dataclass
 class Walk:
-    """One stack: its embedding, its sublayers by the reference's names, and the value that the head reads."""
+    """One stack, from its embedding to the value that the head reads."""
 
     embedded: np.ndarray
     sublayers: Sequence[tuple[str, Sublayer]]
@@ -76,14 +74,14 @@ class Walk:
     memory: np.ndarray | None = None
     """The encoder's output, for a decoder with cross-attention."""
     reached: int = 0
-    """The largest number of sublayers that any placement of norms explains."""
+    """The largest number of sublayers that any norm placement explains."""
 
     @property
     def width(self) -> int:
         return self.embedded.shape[1]
 
     def streams(self, norms: Norms) -> Iterator[Stream]:
-        """Yield every placement of norms that explains the values. The first complete placement is right."""
+        """Yield every norm placement that explains the values; the first complete placement is right."""
         rows, every = self.embedded, enumerate(self.operations)
         self.values = [(i, each.value.reshape(rows.shape)) for i, each in every if each.value.size == rows.size]
         for (place, branches), with_norm in itertools.product(WAYS, (False, True)):
@@ -100,7 +98,7 @@ class Walk:
                     yield from self._ends(made, own, output)
 
     def _follow(self, made: Stream, norms: Norms, x: np.ndarray) -> np.ndarray | None:
-        """Return the stream after the last sublayer, or None if the norms are at other places."""
+        """Return the stream after the last sublayer, or None if the norm placement is wrong."""
         entered, attended, added = x, x, np.zeros_like(x)
         for index, (name, sublayer) in enumerate(self.sublayers):
             self.reached = max(self.reached, index)
@@ -130,7 +128,7 @@ class Walk:
         return x
 
     def _is_normed(self, made: Stream, norms: Norms, name: str, x: np.ndarray, given: np.ndarray) -> bool:
-        """Record the norm that maps `x` to `given`; return whether such a norm exists."""
+        """Record the norm that maps `x` to `given`; return whether one exists."""
         norm = norms.between(x, given)
         if norm is not None:
             self._take(norms, made, name, norm)
@@ -162,7 +160,7 @@ class Walk:
         return True
 
     def _ends(self, made: Stream, norms: Norms, x: np.ndarray) -> Iterator[Stream]:
-        """Yield the possible ends of a stack: with or without a final norm."""
+        """Yield the possible ends of a stack, with or without a final norm."""
         if self.end is None:
             yield dataclasses.replace(made, output=x)
             for norm, value in self._after(norms, x, 0, len(self.operations)):
@@ -188,7 +186,6 @@ class Walk:
         return dataclasses.replace(made, norms={**made.norms, "final_norm": norm}, final_norm=True, output=value)
 
     def _after(self, norms: Norms, x: np.ndarray, begin: int, end: int) -> Iterator[tuple[Norm, np.ndarray]]:
-        """Yield the norms of `x` whose results are values of operations from `begin` to `end`."""
         return norms.outputs(x, [value for index, value in self.values if begin <= index < end])
 
     @staticmethod

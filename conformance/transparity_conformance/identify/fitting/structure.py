@@ -23,8 +23,6 @@ from transparity_numpy.arithmetic.functional import sigmoid
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """An attention: its weights and its linear maps."""
-
     softmax: Softmax
     query: Linear
     key: Linear
@@ -39,12 +37,10 @@ class Attention:
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input, as (rows, width)."""
         return self.query.given
 
     @property
     def result(self) -> tuple[int, np.ndarray]:
-        """Return the index of the output's operation, and the output."""
         return self.output.at, self.output.made
 
     @property
@@ -56,7 +52,6 @@ class Attention:
         return self.output.weight.shape[1] // self.heads
 
     def split(self, linear: Linear) -> np.ndarray:
-        """Return a projection as (batch, heads, length, head_dim)."""
         batch, _, queries, keys = self.softmax.weights.shape
         length = queries if linear is self.query else keys
         return linear.made.reshape(batch, length, -1, self.head_dim).swapaxes(1, 2)
@@ -64,24 +59,19 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class FeedForward:
-    """A feed-forward: one or two linear maps up, and one linear map down."""
-
     ups: tuple[Linear, ...]
     down: Linear
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input, as (rows, width)."""
         return self.ups[0].given
 
     @property
     def result(self) -> tuple[int, np.ndarray]:
-        """Return the index of the output's operation, and the output."""
         return self.down.at, self.down.made
 
 
 Mixer = Attention | Recurrence
-"""The first sublayer of a layer."""
 
 Sublayer = Mixer | FeedForward | Experts
 
@@ -90,7 +80,7 @@ Anchor = Softmax | tuple[list[Convolution], list[Linear]]
 
 
 def softmaxes(heard: RecordedCall) -> list[Softmax]:
-    """Return the weights of every attention: values whose rows have one number per key, none negative, and sum to 1."""
+    """Return every attention's weights: nonnegative values whose rows have one number per key and sum to 1."""
     found: list[Softmax] = []
     copies: set[int] = set()
     batch, lengths = heard.batch, heard.lengths.values()
@@ -111,7 +101,6 @@ def softmaxes(heard: RecordedCall) -> list[Softmax]:
 
 
 def before(found: Sequence[Softmax], one: Softmax) -> int:
-    """Return the index of the first operation after the previous softmax."""
     place = found.index(one)
     return found[place - 1].at + 1 if place else 0
 
@@ -197,7 +186,7 @@ def _feed_forward(
 def _attention(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, *, keys_first: bool
 ) -> Attention:
-    """Return the attention that `softmax` belongs to; the query, key and value are among the linear maps `projections`.
+    """Return the attention of `softmax`; its query, key and value are among `projections`.
 
     The value is the map for which weights · value is the input of the output map.
     """
@@ -215,7 +204,6 @@ def _attention(
 def _plain_attentions(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, keys_first: bool
 ) -> Iterator[Attention]:
-    """Yield each attention whose output map reads the context directly."""
     heads, width = softmax.weights.shape[1], output.weight.shape[1]
     packed = list(_by_head(projections[0], heads, width // heads)) if len(projections) == 1 else []
     for separate in (_separate(list(projections), width), *packed):
@@ -232,7 +220,6 @@ def _plain_attentions(
 def _gated_attentions(
     softmax: Softmax, projections: Sequence[Linear], output: Linear, begins: int, keys_first: bool
 ) -> Iterator[Attention]:
-    """Yield each attention whose context is multiplied by the sigmoid of a linear map."""
     for value in reversed(projections if len(projections) > 1 else ()):
         rest = [one for one in projections if one is not value]
         own = [one for one in rest if len(one.made) == len(output.given)]
@@ -267,7 +254,7 @@ def _by_head(packed: Linear, heads: int, head_dim: int) -> Iterator[list[Linear]
 
 
 def _separate(maps: list[Linear], width: int) -> list[Linear]:
-    """Return the query, key and value of maps that may be fused; empty if there are more than three maps."""
+    """Return the query, key and value, split if fused; empty if there are more than three maps."""
     if len(maps) == 1:
         rest = (maps[0].weight.shape[0] - width) // 2
         ends = (0, width, width + rest, width + 2 * rest)
@@ -279,7 +266,7 @@ def _separate(maps: list[Linear], width: int) -> list[Linear]:
 
 
 def _context(attention: Attention) -> np.ndarray:
-    """Return the weighted sum of the values; empty if their length or number of heads does not fit."""
+    """Return the weighted sum of the values; empty if their length or number of heads is wrong."""
     batch, heads, _, keys = attention.softmax.weights.shape
     rows, features = attention.value.made.shape
     shared = rows * features // (batch * keys * attention.head_dim)

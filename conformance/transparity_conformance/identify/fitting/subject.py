@@ -22,10 +22,9 @@ from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.process.running import RemotePort
 
 SPREAD = 0.3
-"""Random vectors have this standard deviation around the mean of their initial values, clipped to ±1.
+"""Random vectors have this standard deviation around their mean initial value, clipped to ±1.
 
-The initial values themselves are unsuitable: a recurrence has short time steps and a fast decay, so its states hardly
-change.
+Initial values are unsuitable: a recurrence's short time steps and fast decay hardly change its states.
 """
 
 
@@ -44,18 +43,18 @@ MOST_HEADS = 64
 
 
 class FitError(PortError):
-    """An error that is raised if the module cannot be fitted."""
+    """An error that says why the module cannot be fitted."""
 
     known: Mapping[str, Any] = {}
     """The fields that were found before the error."""
 
 
 class ForeignError(FitError):
-    """An error for a part that is recognized but that no configuration contains, so that the search stops."""
+    """An error for a recognized part that no configuration contains; it stops the search."""
 
 
 class ModuleError(FitError):
-    """An error that is raised if the module raises an exception when it is called."""
+    """An error for an exception that the module raised."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +94,6 @@ class Fitted(Model, Protocol):
 
 
 class FittedModel:
-    """A model with random weights, in float64 if possible."""
-
     def __init__(self, model: Fitted, seed: int = 0) -> None:
         self.model, self.names = model, model.inputs()
         self.loops: Loops = "none"
@@ -110,7 +107,7 @@ class FittedModel:
         self.values = {name: self._drawn(name, tensor) for name, tensor in model.tensors().items()}
         model.assign(self.values)
         self.is_low = any((value != self.values[name]).any() for name, value in model.tensors().items())
-        """Whether the model rounds weights to less than float32, which hides the parameter that a value comes from."""
+        """Whether the model rounds weights to less than float32, which hides which parameter a value comes from."""
         if self.is_low and call_port(model.widen):
             model.assign(self.values)
 
@@ -126,7 +123,6 @@ class FittedModel:
         return tuple(name for name in self.inputs if name not in self.positions)
 
     def lengths(self, inputs: Arrays) -> dict[str, int]:
-        """Return the number of positions of each stack."""
         return {name: self.positions.get(name) or inputs[name].shape[1] for name in self.inputs}
 
     def widen(self, inputs: Arrays) -> None:
@@ -152,7 +148,6 @@ class FittedModel:
             self.model.narrow()
 
     def takes(self, inputs: Arrays) -> bool:
-        """Return whether the model accepts the inputs."""
         try:
             self.call(inputs)
         except ModuleError:
@@ -164,7 +159,6 @@ class FittedModel:
             return as_numbers(call_port(self.model, **self._named(inputs)))
 
     def hear(self, inputs: Arrays) -> RecordedCall:
-        """Call the model, and record every operation."""
         with self._described(inputs):
             named = self._named(inputs)
             if isinstance(self.model, RemotePort):

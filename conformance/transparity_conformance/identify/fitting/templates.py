@@ -39,18 +39,17 @@ VANILLA = dataclasses.replace(
     dropout=0.1,
     dropout_at=("embedding", "attention.output", "feed_forward.output"),
 )
-"""The model of Vaswani et al. 2017."""
 
 
 @functools.cache
 def templates() -> Mapping[str, TransformerConfig]:
-    """Return every template by name. The template of a family is the family's small example model."""
+    """Return every template by name; a family's template is its small example model."""
     families = {name: example_config(name) for name in EXAMPLES}
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 
 
 def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """Return the fields, except sizes, in which `config` differs, as pairs (template's value, own value).
+    """Return the fields, except sizes, that differ, as pairs (template's value, own value).
 
     The number of experts counts as a size if both have experts.
     """
@@ -63,7 +62,7 @@ def differences(config: TransformerConfig, template: TransformerConfig) -> dict[
 
 
 def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:
-    """Return the name of the template with the fewest differences, and the differences, without undetermined fields."""
+    """Return the nearest template's name and its differences, ignoring undetermined fields."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()

@@ -1,12 +1,12 @@
 """Derivatives of the loss with respect to every parameter, by the complex step, and their error from rounding.
 
-A gradient is tested along random directions: its product with a direction must be equal to the derivative of the loss
-along this direction. Any wrong number changes the product. Parameters of the same kind have similar rounding and share
-a tolerance. One forward pass gives many derivatives, because `Leaning` perturbs each row of the batch along another
-direction. This saves time, because most of the time of a large model is spent on reading its matrices.
+A gradient is tested along random directions: its product with a direction must equal the derivative of the loss along
+this direction. Any wrong number changes the product. Parameters of the same kind have similar rounding and share a
+tolerance. `Leaning` perturbs each row of the batch along another direction, so that one forward pass gives many
+derivatives. A large model spends most of its time on reading its matrices.
 
-For whole gradients, the reference changes one entry of a parameter at a time, which is simple and slow. Here, `Leaning`
-changes another entry in each row of the batch.
+For whole gradients, the reference slowly changes one entry of a parameter at a time. Here, `Leaning` changes another
+entry in each row of the batch.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from transparity_numpy.training.optimization import train
 from transparity_numpy.transformer import transformer
 
 AT_LEAST = 16
-"""The smallest number of directions for each kind of parameter, because the error along one may be small by chance."""
+"""The smallest number of directions for each kind of parameter: along one, the error may be small by chance."""
 
 OF_A_LARGE_ONE, POINTS_OF_A_LARGE_ONE = 8, 2
-"""The smallest number of directions for a large model, and the number of points for measuring its rounding."""
+"""The smallest number of directions, and the number of points for measuring rounding, for a large model."""
 
 AT_ONCE, AT_ONCE_OF_A_LARGE_ONE = 2**16, 2**24
-"""The number of complex logits in one forward pass: 1 MB of them, which fits a cache, or 256 MB for a large model."""
+"""The number of complex logits in one forward pass: 1 MB, which fits a cache, or 256 MB for a large model."""
 
 Loss = Callable[[np.ndarray, np.ndarray, int | None], np.ndarray]
 """Computes the loss of logits (batch, length, vocab), possibly complex, targets (batch, length) and a padding token."""
@@ -99,12 +99,11 @@ class Derivatives:
 
     @functools.cached_property
     def expected(self) -> Arrays:
-        """Return the derivatives in float64 by parameter, one per direction, in the order of the forward pass."""
+        """Return the float64 derivatives by parameter, one per direction, in the order of the forward pass."""
         found = self.oracle.expected
         return {name: found[name] for name in {**self._used, **dict.fromkeys(self.directions)}}
 
     def budget(self, name: str, dtype: str) -> float:
-        """Return the tolerance of the derivatives with respect to the parameter `name` in `dtype`."""
         alike = self.kinds[projection_of(name)]
         noise = max(self.oracle.noise(dtype)[each] for each in alike)
         return budget_of(noise, max(np.abs(self.expected[each]).max() for each in alike), dtype)
@@ -119,7 +118,7 @@ class Derivatives:
 
     @property
     def _at_once(self) -> int:
-        """Return how many derivatives a forward pass computes; only one if batch statistics or experts combine rows."""
+        """Return the number of derivatives per forward pass: one if batch statistics or experts combine rows."""
         if not rows_are_apart(self.config, training=self.training):
             return 1
         most = AT_ONCE_OF_A_LARGE_ONE if self.is_large else AT_ONCE
@@ -136,7 +135,7 @@ class Derivatives:
             tap(name, np.array(values))
 
     def _derivatives(self, arrays: Arrays, some: Sequence[tuple[str, int]]) -> list[float]:
-        """Return the derivatives of the loss along some directions, each given by a parameter and a number."""
+        """Return the derivatives of the loss along directions, each given by a parameter and a direction number."""
         size, parameters = len(self.targets), dict[str, Any](arrays)
         if self._at_once == 1:
             ((name, index),) = some
@@ -169,10 +168,10 @@ ALL_AT_ONCE = 8
 """The number of directions that change all parameters; nearly every one shows a wrong gradient."""
 
 FAINTEST = 1e-2
-"""Directions are divided by the norm of the gradient. The divisor is at least this share of the median norm.
+"""Directions are divided by the gradient's norm, or by at least this share of the median norm.
 
-A gradient may be 0 except for rounding, such as the gradient of a key's bias. Without this minimum, division would
-amplify the rounding error of a small gradient."""
+A gradient may be 0 except for rounding, such as that of a key's bias: dividing by its norm would amplify rounding.
+"""
 
 POINTS = 3
 """The largest number of points for measuring rounding; the first one is enough for most right gradients."""
@@ -199,7 +198,6 @@ class Together:
         self.oracle = Oracle(self._run, each.oracle.arrays, neighbours=POINTS)
 
     def along(self, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the products of `gradients` with the directions."""
         return np.sum([along(gradients[name], parts) for name, parts in self.directions.items()], axis=0)
 
     def _run(self, arrays: Arrays, tap: Tap) -> None:

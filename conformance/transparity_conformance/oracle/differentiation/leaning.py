@@ -1,8 +1,8 @@
 """Parameters with another perturbation in each row of a batch, so that one forward pass gives many derivatives.
 
-Most of the time of a large model is spent on reading its matrices; here, each is read once for all directions. The
-perturbation of a matrix is a product of two vectors. Its effect is added to the product with the matrix, so that no
-perturbed matrix is stored.
+A large model spends most of its time on reading its matrices; here, each is read once for all directions. A matrix is
+perturbed by the product of two vectors. The effect is added to the matrix product, so that no perturbed matrix is
+stored.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Leaning(NDArrayOperatorsMixin):
     def _product(self, x: np.ndarray) -> np.ndarray:
         """Return x · valueᵀ, plus (x · right) leftᵀ for the perturbation."""
         left, right = self.vectors
-        # two real products instead of a complex one halve the work
+        # Two real products take half the work of one complex product.
         parts = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x[None]
         found = (parts.reshape(-1, parts.shape[-1]) @ self.value.T).reshape(*parts.shape[:-1], -1)
         product = np.empty(found.shape[1:], self.dtype)
@@ -158,12 +158,11 @@ def along(gradient: Any, directions: Directions) -> np.ndarray:
 
 
 def repeated(value: np.ndarray, times: int) -> np.ndarray:
-    """Return a batch, repeated `times` times along the first axis."""
     return np.tile(value, (times, *[1] * (value.ndim - 1)))
 
 
 def of_rows(parts: Directions, mine: Mapping[int, int], count: int, size: int) -> Directions:
-    """Return the vectors for each row of `count` stacked batches of `size` rows; they are zero for unperturbed batches.
+    """Return the vectors for each row of `count` stacked batches of `size` rows; unperturbed batches have zeros.
 
     Args:
         parts: The directions of a parameter.

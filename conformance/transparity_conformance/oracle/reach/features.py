@@ -1,4 +1,4 @@
-"""The fields of a configuration that calls exercise, determined by changing each field in the reference.
+"""The configuration fields that calls exercise, determined by changing each field in the reference.
 
 A field is active if changing it changes the logits of a small model with sizes beyond all thresholds. An active field
 is exercised if changing it changes the logits of a compared call by more than rounding. There is no list of fields: a
@@ -26,16 +26,15 @@ from transparity_conformance.oracle.reach.models import small_system
 from transparity_numpy.transformer import transformer
 
 DTYPE = "float32"
-"""The rounding in this precision decides whether a call exercises a field, for ports of any precision."""
+"""The precision whose rounding decides whether a call exercises a field, for all ports."""
 
 SHOWS = 1e-5
-"""A field is active if a change of it changes a small model's logits by more than this share of the largest logit."""
+"""A field is active if changing it changes a small model's logits by more than this share of the largest logit."""
 
 Change = tuple[str, str]
-"""A field and a change of its value.
+"""A field and a change: `=` and another choice, an operation such as `*10` or `off`, or `alike`.
 
-The change is `=` and another choice, or an operation such as `*10` or `off`. The change `alike` gives all layers the
-same kind.
+`alike` gives all layers the same kind.
 """
 
 TIMES = {"*2": 2.0, "/2": 0.5}
@@ -54,15 +53,11 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def is_choice(name: str) -> bool:
-    """Return whether a field has one of several words as its value."""
     return get_origin(FIELD_TYPES[name]) is Literal
 
 
 def changes(config: TransformerConfig, name: str) -> list[Change]:
-    """Return the changes to try for a field: every other choice, or every operation on its numbers.
-
-    There are none for a field that is switched off.
-    """
+    """Return every other choice, or every operation on the numbers of a field; empty if the field is switched off."""
     value, kind = getattr(config, name), FIELD_TYPES[name]
     if name == "layer_types":  # `layer_overrides` changes together with this field
         return [(name, "alike")] if value else []
@@ -76,7 +71,7 @@ def changes(config: TransformerConfig, name: str) -> list[Change]:
 
 
 def changed(config: TransformerConfig, change: Change) -> TransformerConfig | None:
-    """Return the configuration with a changed field; None if it is invalid or needs parameters that do not exist."""
+    """Return the configuration with a changed field; None if it is invalid or needs missing parameters."""
     name, how = change
     value: Any = getattr(config, name)
     more: dict[str, Any] = {}
@@ -106,7 +101,6 @@ _shapes = functools.lru_cache(maxsize=1024)(parameter_shapes)
 
 @functools.lru_cache(maxsize=64)
 def _fields_of_shapes(config: TransformerConfig) -> frozenset[str]:
-    """Return the fields on which the shapes of the parameters depend."""
     read = set[str]()
     parameter_shapes(_watched(config, read))
     return frozenset(read)
@@ -133,7 +127,7 @@ def _differs(expected: np.ndarray, other: np.ndarray | None, tolerance: float) -
 
 
 class _Watched(TransformerConfig):
-    """A configuration that records which of its attributes are read, also in the configurations of its layers."""
+    """A configuration that records which attributes are read, also in its layers' configurations."""
 
     read: set[str]
 
@@ -153,7 +147,6 @@ def _watched(config: TransformerConfig, read: set[str]) -> TransformerConfig:
 
 
 def fields_read(config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> set[str]:
-    """Return the fields that the reference reads to compute the logits."""
     read = set[str]()
     logits_with(_watched(config, read), parameters, inputs)
     return read & FIELD_TYPES.keys()
@@ -171,7 +164,7 @@ class _Small:
 
 @functools.lru_cache(maxsize=64)
 def _small(config: TransformerConfig) -> _Small:
-    # with a single head, fields that separate heads have no effect
+    # With a single head, fields that separate heads have no effect.
     small = small_system(config, **({"num_heads": 1, "num_key_value_heads": None} if config.num_heads == 1 else {}))
     inputs = mixed_inputs(small)
     models = [(probe_parameters(small), inputs), (probe_parameters(small, 3, 1e-3), inputs)]
@@ -185,7 +178,6 @@ def _small(config: TransformerConfig) -> _Small:
 
 @functools.lru_cache(maxsize=4096)
 def is_active(config: TransformerConfig, change: Change) -> bool:
-    """Return whether a change of one field changes the logits of a small model."""
     small = _small(config)
     if change[0] not in small.read:
         return False
@@ -199,7 +191,6 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
 
 
 def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
-    """Return the changes of single fields that are active."""
     every = (change for field in dataclasses.fields(config) for change in changes(config, field.name))
     return tuple(change for change in every if is_active(config, change))
 
@@ -243,7 +234,6 @@ def _shows(probe: Probe, other: TransformerConfig) -> bool:
 
 
 def covered_sizes(configs: Iterable[TransformerConfig]) -> dict[str, list[int]]:
-    """Return the sizes of the models, by the name of the size."""
     every = list(configs)
     vocabularies = [
         config.stack_vocab_size(config.input_stack(name)) for config in every for name in config.token_inputs

@@ -1,8 +1,8 @@
 """Long prompts: calls with thousands of positions, whose logits are compared in blocks.
 
 The oracle keeps the input of the head, and computes the logits of some positions at a time. Attention is computed in
-blocks of queries, so masks, biases and scores fit into memory. Each query has its own softmax, so the results are
-unchanged. The memory therefore grows with the length, but not with its square or with the vocabulary.
+blocks of queries, so masks, biases and scores fit into memory. Each query has its own softmax, so the results stay the
+same. Memory therefore grows neither with the square of the length nor with the vocabulary.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Make = Callable[[slice, slice], np.ndarray]
 
 @dataclass(frozen=True)
 class Rows:
-    """An array (batch, heads, queries, keys) that is computed in parts, on request."""
+    """An array (batch, heads, queries, keys) whose parts are computed on request."""
 
     keys: int
     make: Make
@@ -90,8 +90,8 @@ def _score_bias(
 def _seen_keys(mask: Rows | np.ndarray, queries: slice, count: int, masked_score: float) -> slice:
     """Return the range of keys that a block of queries may see.
 
-    If masked keys have weights other than 0, the range contains all keys. If masked keys have weight 0, the range
-    contains the keys that the block's first or last query sees. No query between these two sees earlier or later keys.
+    If masked keys have nonzero weights, the range contains all keys. Otherwise, it contains the keys that the block's
+    first or last query sees: no query between these two sees earlier or later keys.
     """
     every = slice(0, count)
     if masked_score >= EXACT_MASK_BELOW:
@@ -131,7 +131,6 @@ def _in_blocks(whole: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def blocks_of_queries() -> Iterator[None]:
-    """Make the reference compute attention in blocks of queries within the context."""
     # The reference has no option for this; it is needed only if the scores do not fit into memory.
     with (
         mock.patch("transparity_numpy.transformer.target_mask", _target_mask),
@@ -162,7 +161,6 @@ class LongOracle:
 
     @functools.cached_property
     def scale(self) -> float:
-        """Return the largest absolute value of the logits."""
         return max(float(np.abs(self.logits(block)).max(initial=0.0)) for block in self.blocks())
 
     def blocks(self) -> Iterator[slice]:
@@ -185,7 +183,6 @@ class LongOracle:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of all logits."""
         batch, length, _ = self.states.shape
         return (batch, self.config.head_size) if self.config.is_pooled else (batch, length, self.config.head_size)
 
@@ -233,7 +230,6 @@ class LongOracle:
         return rounded(head(self.config, self._of_head(dtype), states), dtype)
 
     def _of_head(self, dtype: str) -> Any:
-        """Return the parameters that the head reads."""
         stack = self.config.stacks[-1]
         read = ("head.", "head_", "pooler.", f"{stack}.token_embedding.")
         complete = shared(self.config, self.parameters)
@@ -249,12 +245,10 @@ class LongProbe(ReachProbe):
         return LongOracle(self.config, self.parameters, self.inputs)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
-        """Return the tolerance of the logits."""
         noise = max(self.oracle.noise(dtype), self.model.typical_noise(dtype))
         return RULES[dtype].budget(noise, epsilon(dtype), self.oracle.scale)
 
     def prefix(self, length: int) -> LongProbe:
-        """Return the call with only the first tokens, for a causal model."""
         oracle = self.oracle.prefix(length)
         part = replace(self, name=_named(length), inputs=oracle.inputs)
         vars(part)["oracle"] = oracle
@@ -278,14 +272,13 @@ def long_probes(config: TransformerConfig, parameters: Arrays, lengths: Collecti
 
 
 def _needed(config: TransformerConfig, length: int) -> int:
-    """Return a lower bound of the memory for a prompt: the port's logits, a copy in float64, and one layer."""
+    """Return a lower bound of a prompt's memory: the port's logits, their float64 copy, and one layer."""
     width = 0 if config.is_pooled else config.head_size
     of_a_layer = 3 * config.feed_forward_dim + 8 * config.embed_dim
     return length * (width * (4 + 8) + of_a_layer * 8)
 
 
 def long_probe(model: ReachModel, length: int) -> LongProbe:
-    """Return a call of a model with one row of `length` tokens."""
     inputs = reach_inputs(model.config, 1, (length,) * len(model.config.input_names))
     return LongProbe(model.name, _named(length), PURPOSE, model.config, model.parameters, inputs, model=model)
 
@@ -297,6 +290,6 @@ def _named(length: int) -> str:
 def has_prefixes(config: TransformerConfig) -> bool:
     """Return whether a prefix of a prompt has the same logits as the whole prompt.
 
-    The logits agree for a decoder with an exact mask, if rotary angles do not depend on the length.
+    The logits agree in a decoder with an exact mask and rotary angles that do not depend on the length.
     """
     return config.architecture == "decoder" and config.prefixes_agree and config.position_count == "all"

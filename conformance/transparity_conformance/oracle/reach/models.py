@@ -1,8 +1,9 @@
 """Calls with many lengths, batches and widths; only their logits are compared.
 
-The probes in `probes` compare all activations of a small model, in order to find faults. These calls show how far the
-agreement extends: they have few rows, and their sizes cross the thresholds of a configuration. Dozens of these calls
-are made, because each call is fast."""
+The probes in `probes` find faults by comparing all activations of a small model. These calls show how far the agreement
+extends: they have few rows, and their sizes cross the thresholds of a configuration. Each call is fast, so dozens are
+made.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ AFFORDABLE = 2e8
 """The largest number of parameters × tokens in one call, which takes about 0.2 s; longer calls use a narrower model."""
 
 WITHOUT_LIMIT = 12
-"""The number of calls of a model that are made even if the time limit is exceeded."""
+"""The number of calls of a model that are made even beyond the time limit."""
 
 
 ITSELF = "the model itself"
@@ -55,12 +56,12 @@ class LogitsOracle(Oracle):
 
     def __init__(self, config: TransformerConfig, parameters: Arrays, inputs: Mapping[str, Any]) -> None:
         self.kind, given = "", dict(inputs)
-        # at late positions, the formula of the tables determines the error
+        # At late positions, the formula of the tables determines the error.
         self.has_tables = config.has_tables
         self.points = NEIGHBOURS_OF_RECURRENT if config.is_recurrent else 0
 
         def run(arrays: Arrays, tap: Tap) -> None:
-            # without a tap, the reference computes attention in blocks, which needs less memory
+            # Without a tap, the reference computes attention in blocks, which needs less memory.
             inner = (lambda name, value: rounded(value, self.kind)) if self.kind in HALF else identity
             tap("logits", transformer(config, arrays, **given, tap=inner))
 
@@ -93,11 +94,10 @@ class LogitsOracle(Oracle):
         return self.known_again(dtype)
 
     def known_again(self, dtype: str) -> float:
-        """Return the largest error that `measure_again` has measured so far, or 0."""
         return max((error for (kind, _), error in self._again.items() if kind == dtype), default=0.0)
 
     def release(self) -> None:
-        """Free logits that take much memory; they are computed again if they are read again, which is rare."""
+        """Free large logits; they are computed again if they are read again, which is rare."""
         if "expected" in self.__dict__ and self.expected["logits"].size >= LARGE:
             del self.expected
 
@@ -108,8 +108,6 @@ class LogitsOracle(Oracle):
 
 @dataclass(frozen=True, eq=False)
 class ReachProbe(Probe):
-    """One call; only its logits are compared."""
-
     model: ReachModel = field(kw_only=True)
 
     @functools.cached_property
@@ -122,7 +120,6 @@ class ReachProbe(Probe):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return the length of each input."""
         return tuple(lengths_of(self.config, self.inputs)[name] for name in self.config.input_names)
 
     def budget(self, dtype: str, *, in_sequence: bool = False) -> float:
@@ -147,7 +144,7 @@ class ReachModel:
     calls: list[tuple[int, tuple[int, ...]]]
     """The batch, and the length of each input, for every call."""
     is_asked: bool = False
-    """Whether it is the model that the user checks, as opposed to a model derived from it."""
+    """Whether the user checks this model, as opposed to a model derived from it."""
     _noise: dict[str, float] = field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -156,7 +153,6 @@ class ReachModel:
         return [self.probe(batch, lengths) for batch, lengths in self.calls]
 
     def probe(self, batch: int, lengths: tuple[int, ...]) -> ReachProbe:
-        """Return the probe of one call."""
         inputs = reach_inputs(self.config, batch, lengths)
         said = f"length {lengths[0]}" if len(set(lengths)) == 1 else f"lengths {' and '.join(map(str, lengths))}"
         model = "" if self.name == ITSELF else f"{self.name}, "
@@ -241,7 +237,6 @@ def _further(config: TransformerConfig, inputs: Arrays, random: np.random.Genera
 
 @functools.cache
 def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
-    """Return the models of a preset: a long one, a deep one, a wide one, and one with a large vocabulary."""
     config = preset(name)
     few: dict[str, Any] = {"max_length": SHORT + 3}
     wide = config.resized(num_heads=9, embed_dim=306, **few)
@@ -256,15 +251,15 @@ def reach_of_preset(name: str) -> tuple[ReachModel, ...]:
 
 
 Accepts = Callable[[TransformerConfig], bool]
-"""Returns whether a port accepts a configuration; a loader, for example, accepts only what its family can express."""
+"""Returns whether a port accepts a configuration: a loader accepts only what its family can express."""
 
 
 def reach_of(
     config: TransformerConfig, parameters: Arrays, *, is_drawn: bool = True, accepts: Accepts = lambda config: True
 ) -> tuple[ReachModel, ...]:
-    """Return the models of a configuration: the model itself, a narrow model for longer sequences, and a deep model.
+    """Return the model itself, a narrow model for longer sequences, and a deep model.
 
-    If `parameters` come from the user (`is_drawn` is false), only the model itself is returned.
+    If `parameters` come from the user (`is_drawn` is false), return only the model itself.
     """
     size = sum(value.size for value in parameters.values())
     longest, affordable = longest_length(config), max(1, int(AFFORDABLE / size))
@@ -281,7 +276,7 @@ def reach_of(
 
 
 def _model(name: str, config: TransformerConfig, reached: int = 0) -> ReachModel:
-    """Return a model and its calls; if `reached` is not 0, only a few calls, and those that cross larger thresholds."""
+    """Return a model and its calls; if `reached` is not 0, only a few calls and those across larger thresholds."""
     calls = list(_calls(config, config.max_length))
     if reached:
         crossing = {*_crossing(config, config.max_length), *(number for number in thresholds(config).values())}
@@ -309,12 +304,11 @@ def masked_model(config: TransformerConfig, parameters: Arrays) -> ReachModel | 
 
 
 DEPTH = 6
-"""The number of layers of the deep model; if there are up to three kinds of layers, each occurs at least twice."""
+"""The number of layers of the deep model: each of up to three kinds of layers occurs at least twice."""
 
 
 def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: True) -> tuple[ReachModel, ...]:
-    """Return a model with more layers than the configuration, and few calls, because a fault may show only in later
-    layers."""
+    """Return models with more layers than the configuration and few calls: a fault may show only in later layers."""
     for types in _deep_types(config):
         depth = max(DEPTH, len(types))
         layers = {name: depth for name in ("num_encoder_layers", "num_decoder_layers") if getattr(config, name)}
@@ -326,7 +320,7 @@ def deep_models(config: TransformerConfig, accepts: Accepts = lambda config: Tru
 
 
 def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
-    """Yield the kinds of a deep model's layers, in several orders, because a family may not express the first one."""
+    """Yield the kinds of a deep model's layers in several orders, because a family may not express the first one."""
     kinds = tuple(config.layer_kinds) if config.layer_types else ()
     depth = max(DEPTH, 2 * len(kinds))
     if not kinds:
@@ -338,8 +332,7 @@ def _deep_types(config: TransformerConfig) -> Iterator[tuple[str, ...]]:
 
 
 def small_system(config: TransformerConfig, **sizes: Any) -> TransformerConfig:
-    """Return the configuration with a probe's sizes, some replaced by `sizes`; vocabularies contain the special
-    tokens."""
+    """Return the configuration with a probe's sizes or given `sizes`; vocabularies contain the special tokens."""
     special = [token + 2 for token in (config.pad_id, config.bos_id, config.eos_id) if token is not None]
     vocabularies: dict[str, Any] = {}
     for name in ("source_vocab_size", "target_vocab_size"):
@@ -385,7 +378,6 @@ def _real_heads(config: TransformerConfig) -> dict[str, Any]:
 
 
 def few_calls(config: TransformerConfig) -> list[tuple[int, tuple[int, ...]]]:
-    """Return two calls, with one row and with two rows."""
     if config.reads_pixels:
         return [(1, (config.max_length,)), (2, (config.max_length,))]
     pairs = [(1, (SHORT, 9)), (2, (6, 7))]
@@ -429,7 +421,7 @@ def _crossing(config: TransformerConfig, longest: int) -> list[int]:
 
 
 def crossing_calls(reached: Iterable[ReachProbe]) -> list[ReachProbe]:
-    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of their lengths.
+    """Return each model's longest call, and its calls just beyond a threshold, in ascending order of length.
 
     Capabilities other than the forward pass are compared in these calls.
     """

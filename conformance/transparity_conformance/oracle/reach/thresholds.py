@@ -15,13 +15,12 @@ LONGEST = 1025
 """The longest sequence that is tried, unless a threshold is larger."""
 
 LARGEST_POWER = 9
-"""The exponent of the largest power of two that is tried with its two neighbors; above it, only `LONGEST` is tried."""
+"""The exponent of the largest power of two that is tried with its two neighbors."""
 
 LONGEST_THRESHOLD = 4097
 """The longest sequence that is tried because of a threshold; its scores take 0.13 GB per head."""
 
 SHORT = 17
-"""All lengths up to `SHORT` are tried."""
 
 BATCHES = (1, 2, 3, 5, 13, 8)
 """The numbers of rows of short calls, used in turn: one, few, primes, and a power of two."""
@@ -49,7 +48,6 @@ def thresholds(config: TransformerConfig) -> dict[str, int]:
 
 
 def longest_length(config: TransformerConfig) -> int:
-    """Return the length of the longest sequence that is tried with a configuration."""
     reached = [value + 1 for value in thresholds(config).values() if value < LONGEST_THRESHOLD]
     return min(config.max_length, max([LONGEST, *reached]))
 

@@ -21,11 +21,11 @@ ROW = 16
 """The number of tokens per row."""
 
 MOST_CALLS = 4
-"""The largest number of calls, whose logits take about a second to compute, and whose tolerances take several."""
+"""The largest number of calls; their logits take about a second, and their tolerances take several."""
 
 
 def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
-    """Return the model itself, with calls that contain all tokens in order, or as many as the time allows."""
+    """Return the model itself, with calls that contain all tokens in order, or as many as time allows."""
     model = ReachModel(ITSELF, config, parameters, [], is_asked=True)
     length = min(ROW, config.max_length)
     rows = -(-max((len(_tokens(config, name)) for name in config.token_inputs), default=0) // length)
@@ -44,7 +44,6 @@ def every_token(config: TransformerConfig, parameters: Arrays) -> ReachModel:
 
 
 def _probe(model: ReachModel, inputs: Arrays) -> ReachProbe:
-    """Return the probe with these tokens."""
     first, config, further = inputs[model.config.token_inputs[0]], model.config, Arrays()
     if "attention_mask" in config.further_inputs:
         further["attention_mask"] = np.ones_like(first)
@@ -68,15 +67,14 @@ def unseen_tokens(config: TransformerConfig, probes: Iterable[Probe]) -> list[st
 
 
 def _tokens(config: TransformerConfig, name: str) -> np.ndarray:
-    """Return the vocabulary of an input, without padding."""
     every = np.arange(config.stack_vocab_size(config.input_stack(name)))
     return every[every != config.pad_id] if config.pad_id is not None and len(every) > 1 else every
 
 
 def _shared(config: TransformerConfig, name: str, calls: list[tuple[int, tuple[int, ...]]]) -> np.ndarray:
-    """Return the tokens of an input for every call: all tokens in order, repeated from the start.
+    """Return the tokens of an input for every call: all tokens in order, cyclically.
 
-    If there are too many tokens, evenly spaced ones are chosen.
+    If there are too many tokens, evenly spaced tokens are chosen.
     """
     batch, lengths = calls[0]
     count, every = len(calls) * batch * lengths[0], _tokens(config, name)

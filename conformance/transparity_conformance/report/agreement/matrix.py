@@ -19,7 +19,7 @@ NotCompared = tuple[str, BackendSubject | str, str]
 Kind = Literal["blank", "fails", "breaks", "exact", "share"]
 
 FEWER = "*"
-"""The mark of a cell with fewer cases than another cell in the same row."""
+"""The mark of a cell with fewer cases than another cell of its row."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -30,7 +30,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Column:
-    """A backend in one dtype on one device; its comparisons in all modes are in one column."""
+    """A backend in one dtype on one device, in any mode."""
 
     backend: str
     dtype: str
@@ -57,11 +57,10 @@ class Group:
 
     @property
     def breaks(self) -> bool:
-        """Return whether the claim is expected to break for this case."""
         return self.worst.expectation == "breaks"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the worst comparison as JSON values, with the number of comparisons in the group."""
+        """Return the worst comparison as JSON values, with the number of comparisons."""
         numbers = {name: number(getattr(self.worst, name)) for name in ("error", "budget", "share")}
         return self.worst.as_dict() | numbers | {"comparisons": self.comparisons, "agrees": self.agrees}
 
@@ -83,7 +82,6 @@ class Cell:
 
     @property
     def cases(self) -> tuple[str, ...]:
-        """The presets and examples that were compared."""
         return tuple(dict.fromkeys(group.worst.case for group in self.groups))
 
     @property
@@ -92,12 +90,11 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        """Return whether the budget is 0 in every comparison, so that no rounding is allowed."""
+        """Return whether every budget is 0, so that no rounding is allowed."""
         return self.worst is not None and all(group.exact for group in self.groups if not group.breaks)
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The cases for which the claim is expected to break."""
         return tuple(dict.fromkeys(group.worst.case for group in self.groups if group.breaks))
 
     @property
@@ -107,7 +104,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """Where the worst comparison was made; `text` if there is no worst comparison."""
+        """The place of the worst comparison, or else `text`."""
         return f"worst at {self.worst.where}, {self.worst.case}" if self.worst else self.text
 
     @property
@@ -124,7 +121,7 @@ class Cell:
     def text(self) -> str:
         """`43 %`, `exact`, `FAILS 3.2×`, `breaks` for an expected break, or `·` if nothing was compared."""
         if self.kind == "fails":
-            # An exact claim, or a claim that should have broken, has no budget of which the error could be a multiple.
+            # An exact or wrongly unbroken claim has no budget of which the error could be a multiple.
             worst = None if self.exact else self.worst
             return "FAILS" if worst is None or worst.agrees else f"FAILS {times(worst.share)}"
         return {"blank": "·", "share": percent(self.share)}.get(self.kind, self.kind)
@@ -148,13 +145,13 @@ class Footnote:
 
     @property
     def agrees(self) -> bool:
-        """Return whether the mistake breaks all claims that it is expected to break."""
+        """Return whether the mistake breaks all claims that it should break."""
         return all(group.agrees for group in self.groups)
 
     def __str__(self) -> str:
         preset = PRESETS.get(self.case)
 
-        # A document is given as "001, the language model": only the number is shown.
+        # A document is given as "001, the language model"; only the number is shown.
         printed = f"document {preset.document.partition(',')[0]} prints it" if preset else "it is printed"
         note = f": {self.note}" if self.note else ""
         held = [f"{group.worst.claim} ({group.worst.subject})" for group in self.groups if not group.agrees]
@@ -183,7 +180,7 @@ class Matrix:
 
     @property
     def disagreements(self) -> list[Group]:
-        """The groups whose result is not the expected one, the worst first."""
+        """The groups with an unexpected result, the worst first."""
         failing = (group for group in self.groups if not group.agrees)
         return sorted(failing, key=lambda group: badness(group.worst), reverse=True)
 
@@ -197,27 +194,23 @@ class Matrix:
         return [Footnote(str(n).translate(_SUPERSCRIPTS), case, note, tuple(gs)) for n, ((case, note), gs) in marked]
 
     def most_cases(self, claim: str) -> int:
-        """Return the largest number of cases in any cell of the claim."""
         return max(len(cell.cases) for (of, _), cell in self.cells.items() if of == claim)
 
     def row(self, claim: str) -> dict[Column, Cell]:
-        """Return the cells of a claim in all columns."""
         return {column: self.cells.get((claim, column), BLANK) for column in self.columns}
 
     def mark(self, claim: str, cell: Cell) -> str:
-        """Return the marks of a cell's footnotes, and the mark of a cell with fewer cases than another one."""
+        """Return a cell's footnote marks, and `FEWER` if it has fewer cases than another cell."""
         reasons = {(group.worst.case, group.worst.note) for group in cell.groups if group.breaks}
         marks = ",".join(note.mark for note in self.footnotes if (note.case, note.note) in reasons)
         return marks + FEWER * (0 < len(cell.cases) < self.most_cases(claim))
 
     @property
     def topics(self) -> dict[str, list[str]]:
-        """The claims of each topic."""
         return _topics(self.claims)
 
 
 def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
-    """Return the agreement matrix of all comparisons."""
     cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
     columns = _in_order(dict.fromkeys(column for _, column in cells))
@@ -244,7 +237,7 @@ def _groups(evidence: Iterable[ClaimEvidence]) -> Iterator[Group]:
 
 
 def badness(item: ClaimEvidence) -> tuple[float, float]:
-    """Return a sort key. The worst comparison has the largest key.
+    """Return a sort key, largest for the worst comparison.
 
     If the claim is expected to break, the smallest error is the worst.
     """

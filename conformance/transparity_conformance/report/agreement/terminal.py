@@ -35,7 +35,7 @@ def as_table(agreement: Agreement, columns: Sequence[Column] | None = None) -> T
 
 
 def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """Return the header of each column. Backend and device are written once for neighboring columns that share them."""
+    """Return the header of each column; neighboring columns share one backend and device."""
     headers: dict[Column, list[str]] = {}
     somewhere, family = any(column.device != "cpu" for column in columns), ""
     for column in columns:
@@ -46,7 +46,7 @@ def _headers(columns: Sequence[Column]) -> dict[Column, list[str]]:
 
 
 def _column_texts(matrix: Matrix, column: Column, header: list[str]) -> dict[str, Text]:
-    """Return the right-aligned cells of a column by claim, with space for footnote marks; the header has the key ""."""
+    """Return the right-aligned cells of a column by claim, with space for footnote marks; "" is the header."""
     cells = {claim: matrix.row(claim)[column] for claim in matrix.claims}
     marks = {claim: matrix.mark(claim, cell) for claim, cell in cells.items()}
     room = max(map(len, marks.values()), default=0)
@@ -67,8 +67,6 @@ def _style(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Printout:
-    """The matrix as it is printed at the end of a test session."""
-
     agreement: Agreement
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:

@@ -42,7 +42,6 @@ class Agreement:
 
     @property
     def summary(self) -> str:
-        """The matrix in one line."""
         return "; ".join([*self.extent, self.headline])
 
     @cached_property
@@ -70,7 +69,6 @@ class Agreement:
 
     @property
     def families(self) -> dict[str, list[Column]]:
-        """The columns of each backend and device."""
         groups = groupby(self.matrix.columns, lambda column: column.family)
         return {family: list(columns) for family, columns in groups}
 
@@ -82,7 +80,6 @@ class Agreement:
 
 
 def _fewer_cases(matrix: Matrix) -> list[str]:
-    """Return a line for each claim that has fewer cases in some columns than in others."""
     fewer = (
         ((len(cell.cases), most, claim), str(column))
         for (claim, column), cell in matrix.cells.items()
@@ -93,7 +90,6 @@ def _fewer_cases(matrix: Matrix) -> list[str]:
 
 
 def _reasons(not_compared: Sequence[NotCompared]) -> list[str]:
-    """Return one line for each reason, with its claims and subjects."""
     subjects = grouped(((claim, reason), str(subject)) for claim, subject, reason in not_compared)
     claims = grouped(((", ".join(dict.fromkeys(of)), reason), claim) for (claim, reason), of in subjects.items())
     return [f"{', '.join(names)} ({subject}): {reason}" for (subject, reason), names in claims.items()]
@@ -134,7 +130,6 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> dict[str, Any] | None:
-    """Return one cell; null if nothing was compared."""
     if not cell.groups:
         return None
     return {
@@ -161,7 +156,6 @@ def _strict(value: Any) -> Any:
 
 
 def write_html(path: str | Path, agreement: Agreement) -> None:
-    """Write the page, which needs no other files."""
     Path(path).write_text(as_html(agreement), encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The divergences that share a line of the port and a cause; without a cause, those that share a line."""
+    """The divergences that share a line of the port and, if known, a cause."""
 
     faults: tuple[Divergence, ...]
 
@@ -54,7 +54,7 @@ class Finding:
     def left(self) -> float | None:
         """The difference that remains with all causes in the reference; None if it was not computed.
 
-        It is not computed for a cause that cannot be put into the reference, such as dropout.
+        No difference is computed if a cause, such as dropout, cannot be put into the reference.
         """
         # Each residual is computed with this cause and all previous causes in the reference.
         left = max((fault.causes[-1].residual for fault in self.faults if fault.causes), default=0.0)
@@ -62,17 +62,15 @@ class Finding:
 
     @property
     def impact(self) -> Impact | None:
-        """The largest effect on the logits; None if it is not known."""
         return largest_impact(fault.impact for fault in self.faults)
 
     @property
     def profile(self) -> dict[str, list[float]]:
-        """The largest errors along each axis whose length is greater than 1."""
+        """The largest errors along each axis longer than 1."""
         return {axis: list(errors) for axis, errors in self.worst.profile.items() if len(errors) > 1}
 
     @property
     def spread(self) -> list[str]:
-        """Where the errors along each axis exceed the tolerance, in words."""
         return spread(self.profile, self.worst.budget)
 
     @property
@@ -96,7 +94,7 @@ class Finding:
 
     @property
     def unexplained(self) -> str:
-        """How large the error of a finding without a cause is, and where it is."""
+        """The size and place of an error without a cause."""
         if not math.isfinite(self.worst.error):
             return immeasurable(self.worst)
         where = "; ".join(self.spread)
@@ -106,8 +104,8 @@ class Finding:
 def findings(report: Report) -> list[Finding]:
     """Return the divergences in the order of the forward pass, grouped by the line of the port and by cause.
 
-    If the line is unknown, divergences are grouped by cause and kind of tap. In a graph, where each layer has its own
-    lines, corresponding lines of different layers are one finding.
+    If the line is unknown, divergences are grouped by cause and kind of tap. In a graph with separate lines for each
+    layer, corresponding lines of different layers are one finding.
     """
     grouped: dict[Any, list[Divergence]] = {}
     for fault in report.faults:
@@ -126,13 +124,12 @@ def findings(report: Report) -> list[Finding]:
 def sentence(report: Report) -> str:
     """Return the verdict: the causes and their places, or how much of the tolerance the worst rounding uses.
 
-    If ranks or a third implementation were compared, these results come first.
+    Comparisons of ranks or of a third implementation come first.
     """
     return "".join([*beginnings(report), _verdict(report)])
 
 
 def beginnings(report: Report) -> list[str]:
-    """Return the sentences about ranks and a third implementation, which come before the verdict."""
     return [each.sentence for each in (report.ranks, report.third) if each is not None]
 
 
@@ -156,7 +153,6 @@ def _verdict(report: Report) -> str:
 
 
 def unlocated(report: Report) -> str:
-    """Return the verdict on a port whose segments were not compared separately."""
     return f"{report.first_divergence or 'The port'} is beyond the tolerance; no part of it was compared separately."
 
 
@@ -170,7 +166,7 @@ def another_model(report: Report) -> str:
 
 
 def remedy(report: Report) -> str:
-    """Return `With this fixed, the rest agrees (remaining error 9e-07).`; empty if something else is wrong."""
+    """Return `With this fixed, the rest agrees (remaining error 9e-07).`, or "" if something else is wrong."""
     found = findings(report)
     if not found or any(finding.explained < PRACTICALLY_ALL for finding in found):
         return ""
@@ -187,7 +183,6 @@ def located(report: Report) -> str:
 
 
 def too_little(report: Report) -> str:
-    """Return why a report is inconclusive."""
     if not report.measured:
         return "Nothing was compared."
     reasons = report.coverage.untested or report.not_compared
@@ -207,7 +202,6 @@ def _finding_sentence(finding: Finding) -> str:
 
 
 def partly(finding: Finding) -> str:
-    """Return a clause about the share of an error that its causes explain."""
     return f"this explains {finding.explained:.0%} of the error, something else remains"
 
 
@@ -216,12 +210,11 @@ def _with_its_line(cause: Cause) -> str:
 
 
 def immeasurable(fault: Divergence) -> str:
-    """Return why an error is infinite."""
     return "its shape is wrong (see the notes)" if fault.is_misshapen else "has numbers that are not finite"
 
 
 def worst_share(report: Report) -> str:
-    """Return a clause about the largest share of a tolerance that any comparison used, and its place."""
+    """Return a clause about the largest used share of a tolerance, and its place."""
     used, where = worst(report)
     if not where:
         return "nothing was compared"
@@ -231,7 +224,7 @@ def worst_share(report: Report) -> str:
 
 
 def worst(report: Report) -> tuple[float, str]:
-    """Return the largest share of a tolerance, and which activation or claim uses it; empty if nothing was compared."""
+    """Return the largest used share of a tolerance, and its activation or claim; empty if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
     shares += [(share(each.error, each.budget), f"{each.id}: {each.where}") for each in report.claims]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
@@ -284,7 +277,7 @@ def shares_by_layer(measured: Iterable[Measured]) -> dict[str, list[float]]:
 
 
 def ties(report: Report) -> str:
-    """Return which other faults would explain a divergence as well, and which probe would distinguish them."""
+    """Return which other faults also explain a divergence, and which probe would distinguish them."""
     return " ".join(dict.fromkeys(filter(None, map(_tie, report.faults))))
 
 

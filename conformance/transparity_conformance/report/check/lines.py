@@ -34,7 +34,7 @@ class PortLine:
 
     @property
     def around(self) -> list[tuple[int, str]]:
-        """The lines around this line and the line itself, with their numbers; empty if the file cannot be read."""
+        """The line and the lines around it, with their numbers; empty if the file cannot be read."""
         lines = linecache.getlines(self.file)
         first = max(self.line - AROUND, 1)
         shown = textwrap.dedent("".join(lines[first - 1 : self.line + AROUND]).expandtabs()).splitlines()
@@ -45,7 +45,7 @@ class PortLine:
 
     @property
     def marked(self) -> tuple[str, str]:
-        """The line without its indent, and carets below the expression; or the statement and no carets."""
+        """The line without its indent, and carets below the expression; otherwise the statement without carets."""
         written = linecache.getline(self.file, self.line).rstrip().expandtabs()
         text = written.strip()
         if self.columns is None or not text or safe(text) != text or "\t" in linecache.getline(self.file, self.line):
@@ -69,12 +69,12 @@ def _carets(expression: str) -> str:
 
 
 def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
-    """Return the lines of several divergences or causes in their order, without duplicates."""
+    """Return the distinct lines of several divergences or causes, in order."""
     return _each_once(fault.source for fault in faults)
 
 
 def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
-    """Return the lines of the other implementation that correspond to the divergences, each once, in order."""
+    """Return the distinct lines of the other implementation that correspond to the divergences, in order."""
     return _each_once(fault.reference_source for fault in faults)
 
 

@@ -1,6 +1,6 @@
 """The result of a check as a file: an HTML page, or Markdown for a pull request.
 
-The page has faults and causes, a heat map of taps and probes, and the spread of errors. Markdown has everything that is
+The page shows faults and causes, a heat map of taps and probes, and the spread of errors. Markdown has all that is
 needed to repeat the check.
 """
 
@@ -35,7 +35,7 @@ from transparity_conformance.report.formatting import format_share, height, scie
 from transparity_conformance.report.report import VERBS, Measured, Report, installed
 
 MOST_BARS = 128
-"""The largest number of bars; if there are more positions, each bar shows the largest error of several positions."""
+"""The largest number of bars; beyond it, each bar shows the largest error of several positions."""
 
 AXES = ("layer", "head", "position", "row", "feature")
 
@@ -50,14 +50,14 @@ def as_html(reports: Sequence[Report]) -> str:
 
 
 def _summary(view: CheckView) -> str:
-    """Return the verdict in a sentence; if findings follow, only sentences about ranks, implementations and fields."""
+    """Return the verdict in a sentence; before findings, only sentences about ranks, implementations and fields."""
     if view.report.verdict != "diverges" or not view.findings:
         return sentence(view.report)
     return " ".join([*beginnings(view.report), another_model(view.report)]).replace("`", "").strip()
 
 
 def _next(view: CheckView) -> str:
-    """The next step: fix all places if that is enough, else the first."""
+    """The next step: fix all places if that suffices, else the first place."""
     places = [(finding.lines[0].place if finding.lines else finding.places[0]) for finding in view.findings]
     if enough := remedy(view.report):
         return f"fix {listed(list(dict.fromkeys(places)))}, and run the check again. {enough}"
@@ -84,7 +84,6 @@ def _probes(report: Report) -> list[str]:
 
 
 def _heat_map(report: Report) -> list[dict[str, Any]]:
-    """Return the rows of the heat map, in the order of the forward pass."""
     cells = {(item.tap, item.probe): item for item in report.measured}
     rows, before, is_red = [], "", False
     for tap in dict.fromkeys(item.tap for item in report.measured):
@@ -217,5 +216,4 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape the markup of Markdown and of tables in a text."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

@@ -50,7 +50,7 @@ WIDTH = 80
 
 MOST_FINDINGS = 12
 MOST_OPEN = 4
-"""The number of findings that are shown if later ones may be consequences of the first."""
+"""The number of findings that are shown if later findings may follow from the first."""
 MOST_PLACES = 4
 MOST_REASONS = 4
 MOST_BARS = 48
@@ -71,7 +71,6 @@ def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: S
 
 
 def as_text(reports: Sequence[Report], width: int = 100, *, verbose: bool = False) -> str:
-    """Return the results as plain text."""
     console = Console(width=width, file=io.StringIO(), color_system=None, markup=False, highlight=False)
     for report in reports:
         console.print(answer(report, verbose=verbose, ways=False), crop=False)
@@ -94,7 +93,7 @@ class Headline:
 
 
 def answers(reports: Sequence[Report], code: int, *, verbose: bool = False) -> RenderableType:
-    """Return the result of one check; for several checks, the distinct results that do not agree, and a summary."""
+    """Return the result of one check, or the distinct disagreeing results of several checks and a summary."""
     if len(reports) == 1:
         return answer(reports[0], verbose=verbose)
     shown: dict[Any, list[Report]] = {}
@@ -150,7 +149,6 @@ def _parts(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _blocks(view: CheckView, verbose: bool) -> Iterator[RenderableType]:
-    """Yield a block for each finding."""
     is_known = bool(remedy(view.report))
     most = len(view.findings) if verbose else MOST_FINDINGS if is_known else MOST_OPEN
     if len(view.findings) > 1 and not is_known:
@@ -206,7 +204,7 @@ def _code_line(text: str, style: str) -> Text:
 
 
 def _cut(text: str, carets: str, width: int = 74) -> list[tuple[str, str]]:
-    """Return a line and its carets; the start of the line is cut off if the carets would not fit the width."""
+    """Return a line and its carets, without the line's start if the carets would not fit."""
     start = len(carets) - len(carets.lstrip())
     if len(text) > width and len(carets) > width:
         text, carets = f"… {text[start:]}", f"  {carets[start:]}"
@@ -220,7 +218,7 @@ def _row(name: str, *texts: Text) -> RenderableType:
 
 
 def _closing(view: CheckView) -> Iterator[RenderableType]:
-    """Yield whether everything agrees after the findings are fixed, and how a single finding changes the logits."""
+    """Yield whether fixing the findings suffices, and how a single finding changes the logits."""
     report = view.report
     if not view.findings:
         yield Text(unlocated(report))
@@ -252,7 +250,7 @@ def _strength(view: CheckView, verbose: bool) -> RenderableType:
 
 
 def named(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and texts; a name that repeats in consecutive rows is written once."""
+    """Return a table of names and texts; a repeated name is written once."""
     table, before = Table.grid(padding=(0, 3, 0, 0)), ""
     for name, text in rows:
         table.add_row(Text("" if name == before else name, style="bold"), Text(text, overflow="fold"))
@@ -316,7 +314,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _profile(finding: Finding) -> Iterator[Text]:
-    """Yield bars of the errors along each axis, unless there are too many bars or all of them exceed the tolerance."""
+    """Yield bars of the errors along each axis, unless there are too many bars or all exceed the tolerance."""
     budget = finding.worst.budget
     for axis, errors in finding.profile.items():
         if (drawn := bars(errors, budget)) and "·" in drawn:

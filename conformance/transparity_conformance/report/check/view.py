@@ -20,7 +20,6 @@ CAPABILITIES = {
     "step": "cached decoding",
     "train": "training",
 }
-"""Names of capabilities, by the first part of the ids of their claims."""
 
 VERDICTS = {"agrees": "agrees with", "diverges": "differs from", "inconclusive": "may or may not agree with"}
 AGAINST = VERDICTS | {"diverges": "departs from"}
@@ -33,8 +32,6 @@ NAME_AND_REASON = re.compile(r"(?P<name>(\{.*?\}(?=: | \()|[^{:]|:(?! ))+): (?P<
 
 @dataclass(frozen=True)
 class CheckView:
-    """The content of a report: sentences, rows of tables, and lists."""
-
     report: Report
     alike: Sequence[str] = ()
     """The names of other configurations that have the same result."""
@@ -47,7 +44,7 @@ class CheckView:
 
     @property
     def system(self) -> str:
-        """`llama, float32`; with another implementation as the reference, which the title names, only `float32`."""
+        """`llama, float32`; only `float32` if the title names another implementation."""
         if self.alike:
             return f"{self.report.preset} (also {', '.join(self.alike)}), {self.report.dtype}"
         name = "your configuration" if self.report.preset == "config" else self.report.preset
@@ -70,7 +67,7 @@ class CheckView:
 
     @property
     def not_compared_in_short(self) -> list[str]:
-        """The omissions, without fields that the audit names; values that the port refuses are only counted."""
+        """The omissions, except fields that the audit names; values that the port refuses are only counted."""
         audit, lines = self.report.audit, self.report.not_compared
         if audit is None:
             return self.not_compared
@@ -104,7 +101,7 @@ class CheckView:
 
     @property
     def audit(self) -> list[str]:
-        """The lines of an audit; if the forward pass is wrong, only the unread tensors, which may be the reason."""
+        """The lines of an audit; for a wrong forward pass, only the unread tensors, which may be the reason."""
         audit = self.report.audit
         if audit is None:
             return []
@@ -133,7 +130,7 @@ def one_line_a_reason(lines: Sequence[str]) -> list[str]:
 
 
 def each_kind_once(lines: Iterable[str]) -> list[str]:
-    """Join lines that differ only in numbers or in the probe, and add how many were joined."""
+    """Join lines that differ only in numbers or in the probe, and add their count."""
     kinds: dict[str, list[str]] = {}
     for line in lines:
         kinds.setdefault(re.sub(r"\d+|(?<=on the probe )\w+", "#", line), []).append(line)

@@ -17,8 +17,6 @@ SITE = "https://transparity.github.io/transparity/"
 
 @dataclass(frozen=True)
 class Meaning:
-    """The explanation of a cause."""
-
     title: str
     """A sentence that states the fault, in one of its variants."""
     right: str
@@ -31,7 +29,7 @@ class Meaning:
     """Public threads about this fault in real ports, as owner/name#number."""
 
     says: Mapping[str, str] = field(default_factory=dict)
-    """A report's sentence for each variant of a fault of the forward pass, unless the sentence depends on the model."""
+    """A report's sentence for each variant of a forward-pass fault, unless it depends on the model."""
 
     def links(self) -> list[str]:
         return [f"https://github.com/{thread.replace('#', '/issues/')}" for thread in self.seen]
@@ -39,14 +37,12 @@ class Meaning:
 
 @functools.cache
 def meanings() -> Mapping[str, Meaning]:
-    """Return the explanation of every cause, by its id."""
     text = files(__package__).joinpath("causes.toml").read_text(encoding="utf-8")
     entries = sorted(tomllib.loads(text).items())
     return {name: Meaning(**entry | {"seen": tuple(entry.get("seen", ()))}) for name, entry in entries}
 
 
 def page_of(name: str) -> str:
-    """Return the address of the page of a cause."""
     return f"{SITE}causes/{name}/"
 
 

@@ -15,8 +15,7 @@ from transparity_conformance.report.terminal import plain_table
 
 BATCH = -1
 LENGTHS = {"source": -2, "target": -3, "tokens": -4, "pixels": -4}
-"""Placeholders of sizes that a configuration leaves open; they are negative, so that they differ from all real
-sizes."""
+"""Placeholders of open sizes; they are negative, so that they differ from all real sizes."""
 
 OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
@@ -64,7 +63,6 @@ def taps_table(config: TransformerConfig) -> Table:
 
 
 def mermaid(config: TransformerConfig) -> str:
-    """Return the architecture as a Mermaid flowchart."""
     lines = ["flowchart TD"]
     for read in config.input_names:
         lines += _stack(config, config.input_stack(read), read)
@@ -117,7 +115,6 @@ def _embedded(config: TransformerConfig, stack: str) -> tuple[str, int]:
 
 
 def _layer(config: TransformerConfig, stack: str, read: str) -> Iterable[str]:
-    """Yield the nodes and edges of a layer; each residual is an edge around its sublayer."""
     width, gated = f"{config.embed_dim} → {config.feed_forward_dim} → {config.embed_dim}", ", gated" * config.gated
     experts = f"{config.experts_per_token} of {config.num_experts} experts, " if config.num_experts else ""
     kinds = {own.mixer for own in config.layer_kinds.values()}
@@ -192,7 +189,7 @@ def _recurrence(config: TransformerConfig) -> str:
 
 
 def _self_attention_only(config: TransformerConfig) -> str:
-    """Return what only self-attention has, such as positions and a window."""
+    """Return features that only self-attention has, such as positions and a window."""
     inside = config.positions in ("rotary", "relative", "alibi")
     known = [f"{config.positions} positions"] if inside else []
     known += ["relative positions"] if config.relative_bias else []

@@ -51,7 +51,6 @@ def values(name: str) -> list[str] | str:
 
 
 def as_rows() -> list[dict[str, Any]]:
-    """Return every field as JSON values."""
     rows = []
     for name, field in TransformerConfig.__dataclass_fields__.items():
         needed = name == "architecture"
@@ -74,7 +73,7 @@ def lines() -> Iterator[tuple[str, str]]:
 def described(config: TransformerConfig) -> dict[str, Any]:
     """Return a configuration, its departures from its paper, its parameters and its taps as JSON.
 
-    Sizes that the configuration leaves open, such as the batch, are words.
+    Open sizes, such as the batch, are words.
     """
     lengths = {name: LENGTHS[name] for name in config.input_names}
     taps = tap_shapes(config, BATCH, **lengths)

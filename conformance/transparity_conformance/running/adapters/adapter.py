@@ -37,9 +37,9 @@ class Adapter:
     zero: Sequence[str] = ()
     """Lines that select parts of the port's tensors to fill with 0, such as biases that the reference lacks."""
     unused: Sequence[str] = ()
-    """The port's tensors whose remaining numbers stay unchanged."""
+    """Tensors of the port whose remaining numbers stay unchanged."""
     asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The parameters whose tensor is not known, with the lines that fit their shapes."""
+    """The parameters without a known tensor, with the lines that fit their shapes."""
 
     def tensors(
         self, config: TransformerConfig, parameters: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]
@@ -90,7 +90,7 @@ class _Filling:
         self.sizes = notation.sizes_of(config)
 
     def every(self, line: str) -> list[str]:
-        """Return the line for each layer, with a number in place of `{i}`, if the port has the tensor that it names."""
+        """Return the line for each layer of the port, with a number in place of `{i}`."""
         numbers = range(
             1 + max((int(each) for name in self.shapes for each in notation.COUNTED.findall(name)), default=0)
         )
@@ -105,7 +105,7 @@ class _Filling:
         return found
 
     def put(self, ours: str, text: str, value: np.ndarray | None, shape: tuple[int, ...] | None) -> None:
-        """Set the numbers that the line selects to the parameter `value`, or to 0 without a value."""
+        """Write the parameter `value`, or 0 without a value, to the numbers that the line selects."""
         if text == notation.ABSENT:
             if value is not None and np.any(value):
                 raise AdapterError(
@@ -147,7 +147,6 @@ class _Filling:
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """Read the file of an adapter; raise `AdapterError` if it is not valid."""
     if (size := file_size(path, AdapterError)) > LARGEST_JSON:
         raise AdapterError(f"{path} has {size} bytes; expected an adapter, at most {LARGEST_JSON}.")
     try:

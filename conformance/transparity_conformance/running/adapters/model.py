@@ -36,16 +36,16 @@ class Model:
     names: Mapping[str, str] = field(default_factory=dict)
     """The model's name of each input, if the model was built without a configuration."""
     module: Any = None
-    """The PyTorch module that computes the forward pass, if there is one."""
+    """The PyTorch module that computes the forward pass, if any."""
     memory: Any = None
     """The object that holds the tensors, if known: a module, or nested dicts and lists."""
     _narrow: Callable[[], None] | None = None
     _kept: dict[str, np.ndarray] | None = None
 
     def own(self) -> None:
-        """Mark this model as the one whose tensors are in the shared memory.
+        """Mark this model as the owner of the shared memory.
 
-        The tensors of the previous model in this memory are saved, because that model may be called again.
+        The previous owner's tensors are saved, because that model may be called again.
         """
         if self.memory is None:
             return
@@ -65,31 +65,25 @@ class Model:
         return {name: tensor.read() for name, tensor in self._tensors.items()}
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name.
-
-        A buffer may be a parameter of the reference, such as a bias that is not learned.
-        """
+        """Return the buffers by name, which may be parameters of the reference, such as a bias that is not learned."""
         return {name: tensor.read() for name, tensor in self._buffers.items()}
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Write `values` to the tensors and buffers of these names."""
         every = {**self._buffers, **self._tensors}
         for name, value in values.items():
             every[name].write(value)
 
     def inputs(self) -> dict[str, str]:
-        """Return the model's name of each input; empty if the model was built with a configuration."""
         return dict(self.names)
 
     def widen(self) -> bool:
-        """Convert the model to float64, which works only for PyTorch modules; return whether it worked."""
+        """Convert the model to float64 if it is a PyTorch module; return whether it is."""
         if self.module is not None:
             self._narrow = modules.widened(self.module)
             self._tensors = modules.tensors_of(self.module)
         return self.module is not None
 
     def narrow(self) -> None:
-        """Convert the model back to its original precision."""
         if self._narrow is not None:
             self._narrow()
             self._tensors = modules.tensors_of(self.module)
@@ -100,12 +94,12 @@ _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
-    """Build a port's model; raise `PortError` if this fails or if the model has no tensors.
+    """Build a port's model; raise `PortError` if building fails or the model has no tensors.
 
     Args:
         make: The port, or a module.
-        config: The configuration, for a port that takes one. None if it is not known, for a port without arguments.
-        parameters: The parameters, for a `build(config, parameters)`. None for any other port.
+        config: The configuration; None for a port without arguments.
+        parameters: The parameters for a `build(config, parameters)`; None for any other port.
     """
     if modules.is_module(make):
         return _opened(make, config)
@@ -129,7 +123,6 @@ def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[st
 
 
 def _checked(model: Model, name: str, made: Any) -> Model:
-    """Return the model; raise `PortError` if it has no tensors."""
     if not model.tensors():
         raise PortError(
             f"{name} returned {shown(made)}, which contains no tensor; expected a torch, flax, Equinox or Keras "
@@ -165,7 +158,6 @@ def _opened(made: Any, config: TransformerConfig | None) -> Model:
 
 
 def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Return one row of each input: two tokens, or an image or audio of zeros."""
     forms = {name: input_form(config, name) for name in config.input_names}
     return {
         name: np.zeros((1, *(size or 2 for size in form.axes)), np.float32 if form.is_float else np.int64)
@@ -176,7 +168,6 @@ def _blank(config: TransformerConfig) -> dict[str, np.ndarray]:
 def _called(
     made: Any, config: TransformerConfig | None, framework: str | None, tensors: Mapping[str, ModuleTensor]
 ) -> Model:
-    """Return the `Model`; its inputs have the reference's names or, without a configuration, the model's own names."""
     if not tensors or config is not None:
         return Model(called(made, config, framework) if config is not None else made, tensors)
     forward, names = called_by_name(made, framework)

@@ -33,7 +33,7 @@ SIZES = {
     "H": "head_dim",
     "F": "feed_forward_dim",
 }
-"""The letters that stand for sizes, and the fields of the configuration with these sizes."""
+"""The letters for sizes, and the configuration fields with these sizes."""
 
 OF_IMAGES = {"C": "image_channels", "P": "patch_size"}
 OF_FRAMES = {"M": "mel_bins"}
@@ -43,19 +43,19 @@ OF_RECURRENCES = {
     "S": "recurrent_key_dim",
     "V": "recurrent_value_dim",
 }
-"""The letters that stand for sizes of images, audio frames and recurrences, which only some models have."""
+"""The letters for sizes of images, audio frames and recurrences, which only some models have."""
 
 STEPS = re.compile(r"(?P<name>.+?)(?P<steps>(?:\.T|\.view\([^()]*\)|\.permute\([^()]*\)|\[[^\[\]]*\])*)")
 STEP = re.compile(r"\.(?P<method>T|view|permute)(?:\((?P<sizes>[^()]*)\))?|\[(?P<index>[^\[\]]*)\]")
 
 ABSENT = ""
-"""The adapter's line for a parameter that the port does not have. Such a parameter must be 0."""
+"""The line of a parameter that the port lacks, and that must therefore be 0."""
 
 NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 """A number that is a whole part of a tensor's name, or an index."""
 
 COUNTED = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
-"""A number that may be the number of a layer; it may also follow an underscore, as in flax's `h_0`."""
+"""A number that may be a layer's number; it may also follow an underscore, as in flax's `h_0`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,20 +73,19 @@ class Selection:
     """The index of each selected number among the flattened tensors, as an array; None selects all numbers in order."""
 
     def read(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the selected numbers; they are flat if all are selected."""
+        """Return the selected numbers, flat if all are selected."""
         flat = np.concatenate([np.ravel(tensors[name]) for name in self.names])
         return flat if self.index is None else flat[self.index]
 
 
 def letters_of(config: TransformerConfig) -> dict[str, str]:
-    """Return the letters that stand for sizes of a model with this configuration, and the fields with these sizes."""
+    """Return the letters for sizes of a model with this configuration, and the fields with these sizes."""
     of_images = OF_IMAGES if config.reads_pixels else {}
     of_frames = OF_FRAMES if config.reads_frames else {}
     return {**SIZES, **of_images, **of_frames, **(OF_RECURRENCES if config.is_recurrent else {})}
 
 
 def sizes_of(config: TransformerConfig) -> dict[str, int]:
-    """Return the letters that stand for sizes, and the sizes in a configuration."""
     return {letter: getattr(config, field) for letter, field in letters_of(config).items()}
 
 
@@ -135,7 +134,7 @@ def parted(text: str, names: Shapes) -> tuple[str, str]:
 
 
 def stacked(name: str, shapes: Shapes) -> tuple[str, ...]:
-    """Return the tensors whose names have a number in place of `{n}`, sorted by this number."""
+    """Return the tensors whose names have a number in place of `{n}`, sorted by it."""
     pattern = re.compile(re.escape(name).replace(r"\{n\}", r"(\d+)"))
     found = {int(match[1]): each for each in shapes if (match := pattern.fullmatch(each))}
     return tuple(found[number] for number in sorted(found))
@@ -197,7 +196,7 @@ Lines = dict[str, str]
 
 
 def templates(text: str, layer: int, names: Shapes) -> Iterator[str]:
-    """Yield copies of the line `text` in which `{i}` replaces a number `layer`, or `{i+1}` a number `layer + 1`."""
+    """Yield copies of a line in which `{i}` replaces a number `layer`, or `{i+1}` a number `layer + 1`."""
     name, steps = parted(text, names)
     for match in COUNTED.finditer(name):
         offset = int(match[0]) - layer
@@ -233,7 +232,7 @@ def _layers(lines: Mapping[str, str], before: str, rest: str) -> list[int]:
 
 
 def line_of(ours: str, lines: Mapping[str, str]) -> str | None:
-    """Return the line for a parameter: its own line, or else the line for all layers, if there is one."""
+    """Return the parameter's own line, or else its line for all layers."""
     if ours in lines:
         return lines[ours]
     match = LAYER.match(ours)

@@ -59,8 +59,8 @@ def _as_its_users_do(
 ) -> Callable[..., Any]:
     """Return the compiled call, mapped over the batch if it takes one sequence.
 
-    A call takes one sequence if it rejects a batch, or if its result for one sequence has the axes of one row. A call
-    that cannot be traced stays unchanged.
+    A call takes one sequence if it rejects a batch, or if its result for one sequence has the axes of one row. An
+    untraceable call stays unchanged.
     """
     row = functools.partial(jax.tree.map, lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype))
     for_one, for_all = _axes(call, arrays, row(args), row(named), config), _axes(call, arrays, args, named, config)
@@ -99,7 +99,6 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _step(key: Any) -> Any:
-    """Return one step of a path: an attribute, an index or a key."""
     return next(getattr(key, each) for each in ("name", "idx", "key") if hasattr(key, each))
 
 

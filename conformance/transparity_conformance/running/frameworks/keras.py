@@ -26,7 +26,7 @@ INPUTS = {
 """Further names of inputs in functional models, in addition to `NAMES`."""
 
 OF_KERAS = ("_layers", "_operations", "_functional", "_modules")
-"""The attributes that Keras and PyTorch themselves use to store layers; they are ignored."""
+"""Attributes in which Keras and PyTorch store layers; they are ignored."""
 
 
 def forward_of(model: Any, config: TransformerConfig) -> Callable[..., Any]:
@@ -61,7 +61,6 @@ def tensors_of(model: Any) -> Iterator[tuple[str, ModuleTensor]]:
 
 
 def _parameters(model: Any) -> list[str]:
-    """Return the names of the arguments of `call`, except those that Keras defines."""
     signature = signature_of(model.call)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
     names = [] if signature is None else [each.name for each in signature.parameters.values() if each.kind in plain]
@@ -94,7 +93,7 @@ def _without_gradients() -> contextlib.AbstractContextManager[Any]:
 
 
 def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield a layer's own variables, and then the variables of the layers inside it."""
+    """Yield a layer's own variables, then the variables of its inner layers."""
     children = {name: child for name, child in _children(layer).items() if id(child) not in above}
     inside = {id(variable) for child in children.values() for variable in child.weights}
     named = {id(value): name.lstrip("_") for name, value in vars(layer).items() if isinstance(value, keras.Variable)}
@@ -106,7 +105,7 @@ def _variables(path: str, layer: Any, above: set[int]) -> Iterator[tuple[str, An
 
 
 def _children(layer: Any) -> dict[str, Any]:
-    """Return the layers inside a layer: by attribute, or by the layer's own name if no attribute has it."""
+    """Return the layers inside a layer by attribute, or by their own name if no attribute has them."""
     found: dict[str, Any] = {}
     for name, value in {**vars(layer), **vars(layer).get("_modules", {})}.items():
         if name not in OF_KERAS:

@@ -19,14 +19,12 @@ from transparity_conformance.running.inputs import input_names, is_instance, set
 
 @dataclass(frozen=True)
 class ModuleTensor:
-    """A tensor of a module that can be read and written as a NumPy array."""
-
     read: Callable[[], np.ndarray]
     write: Callable[[np.ndarray], None]
 
 
 class Kind(Protocol):
-    """A framework's functions to call a module and to find its tensors."""
+    """A framework's functions that call a module and find its tensors."""
 
     def forward_of(self, model: Any, config: TransformerConfig) -> Callable[..., Any]:
         """Return `forward(**inputs)` of NumPy arrays, which calls the module as the framework's users do."""
@@ -43,7 +41,7 @@ Keras comes first, because its layers on PyTorch are also `torch.nn.Module`.
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Return the `Kind` of a module; None for a module or function that is called with batches of arrays."""
+    """Return the `Kind` of a module, or None for a module or function of batches of arrays."""
     name = next((file for package, kind, file in CLASSES if is_instance(model, package, kind)), None)
     return None if name is None else cast(Kind, importlib.import_module(f"{__package__}.{name}"))
 
@@ -89,7 +87,6 @@ def _named_by(function: Any) -> Iterator[Any]:
 
 
 def is_module(port: Any) -> bool:
-    """Return whether a port is a module, as opposed to a function that returns one."""
     return any(
         is_instance(port, package, name)
         for package, name in (("torch.nn", "Module"), ("flax.nnx", "Module"), ("flax.linen", "Module"))
@@ -97,7 +94,7 @@ def is_module(port: Any) -> bool:
 
 
 def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
-    """Return a pair (function, parameters) for a flax linen module, with new random parameters."""
+    """Return (function, parameters) for a flax linen module, with new random parameters."""
     import jax
     import jax.numpy as jnp
 
@@ -116,7 +113,7 @@ def initialised(module: Any) -> tuple[Callable[..., Any], Any]:
 
 @contextlib.contextmanager
 def kept(port: Any) -> Iterator[None]:
-    """Restore, after the context, the weights and modes of the PyTorch module that a port is or refers to."""
+    """Restore the weights and modes of a port's PyTorch module after the context."""
     module = module_in(port)
     if module is None:
         yield
@@ -139,7 +136,7 @@ def widened(module: Any) -> Callable[[], None]:
 
 
 def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
-    """Return a function that restores a module's current tensors; a tensor in `copies` is restored from its copy."""
+    """Return a function that restores a module's current tensors, from `copies` if possible."""
     parameters = [(value, copies.get(id(value), value.data)) for value in module.parameters()]
     buffers = [
         (each, name, copies.get(id(value), value)) for each in module.modules() for name, value in each._buffers.items()
@@ -155,7 +152,7 @@ def _undo(module: Any, copies: Mapping[int, Any]) -> Callable[[], None]:
 
 
 STATISTICS = ("running_mean", "running_var")
-"""The buffers of a batch norm, which are parameters of the reference."""
+"""Buffers of a batch norm that are parameters of the reference."""
 
 
 def tensors_of(model: Any) -> dict[str, ModuleTensor]:
@@ -193,13 +190,12 @@ def buffers_of(model: Any) -> dict[str, ModuleTensor]:
 def tensors_inside(function: Any) -> dict[str, ModuleTensor]:
     """Return the tensors of the first model that a function refers to; empty without a model.
 
-    The model may be the function itself, the object of a bound method, an attribute, or a variable of the function.
+    The function itself, its bound object, its attributes and its variables are searched.
     """
     return next((tensors for node in contents_of(function) if (tensors := tensors_of(node))), {})
 
 
 def package_of(node: Any) -> str:
-    """Return the package of the first array in nested dicts and lists."""
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         found = package_of(value) if isinstance(value, dict | list) else type(value).__module__.partition(".")[0]
         if found:

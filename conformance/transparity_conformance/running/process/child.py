@@ -31,7 +31,7 @@ TIMEOUT = 300.0
 """The default timeout in seconds for one call of a port, or for a program."""
 
 LONGEST_TIMEOUT = 1e6
-"""The longest timeout, 11 days, because sockets wait for at most 2³¹ milliseconds."""
+"""The longest timeout, 11 days: sockets wait for at most 2³¹ milliseconds."""
 
 
 def checked_timeout(seconds: float | None) -> float:
@@ -136,7 +136,7 @@ class PortProcess:
         return PortProcessError(f"{self.name} {how} at {what}; expected an answer.")
 
     def folder(self) -> str:
-        """Return a folder for files that the process reads; the folder is removed when the process is stopped."""
+        """Return a folder for the process's inputs, which is removed when the process is stopped."""
         if not self.folders:
             self.folders.append(tempfile.mkdtemp(prefix="transparity-"))
         return self.folders[0]
@@ -164,7 +164,7 @@ def _how_ended(code: int) -> str:
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its descendants, because a descendant could still write files."""
+    """Kill a process and all its descendants: a descendant could still write files."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -174,16 +174,14 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
 
 
 PATIENCE = 0.02
-"""The number of seconds between two polls of running programs."""
+"""The seconds between two polls of running programs."""
 
 TAIL = 2000
-"""The number of bytes that are kept from the end of a program's standard error."""
+"""The bytes that are kept from the end of a program's standard error."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """The result of running a program."""
-
     actual: Path
     """The file that the program should have written."""
     failure: str | None
@@ -210,7 +208,7 @@ def run_together(
 ) -> list[Completed]:
     """Run a program several times in parallel, as `run_command` does; each run has its own output file and environment.
 
-    If one run fails, the others are stopped, because they may wait for it.
+    If one run fails, the other runs are stopped, because these may wait for the failed run.
     """
     programs: list[_Program] = []
     try:
@@ -230,8 +228,6 @@ def run_together(
 
 
 class _Program:
-    """One run of a program."""
-
     def __init__(self, command: str, bundle: Path, actual: Path, environment: Mapping[str, str], who: str) -> None:
         self.command, self.actual, self.who = command, actual, who
         arguments = command_line(command, bundle, actual)
@@ -258,7 +254,7 @@ class _Program:
         return bool(self.process.poll())
 
     def completed(self, timeout: float, first: _Program | None) -> Completed:
-        """Return the result of the program; if the failure of the run `first` stopped it, return that failure."""
+        """Return the result; if the failure of the run `first` stopped this program, return that failure."""
         code, named = self.process.poll(), f"{self.who} {shown(self.command)}"
         if code == 0:
             return Completed(self.actual, None)
@@ -271,7 +267,6 @@ class _Program:
 
 
 def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
-    """Split a command into the program and its arguments, and insert the paths."""
     try:
         parts = shlex.split(command)
     except ValueError as error:
@@ -287,7 +282,7 @@ def command_line(command: str, bundle: Path, actual: Path) -> list[str]:
 
 
 class _Tail:
-    """The end of a stream, which a thread reads; earlier bytes are discarded, because the stream may be endless."""
+    """The end of a possibly endless stream, which a thread reads."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.content = b""
@@ -301,7 +296,7 @@ class _Tail:
                 self.content = (self.content + chunk)[-TAIL:]
 
     def last_line(self) -> str:
-        """Return the last line that is not empty, without unprintable characters."""
+        """Return the last nonempty line, without unprintable characters."""
         self.thread.join(1)
         lines = [line.strip() for line in self.content.decode(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else ""

@@ -61,8 +61,6 @@ def spec_of(build: Callable[..., Any] | str) -> str:
 
 
 class _Remote:
-    """A function in another process, with its signature."""
-
     def __init__(self, call: Callable[..., Any], described: Any) -> None:
         self._call, self._described = call, described
 
@@ -130,11 +128,9 @@ class IsolatedModel(RemoteForward):
     """A model in another process, with the methods of `adapters.model.Model`."""
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors by name; raise `PortProcessError` for a malformed answer."""
         return self._arrays("tensors")
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Return the buffers by name; raise `PortProcessError` for a malformed answer."""
         return self._arrays("buffers")
 
     def _arrays(self, what: str) -> dict[str, np.ndarray]:
@@ -168,18 +164,17 @@ class IsolatedBuild:
 
     @property
     def has_own_weights(self) -> bool:
-        """Return whether the port is an exported model, which has its own weights."""
         return runtime_of(self.process.spec) is not None
 
     def loading(self, model_type: str | None) -> IsolatedBuild:
-        """Return the same port as a loader of folders of a family; for None, return it as a `build`."""
+        """Return the same port as a loader of folders of a family, or as a `build` for None."""
         return IsolatedBuild(self.process, model_type)
 
     def on(self, process: ProcessGroup) -> IsolatedBuild:
         return IsolatedBuild(process, self.model_type, self.edit)
 
     def edited(self, edit: Edit) -> IsolatedBuild:
-        """Return the same loader, for folders with this change."""
+        """Return the same loader, for folders with `edit`."""
         return IsolatedBuild(self.process, self.model_type, edit)
 
     def close(self) -> None:
@@ -209,7 +204,7 @@ class IsolatedBuild:
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Build a port's model, which has its own weights, and return the model.
+        """Build and return a port's model with its own weights.
 
         A port that takes parameters receives `parameters`. Without a configuration, the inputs have the model's own
         names.
@@ -233,7 +228,7 @@ class IsolatedBuild:
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
     """Call a method of a built port.
 
-    A `RemoteForward` stores partial calls of this function. If they were bound methods, they would keep it alive.
+    `RemoteForward` stores partial calls of this function. Bound methods would keep the object alive.
     """
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
@@ -241,14 +236,14 @@ def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **name
 
 
 def _keep_track(process: ProcessGroup, value: Any) -> None:
-    """Let the port's process release each object in an answer when the checker releases its handle."""
+    """Let the port's process release each object of an answer when the checker releases its handle."""
     for item in value if isinstance(value, tuple | list) else [value]:
         if isinstance(item, Handle):
             process.forgotten_with(item)
 
 
 def _stays(name: str) -> int | None:
-    """Return the index of the item in a method's result that stays in the port's process; None if no item stays."""
+    """Return the index of the result's item that stays in the port's process, or None."""
     return next((row.stays for row in CAPABILITIES.values() if row.attribute == name), None)
 
 

@@ -1,6 +1,6 @@
-"""Joining of the answers of all ranks: arrays are joined by their placements, and all other values must be equal.
+"""Join the answers of all ranks: arrays by their placements; all other values must be equal.
 
-An operation is kept only if its value is equal on all ranks, because a shard might be mistaken for another activation.
+Only operations with equal values on all ranks are kept: a shard might be mistaken for another activation.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Replicas:
-    """The replicas of a value that differ between two ranks, in the call with the largest difference."""
-
     name: str
     relative: float
     """The difference, divided by the largest number."""
@@ -41,7 +39,6 @@ class Differing:
     """The differing values of the last call: one array per rank, by name."""
 
     def note(self, name: str, values: Sequence[Any], gap: float, rank: int) -> None:
-        """Record the replicas of a value that differ between rank 0 and `rank`."""
         numbers = [np.asarray(value) for value in values if value is not None]
         self.last[name] = numbers
         largest = float(np.abs(np.nan_to_num(numbers[0])).max(initial=0.0))
@@ -97,7 +94,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _same(name: str, answers: Sequence[Any]) -> Any:
-    """Return the answer of all ranks; raise `PortError` unless all are equal."""
     for rank, answer in enumerate(answers):
         if type(answer) is not type(answers[0]) or answer != answers[0]:
             raise PortError(
@@ -120,7 +116,7 @@ class Whole:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """Return the operations of rank 0 whose values are equal on all ranks; the data flow between them is kept.
+        """Return the operations of rank 0 whose values are equal on all ranks, with the data flow between them.
 
         If ranks run different operations, as pipeline stages do, return all operations of rank 0.
 

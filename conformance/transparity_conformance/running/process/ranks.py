@@ -51,7 +51,7 @@ class ProcessGroup:
         self.configs: dict[int, TransformerConfig] = {}
         self._loaded: tuple[Any, Any] | None = None
         self.alone = ProcessGroup(spec, timeout, adapter, is_launched=True) if ranks > 1 else None
-        """A single rank with the same code; it is started and stopped together with the others."""
+        """A single rank with the same code, which starts and stops together with the others."""
 
     def stop(self) -> None:
         for process in self.processes:
@@ -60,7 +60,6 @@ class ProcessGroup:
             self.alone.stop()
 
     def load(self, spec: str) -> None:
-        """Load another port in the same processes."""
         self.loaded()
         for process in self.processes:
             process.ask("loading the port", "load", spec, self.adapter)
@@ -75,13 +74,12 @@ class ProcessGroup:
         return all(process.is_running for process in self.processes)
 
     def processor_seconds(self) -> float | None:
-        """Return the processor time of all processes; None if it is not known."""
         alone = [] if self.alone is None else self.alone.processes
         known = [process.processor_seconds() for process in (*self.processes, *alone)]
         return None if None in known else sum(filter(None, known))
 
     def loaded(self) -> tuple[int, Any]:
-        """Return the port's function as a handle number and a signature; raise `LoadError` if there is no such port."""
+        """Return the handle number and signature of the port's function; raise `LoadError` if there is no such port."""
         if self._loaded is None:
             try:
                 answers = self._together("loading the port")
@@ -137,15 +135,13 @@ class ProcessGroup:
         return joined(method, answers, self.shardings.get(number, Sharding(self.ranks)), shapes, self.differing)
 
     def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
-        """Send a request to all ranks, and return the answers by rank."""
         for rank, process in enumerate(self.processes):
             given = _of_rank(arguments, rank) if self.is_launched else arguments
             process.ask(what, name, *given, largest=largest)
         return self._together(what)
 
     def _together(self, what: str) -> list[Any]:
-        """Receive the answers of all ranks, and return them by rank. They arrive in any order, because a rank may wait
-        for another rank."""
+        """Return the answers by rank; they are received in any order, because a rank may wait for another."""
         try:
             return SharedCall(self.processes, what).answers()
         except PortCallError:  # no process has ended
@@ -158,18 +154,16 @@ class ProcessGroup:
         return self.processes[0].folder()
 
     def offers(self, forward: Any, name: str) -> bool:
-        """Return whether a built port has the method `name` on every rank."""
         return all(self._asked("the request for its methods", "offers", forward.handle.number, name))
 
     def answers_of(self, forward: Any, name: str, tokens: Mapping[str, np.ndarray]) -> list[Any]:
-        """Call a method of a built port, and return the answers by rank."""
         return self._asked(name, "call", forward.handle.number, name, (), dict(tokens), None)
 
     def sharding_of(self, handle: Handle) -> Sharding:
         return self.shardings.get(handle.number, ALONE)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values whose replicas differed in the last call: one array per rank, by name."""
+        """Return the values that differed between ranks in the last call: one array per rank, by name."""
         return self.differing.last
 
     def handle(self, number: int) -> Handle:
@@ -177,7 +171,7 @@ class ProcessGroup:
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
 
     def forgotten_with(self, handle: Handle) -> Handle:
-        """Release an object in the processes as soon as the checker releases its handle."""
+        """Let the processes release an object when the checker releases its handle."""
         handles = handle.handles if isinstance(handle, RankHandle) else (handle,)
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
@@ -185,7 +179,7 @@ class ProcessGroup:
 
 
 def _of_rank(value: Any, rank: int) -> Any:
-    """Return the arguments of a request for one rank, with the handles of this rank."""
+    """Return the arguments of a request with the handles of one rank."""
     if isinstance(value, RankHandle):
         return value.handles[rank]
     if isinstance(value, dict):
@@ -196,7 +190,6 @@ def _of_rank(value: Any, rank: int) -> Any:
 
 
 def isolated_of(build: Callable[..., Any]) -> Any:
-    """Return a port without the options that were bound to it."""
     return isolated_of(build.func) if isinstance(build, functools.partial) else build
 
 
@@ -206,13 +199,11 @@ def ranks_of(build: Callable[..., Any]) -> int:
 
 
 def group_of(build: Callable[..., Any]) -> ProcessGroup | None:
-    """Return the processes of a port that runs on ranks; None for any other port."""
     process = getattr(isolated_of(build), "process", None)
     return process if isinstance(process, ProcessGroup) and process.is_launched else None
 
 
 def processor_seconds(build: Callable[..., Any]) -> float | None:
-    """Return the processor time of a port's processes; None if it has no processes, or if the time is not known."""
     process = getattr(isolated_of(build), "process", None)
     return process.processor_seconds() if isinstance(process, ProcessGroup) else None
 
@@ -231,10 +222,7 @@ As with `torchrun`, each rank has one thread. Collectives use the loopback inter
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Return the environment variables of each rank.
-
-    Each rank gets the variables that `torchrun` sets, and the coordinator's address for `jax.distributed.initialize`.
-    """
+    """Return each rank's environment variables: `torchrun`'s, and the address for `jax.distributed.initialize`."""
     with socket.socket() as one, socket.socket() as other:  # two free ports
         for each in (one, other):
             each.bind((ADDRESS, 0))
@@ -251,15 +239,13 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 WAITS = 5.0
-"""The seconds that the other ranks get after one rank failed, in addition to the time that the failed rank took."""
+"""The seconds, plus the failed rank's time, that other ranks get after a failure."""
 
 PATIENCE = 0.5
-"""The number of seconds without an answer after which the checker polls the processes."""
+"""The seconds without an answer after which the checker polls the processes."""
 
 
 class SharedCall:
-    """One request to all ranks."""
-
     def __init__(self, processes: Sequence[PortProcess], what: str) -> None:
         self.processes, self.what = processes, what
         self.found: dict[int, Any] = {}
@@ -267,9 +253,9 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Receive the answers, and return the ranks that gave none.
+        """Receive the answers, and return the ranks without one.
 
-        If a rank fails, the other ranks get some more time, because they may wait for the failed rank forever.
+        If a rank fails, the others get a little more time: they may wait for the failed rank forever.
         """
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
@@ -308,7 +294,7 @@ class SharedCall:
         raise PortCallError(str(error) if everywhere else f"on rank {rank} of {len(self.processes)}: {error}")
 
     def _late(self, timeouts: Sequence[int]) -> str:
-        """Return the message for ranks that gave no answer in time."""
+        """Return the message about ranks without a timely answer."""
         process, answered = self.processes[0], sorted(self.found)
         others = f" ({_named(answered)} answered)" if answered else ""
         return (

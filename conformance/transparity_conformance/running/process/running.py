@@ -34,19 +34,19 @@ from transparity_conformance.running.process.ranks import isolated_of
 from transparity_conformance.running.process.wire import largest_answer
 
 MISSHAPEN = 2**26
-"""The bytes that an answer may have in addition to its activations, so that a wrong shape can be reported."""
+"""The bytes allowed in addition to an answer's activations, so that a wrong shape can be reported."""
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""
 
 
 def in_precision(build: Port, dtype: str) -> Port:
-    """Bind `dtype` to a `build` that takes the name of a dtype, as the three columns do; other ports are unchanged."""
+    """Bind `dtype` to a `build` that takes a dtype's name; return other ports unchanged."""
     signature = signature_of(build)
     if signature is None:
         return build
     parameter = signature.parameters.get("dtype")
-    # if the default is None, the annotation shows whether the port takes a name
+    # If the default is None, the annotation shows whether the port takes a name.
     takes_names = parameter is not None and (isinstance(parameter.default, str) or "str" in str(parameter.annotation))
     return functools.partial(build, dtype=str(dtype)) if takes_names else build
 
@@ -62,10 +62,10 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return the parameters that a port receives, as copies.
+    """Return copies of the parameters for a port.
 
-    A loader receives the path of the checkpoint's own folder if it cannot receive a copy. An exported model has its own
-    weights and receives nothing.
+    A loader that cannot receive a copy gets the path of the checkpoint's own folder. An exported model has its own
+    weights and gets nothing.
     """
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
@@ -81,12 +81,12 @@ def is_loader(build: Port) -> bool:
 
 
 def model_type_of(build: Port) -> str | None:
-    """Return the family of the folders that a loader reads; None for any other port."""
+    """Return the family of the folders that a loader reads, or None."""
     return getattr(isolated_of(build), "model_type", None)
 
 
 def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return a line which states that a loader received the checkpoint's own folder, and why; else nothing."""
+    """Return a line that says why a loader received the checkpoint's own folder, or nothing."""
     if not isinstance(parameters, InFolder) or parameters.is_ours or not is_loader(build):
         return ()
     if not parameters.is_given_itself:
@@ -102,18 +102,16 @@ class RemotePort:
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Return the result of a method, or by default of the forward pass, and the recorded operations."""
+        """Return the result of a method (by default the forward pass) and the recorded operations."""
         raise NotImplementedError
 
     def offers(self, name: str) -> bool:
         raise NotImplementedError
 
     def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        """Call a method, and return its result."""
         raise NotImplementedError
 
     def sharding(self) -> Sharding:
-        """Return the number of ranks and the placements."""
         return ALONE
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
@@ -151,7 +149,7 @@ def run_listening(
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
     """Call a method of a built port, or the forward pass for an empty name; return its result and all operations.
 
-    The operations include operations on integers. Raises `PortError` if the port raises an exception.
+    Operations on integers are included. Raises `PortError` if the port raises an exception.
     """
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
@@ -162,7 +160,6 @@ def offers(forward: Any, method: str) -> bool:
 
 
 def ask(forward: Any, method: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port, or the forward pass for an empty name; return the result."""
     if isinstance(forward, RemotePort) and method:
         return forward.asked(method, *args, **named)
     return call_port(getattr(forward, method) if method else forward, *args, **named)
@@ -185,9 +182,9 @@ def listen_once(
     *,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """Call a function once and return its result and its operations.
+    """Call a function once and return its result and operations.
 
-    A rehearsal before the call gets copies of the arguments, because the call may change an argument such as a cache.
+    A rehearsal gets copies of the arguments, because a call may change an argument such as a cache.
     """
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
@@ -200,7 +197,7 @@ def listen_once(
 
 
 def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Probe) -> Any:
-    """Call `call` with the inputs of a probe; messages show the signature of `forward`, the port."""
+    """Call `call` with a probe's inputs; messages show the signature of the port `forward`."""
     inputs = {name: as_given(value) for name, value in probe.inputs.items()}
     try:
         return call_port(call, **inputs)
@@ -212,7 +209,7 @@ def _returned(call: Callable[..., Any], forward: Callable[..., Any], probe: Prob
 
 
 def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.ndarray]:
-    """Return the known activations that a port returned; with `logits_only`, only the logits."""
+    """Return the known activations of a port's result, or only the logits."""
     try:
         taps = call_port(taps_in, returned, probe.config)
     except PortCallError as error:
@@ -234,7 +231,7 @@ def _known(returned: Any, probe: Probe, logits_only: bool) -> Mapping[str, np.nd
 
 
 def _array(name: str, value: Any, most: int) -> np.ndarray:
-    """Convert an activation to float64; its size is checked first, because a view of one number may have any shape."""
+    """Convert an activation to float64, after checking its size: a view of one number may have any shape."""
     try:
         array = call_port(as_numbers, value)
     except PortCallError as error:

@@ -1,7 +1,7 @@
 """The messages between the checker and the process of a port.
 
-The port trusts the checker, so requests are pickled. The checker does not trust the port: an answer is JSON and the
-bytes of arrays, which cannot run code. Any other object stays in the port's process, and the checker gets its number.
+The port trusts the checker, so requests are pickled. The checker does not trust the port: an answer is JSON and bytes
+of arrays, which cannot run code. Any other object stays in the port's process, and the checker gets its number.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from transparity_conformance.listening.operation import LONGEST_PATH, Operation,
 from transparity_conformance.report.comparison import as_numbers
 
 HEADER = struct.Struct("<QQ")
-"""The header of an answer: the number of bytes of JSON, and the number of bytes of arrays."""
+"""The header of an answer: its bytes of JSON, and its bytes of arrays."""
 
 LARGEST_TEXT = 2**26
-"""The largest number of bytes of JSON in an answer."""
 
 LARGEST_IN_MEMORY = 2**26
-"""The largest number of bytes of activations that are kept in memory; larger answers are written to a file."""
+"""The most bytes of activations in memory; larger answers are written to a file."""
 
 Fill = Callable[[np.ndarray], None]
-"""Receives the numbers of the next array."""
 
 PATIENCE = 1.0
-"""The number of seconds without a byte after which the checker polls the port's process."""
+"""The seconds without a byte after which the checker polls the port's process."""
 
 DEPTH = 8
-"""The largest depth of nested containers in an answer; deeper containers stay in the port's process."""
+"""The largest depth of containers in an answer; deeper containers stay in the port's process."""
 
 
 class Closed(Exception):  # noqa: N818 - it is always caught
@@ -55,8 +53,6 @@ class Kept:
 
 
 class Handle:
-    """A reference to an object that stays in the port's process, such as a cache."""
-
     def __init__(self, number: int, kind: str) -> None:
         self.number, self.kind = int(number), str(kind)
 
@@ -78,8 +74,8 @@ def receive_request(connection: socket.socket) -> Any:
 def encoded(answer: Any, keep: Callable[[Any], int], largest: int) -> tuple[bytes, list[np.ndarray]]:
     """Encode an answer as JSON and arrays; `keep` stores an object that cannot be sent, and returns its number.
 
-    Raises `ValueError` if the arrays have more than `largest` bytes. This is tested before any array is copied, because
-    a view of one number may claim petabytes.
+    Raises `ValueError` if the arrays have more than `largest` bytes, before any array is copied: a view of one number
+    may claim petabytes.
     """
     arrays: list[np.ndarray] = []
     taken = 0
@@ -154,7 +150,7 @@ def _chunks(
     deadline: float | None = None,
     is_running: Callable[[], bool] = lambda: True,
 ) -> Iterator[bytes]:
-    """Yield `length` bytes in pieces; `receive_answer` describes the exceptions."""
+    """Yield `length` bytes in pieces; raise as `receive_answer` does."""
     left = length
     while left:
         if deadline is not None:
@@ -174,15 +170,14 @@ def _chunks(
 
 
 def largest_answer() -> int:
-    """Return the largest number of bytes that the arrays of an answer may have: an eighth of the machine's memory.
+    """Return the most bytes that an answer's arrays may have: an eighth of the machine's memory.
 
-    The arrays take twice as many bytes in the checker, which converts float32 to float64.
+    The checker doubles these bytes, because it converts float32 to float64.
     """
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
 def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
-    """Read the next array, which has the dtype `code` and the shape `sizes`."""
     dtype, shape = np.dtype("<" + code), tuple(int(size) for size in sizes)
     if dtype.kind not in "fiub" or any(size < 0 for size in shape):
         raise ValueError(f"an array has the dtype {dtype} and the shape {shape}")
@@ -191,7 +186,7 @@ def _read_array(fill: Fill, code: str, sizes: list[int]) -> np.ndarray:
 
 
 def _decoded(node: Any, fill: Fill, store: Callable[[], Any] = dict, depth: int = 0) -> Any:
-    """Decode the JSON `node` of an answer; `store` makes the container for a dictionary of several arrays."""
+    """Decode the JSON `node` of an answer; `store` makes a container for several arrays."""
     ((kind, content),) = node.items()
     if kind == "value":
         return content
@@ -253,7 +248,6 @@ def received(answer: Any) -> list[Operation]:
 
 
 def _pair(columns: Any) -> tuple[int, int] | None:
-    """Return the first and last column of an expression in its line; None if they are not known."""
     if columns is None:
         return None
     start, end = columns
@@ -261,7 +255,6 @@ def _pair(columns: Any) -> tuple[int, int] | None:
 
 
 def _item(items: Sequence[Any], index: Any) -> Any:
-    """Return the item at an index; raise `IndexError` if the index is negative."""
     if int(index) < 0:
         raise IndexError(f"an index is {index}")
     return items[int(index)]
@@ -275,7 +268,7 @@ def _value(value: Any) -> np.ndarray:
 
 
 def _before(index: int, inputs: np.ndarray) -> tuple[int, ...]:
-    """Return the indices of an operation's inputs; raise `ValueError` unless all of them ran before it."""
+    """Return the indices of an operation's inputs; raise `ValueError` unless all are earlier operations."""
     if not ((inputs >= 0) & (inputs < index)).all():
         raise ValueError(f"operation {index} has the inputs {inputs.tolist()}")
     return tuple(inputs.tolist())

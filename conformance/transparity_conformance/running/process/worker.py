@@ -1,6 +1,6 @@
 """The program in the process of a port, `python -m transparity_conformance.running.process.worker DESCRIPTOR`.
 
-`child` starts it. It loads the port, calls it on request, and sends the results. It judges nothing.
+`child` starts the program, which loads the port, calls the port on request, and sends the results without judging them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transparity_conformance.running.process.running import listen_once
 
 
 class Worker:
-    """The objects of a port, by number, and the requests that the checker may send."""
+    """A port's objects by number, and the requests that the checker may send."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
@@ -59,7 +59,6 @@ class Worker:
         return self.keep(build), described_signature(build)
 
     def limits(self, number: int) -> dict[str, Any]:
-        """Return the fields of `Limits`: the calls that an exported model accepts."""
         return dataclasses.asdict(self.objects[number].limits)
 
     def call(self, number: int, attribute: str, args: Any, named: Any, stays: int | None = None) -> Any:
@@ -162,7 +161,6 @@ class Worker:
 
 
 def _in_memory(parameters: Any) -> Any:
-    """Read the matrices of a large checkpoint from their files."""
     if not isinstance(parameters, dict):
         return parameters
     return {name: np.asarray(value) if isinstance(value, Mapped) else value for name, value in parameters.items()}
@@ -210,7 +208,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _end_with(checker: int) -> None:
-    """End this process once the checker has ended, even during a call; no signal reports a parent's end."""
+    """End this process once the checker has ended, even during a call: no signal reports the end of a parent."""
     while os.getppid() == checker:
         time.sleep(1)
     os._exit(0)

@@ -33,8 +33,6 @@ PAST, PRESENT = "past", "present"
 
 @dataclass(frozen=True)
 class Graph:
-    """The inputs and outputs of a graph."""
-
     path: Path
     inputs: dict[str, Any]
     """Each input by name, with its `shape` and `type`; a single input of tokens is renamed to `input_ids`."""
@@ -44,7 +42,6 @@ class Graph:
 
     @property
     def past(self) -> list[str]:
-        """Return the names of the inputs for a cache."""
         return [name for name in self.inputs if name.startswith(PAST)]
 
     @property
@@ -56,7 +53,6 @@ class Graph:
 
     @property
     def reads(self) -> str:
-        """Return what the first stack reads: token ids, images or frames of audio."""
         return next((what for name, what in READS.items() if name in self.inputs), "token ids")
 
     def fixed(self, axis: int) -> int | None:
@@ -102,10 +98,9 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]+))?')
 
 
 FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-"""The types of floating-point weights."""
 
 QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInteger|NBits|QAttention|QGemm")
-"""The parts of names that all operations on quantized numbers share."""
+"""The parts of names by which operations on quantized numbers are recognized."""
 
 
 def weights_dtype(path: Path) -> str:
@@ -125,8 +120,6 @@ def weights_dtype(path: Path) -> str:
 
 
 class Nodes:
-    """The nodes of a graph, in the order in which they run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.model = onnx.load(path)
@@ -155,7 +148,7 @@ class Nodes:
                 comes_from[name] = record.add(node.op_type, numbers, inputs, self._stack(node, number))
 
     def _stack(self, node: Any, number: int) -> tuple[Source, ...]:
-        """Return the stack trace of a node; without one, a line with the node itself and its number."""
+        """Return a node's stack trace; without one, a line with the node and its number."""
         noted = next((each.value for each in node.metadata_props if each.key == STACK_TRACE), "")
         frames = [Source(safe(file), int(line), safe(code)) for file, line, code in FRAME.findall(noted)]
         outputs, inputs = (", ".join(filter(None, names)) for names in (node.output, node.input))

@@ -33,8 +33,6 @@ Cache = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 class OnnxModel:
-    """A graph with its weights."""
-
     def __init__(self, session: onnxruntime.InferenceSession, graph: Graph) -> None:
         self.session, self.graph = session, graph
         length = graph.fixed(1)
@@ -66,7 +64,7 @@ class OnnxModel:
         return joined[:, :length] if joined.ndim == 3 else joined
 
     def empty(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the cache before any token; the first axis that the graph does not fix is the batch."""
+        """Return the cache before any token; the first axis that is not fixed is the batch."""
         made = {}
         for name in self.graph.past:
             sizes, batch = self.graph.inputs[name].shape, [_rows(inputs)]
@@ -106,8 +104,6 @@ class OnnxModel:
 
 
 class OnnxForward(Listened):
-    """The forward pass of a graph."""
-
     def __init__(self, model: OnnxModel, config: TransformerConfig) -> None:
         self.model, self.config = model, config
         outputs = model.graph.outputs
@@ -153,7 +149,6 @@ def load(path: Path) -> OnnxModel | OnnxPair:
 
 
 def opened(path: Path) -> Any:
-    """Return the session of an ONNX file; raise `LoadError` if the file cannot be read."""
     file_size(path, LoadError)
     try:
         return call_port(session_of, str(path))
@@ -162,16 +157,14 @@ def opened(path: Path) -> Any:
 
 
 def session_of(model: str | bytes) -> Any:
-    """Return the session of a file, or of the bytes of a file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # ONNX Runtime's fallback prints a message and tries the same again
+    # ONNX Runtime's fallback prints a message and repeats the attempt.
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 def listen_to_nodes(record: Record, path: Path, given: Mapping[str, np.ndarray], after: str = "") -> None:
-    """Run a graph once, and record its operations with `Nodes.add_to`."""
     nodes = Nodes(path)
     session = session_of(nodes.opened())
     names = [each.name for each in session.get_outputs()]
@@ -201,7 +194,7 @@ def _rows(inputs: Mapping[str, np.ndarray]) -> int:
 
 
 MEMORY = "encoder_hidden_states"
-"""The input through which the decoder gets the encoder's first output."""
+"""The decoder's input for the encoder's first output."""
 
 TAKEN = {
     ENCODER: {"input_ids": "source", FRAMES: "source", "attention_mask": "attention_mask"},
@@ -211,8 +204,6 @@ TAKEN = {
 
 
 class OnnxPair:
-    """The graphs of an encoder and a decoder, with their weights."""
-
     def __init__(self, folder: Path) -> None:
         self.sessions = {name: opened(folder / name) for name in TAKEN}
         self.paths = {name: folder / name for name in TAKEN}
@@ -235,7 +226,6 @@ class OnnxPair:
         return OnnxPairForward(self, config)
 
     def given(self, name: str, every: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the values of all inputs of one graph, by the graph's names."""
         return {
             each.name: np.ascontiguousarray(every[TAKEN[name][each.name]], DTYPES.get(each.type, np.int64))
             for each in self.sessions[name].get_inputs()
@@ -243,8 +233,6 @@ class OnnxPair:
 
 
 class OnnxPairForward(Listened):
-    """The forward pass of an encoder and a decoder."""
-
     def __init__(self, model: OnnxPair, config: TransformerConfig) -> None:
         self.model, self.config = model, config
         names = [each.name for each in model.sessions[DECODER].get_outputs()]
@@ -263,14 +251,12 @@ class OnnxPairForward(Listened):
         return result, record.operations
 
     def _every(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the values of all inputs of both graphs: tokens, the source's mask, and the encoder's output."""
         every = add_mask(inputs, self.config)
         every.setdefault("attention_mask", np.ones_like(every["source"], np.int64))
         return every | {MEMORY: self.model.sessions[ENCODER].run(None, self.model.given(ENCODER, every))[0]}
 
 
 def _check_inputs(path: Path, session: Any, taken: Mapping[str, str]) -> None:
-    """Raise `LoadError` if a graph has other inputs, or if it fixes sizes."""
     for each in session.get_inputs():
         if each.name not in taken:
             raise LoadError(

@@ -28,26 +28,24 @@ Check = Callable[..., Iterator[ClaimEvidence]]
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, with the subjects to which it applies."""
-
     name: str
     says: str
     check: Check
     full: Claim | None = None
-    """The same claim with all of its cases, for the slow suite; None if the quick suite already has all cases."""
+    """The claim with all cases, for the slow suite; None if the quick suite has them all."""
     dtypes: tuple[str, ...] = EVERY
     of_reference: bool = False
     """Whether the expected values are independent of the reference, so that the reference can also be tested."""
     compiled: bool = False
-    """Whether the claim runs whole models, which are tested in every mode, not only in the first."""
+    """Whether the claim runs whole models, which are tested in every mode."""
     quick: tuple[str, ...] = EVERY
     """The dtypes in which the quick suite tests the claim."""
     needs: tuple[str, ...] = ()
     """Packages whose implementations are compared with the reference."""
     harness: bool = False
-    """Whether the claim is about single functions or modules. A harness provides these functions and modules."""
+    """Whether the claim is about single functions or modules, which a harness provides."""
     sharded: bool = False
-    """Whether the claim is about a backend on several ranks. Such a backend needs a harness."""
+    """Whether the claim is about a backend on several ranks, which needs a harness."""
 
     def is_about(self, subject: BackendSubject, first_mode: bool) -> bool:
         return (
@@ -135,9 +133,9 @@ def subjects(name: str) -> Iterator[tuple[BackendSubject, bool]]:
 
 
 def cases(name: str) -> Iterator[tuple[Claim, BackendSubject, bool]]:
-    """Yield each claim with each subject of a backend to which it applies, and whether the quick suite tests it.
+    """Yield each applicable claim with each subject of a backend, and whether the quick suite tests it.
 
-    If a claim has more cases than the quick suite tests, yield the claim with few cases, and again with all cases.
+    If a claim has more cases than the quick suite tests, yield it with few cases, and again with all cases.
     """
     for subject, quick in subjects(name):
         for each in all_claims().values():

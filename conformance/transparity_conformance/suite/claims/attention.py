@@ -20,7 +20,7 @@ from transparity_conformance.suite.claims.layers import module_oracle
 from transparity_numpy.harness import function as reference_function
 
 LONG = 300
-"""The number of queries, which is larger than the block size of every backend's attention."""
+"""A number of queries beyond the block size of every backend's attention."""
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM = 8, 3, 7, 9, 8
 HIDDEN = (-math.inf, -1e20, -1e9, -10.0, -1e-20, 0.0)
@@ -63,8 +63,7 @@ def function(bench: Bench) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def long_cases() -> dict[str, tuple[np.ndarray, Arrays, Oracle]]:
-    """Return cases for all kinds of masks, by name: a mask over `LONG` queries, the inputs of attention, and the oracle
-    of the result."""
+    """Return cases for all kinds of masks, by name: a mask over `LONG` queries, the inputs, and the result's oracle."""
     random = np.random.default_rng(2)
     shape = (2, 2, LONG, HEAD_DIM)
     arrays = {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}

@@ -26,7 +26,6 @@ from transparity_conformance.suite.claims import claim
 LENGTH = 5
 
 UNPADDED = {"unpadded": dataclasses.replace(preset("translation").resized(), pad_id=None)}
-"""A model without a padding token."""
 
 Chunks = list[tuple[int, ...]]
 """For each step, the number of tokens by which each row continues."""
@@ -67,7 +66,6 @@ def stepped(forward: Forward, config: TransformerConfig, inputs: Arrays, chunks:
 
 
 def splits(length: int, rows: int) -> Iterator[tuple[str, Chunks]]:
-    """Yield every way to cut a sequence into chunks, with a name."""
     for cuts in itertools.product((False, True), repeat=length - 1):
         bounds = [0, *(i for i, cut in enumerate(cuts, 1) if cut), length]
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]

@@ -23,7 +23,7 @@ A, B = np.arange(1, 17).reshape(4, 4), np.arange(100, 116).reshape(4, 4)
 PRINTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 """The output that the documents print.
 
-Document 000 prints the einsum examples and an example batch. Each row of `outer` is one element of A times all elements
+Document 000 prints the einsum examples and an example batch. Each row of `outer` is an element of A times all elements
 of B. Document 003 prints `split_heads` (four tokens, and their parts for two heads), padded sequences with a mask, and
 future_mask(5). Documents 002 and 004 print an example batch.
 """

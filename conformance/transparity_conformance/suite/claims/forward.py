@@ -23,8 +23,7 @@ ONE_SHAPE = {"mixed", "text", "tiny", "hot"}
 """Probes with the same configuration and shape, which can share a compiled program."""
 
 OF_HALF = ONE_SHAPE - {"hot"}
-"""Probes for half precision; the hot probe is left out because its scores, in the thousands, have no fractional
-digits."""
+"""Probes for half precision, in which the hot probe's scores, in the thousands, have no fractional digits."""
 
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
@@ -116,7 +115,6 @@ Together they have all features that no preset has.
 
 @functools.cache
 def mixed(case: str) -> Probe:
-    """Return the probe of a case that has rows of all kinds, such as padded ones."""
     return probes_of(MODELS[case], case)["mixed"]
 
 

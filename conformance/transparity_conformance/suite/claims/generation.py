@@ -26,7 +26,7 @@ from transparity_conformance.suite.claims.forward import mixed
 ROWS, NEW, LONGEST = 3, 6, 4
 
 ENDINGS = (1.0, 5.0)
-"""Numbers that are added to the logit of the end token, so that continuations end early, or immediately."""
+"""Numbers added to the end token's logit, so that continuations end early or immediately."""
 
 RECURRENT = ("qwen3-next", "mamba2")
 """Cases whose cache holds a recurrent state."""
@@ -65,7 +65,7 @@ def likeliest(bench: Bench, case: str, model: Prompted) -> Iterator[ClaimEvidenc
 
 
 def same_tokens(bench: Bench, case: str, model: Prompted, where: str = "tokens", **how: Any) -> ClaimEvidence:
-    """Compare the tokens that a model generates with the tokens that the reference generates."""
+    """Compare the tokens that a model and the reference generate."""
     config, parameters, prompt, source = model
     truth = backend(REFERENCE)(config, parameters).generate(prompt, NEW, source=source, **how)
     tokens = bench.forward(config, parameters).generate(prompt, NEW, source=source, **how)

@@ -29,7 +29,6 @@ FLOAT32_SOFTMAX = "this implementation always computes its softmax in float32"
 
 
 def part(config: TransformerConfig, scope: str) -> Arrays:
-    """Return random parameters of the part `scope` of a model."""
     return scoped_parameters(probe_parameters(config, 10), scope)
 
 
@@ -39,7 +38,6 @@ def activations(length: int, seed: int) -> np.ndarray:
 
 
 def padding(length: int) -> np.ndarray:
-    """Return a mask (batch, 1, 1, length) that masks the last two positions of the second row."""
     mask = np.ones((BATCH, 1, 1, length), bool)
     mask[1, ..., -2:] = False
     return mask
@@ -99,7 +97,6 @@ def _agrees(
 
 
 of_reference = functools.partial(claim, dtypes=("float64",), of_reference=True)
-"""Register a claim about the reference that needs another framework."""
 
 
 @of_reference(needs=("torch",))

@@ -106,7 +106,7 @@ def module(bench: Bench) -> Iterator[ClaimEvidence]:
 RULES = {"gated_delta_rule": gated_delta_rule, "state_space_rule": state_space_rule}
 
 LENGTH, CUT = 131, 70
-"""The number of positions, which is more than two chunks, and the start of the second call, inside a chunk."""
+"""The number of positions, more than two chunks, and the start of the second call, inside a chunk."""
 
 NAMES = ("query", "key", "value", "log_decay", "beta", "state")
 
@@ -152,7 +152,6 @@ EPS = 1e-5
 
 
 def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
-    """Return a batch (3, 5, 12) with a nonzero mean, gains and biases."""
     random = np.random.default_rng(seed)
     x = offset * spread + spread * random.normal(size=(3, 5, EMBED_DIM))
     weight, bias = 1 + 0.3 * random.normal(size=EMBED_DIM), 0.3 * random.normal(size=EMBED_DIM)
@@ -160,7 +159,7 @@ def norm_inputs(seed: int, spread: float = 1.0, offset: float = 0.5) -> Arrays:
 
 
 def at_every_spread(bench: Bench, function: str) -> Iterator[ClaimEvidence]:
-    """Compare `function` on three sizes of activations: much larger than eps, about as large, and much smaller."""
+    """Compare `function` on activations much larger than eps, about as large, and much smaller."""
     for spread in (1.0, 1e-2, 1e-4, 30.0):
         yield bench.same(f"spread {spread:g}", function, norm_inputs(0, spread), eps=EPS)
 

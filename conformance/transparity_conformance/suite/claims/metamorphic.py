@@ -18,17 +18,15 @@ from transparity_conformance.suite.claims import claim, each
 
 
 def logits(bench: Bench, probe: Probe, inputs: Arrays, parameters: Arrays | None = None) -> np.ndarray:
-    """Return the logits of the probe's model for other `inputs`, from the fast path."""
     return as_numbers(bench.forward(probe.config, parameters or probe.parameters).logits(**inputs))
 
 
 def budget(bench: Bench, probe: Probe) -> float:
-    """Return the largest difference that rounding explains between two computations of the same logits."""
     return 2 * probe.oracle.budget("logits", bench.subject.dtype)
 
 
 def expected_of(config: TransformerConfig) -> tuple[Expectation, str]:
-    """Return `breaks` with a note if the configuration's masks do not mask, and otherwise `holds`."""
+    """Return `breaks` with a note if the configuration's masks hide nothing, otherwise `holds`."""
     if config.mask_value > -1:
         return "breaks", f"a mask value of {config.mask_value:g} hides nothing"
     return "holds", ""

@@ -17,7 +17,6 @@ from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import claim
 
 FEW_ULPS = RULES["float64"].floor * epsilon("float64")
-"""The rounding error of a power of at most 1 in float64."""
 
 
 @claim(dtypes=("float32",), of_reference=True, harness=True)
@@ -36,7 +35,11 @@ def relative_buckets(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _bucket(distance: int, buckets: int, farthest: int, both: bool) -> int:
-    """Return exact + ⌊log(distance / exact) / log(farthest / exact) · (buckets − exact)⌋, computed with fractions."""
+    """Return exact + ⌊log(distance
+    exact)
+    log(farthest
+    exact) · (buckets − exact)⌋, computed with fractions.
+    """
     if both:
         half = buckets // 2
         return (half if distance > 0 else 0) + _bucket(-abs(distance), half, farthest, both=False)
@@ -82,7 +85,6 @@ def rotary_frequencies(bench: Bench) -> Iterator[ClaimEvidence]:
 
 
 def _frequencies(config: TransformerConfig) -> list[float]:
-    """Return the frequencies of a configuration, computed from the formulas of the scaling methods."""
     size = config.rotated_dim
     plain = [config.rope_theta ** (-2 * pair / size) for pair in range(size // 2)]
     if config.rotary_scaling == "none":
@@ -109,7 +111,7 @@ def _frequencies(config: TransformerConfig) -> list[float]:
 
 
 def _yarn(config: TransformerConfig, plain: list[float], slowed: list[float]) -> list[float]:
-    """Return YaRN's frequencies: a linear ramp from pairs with many turns in the original length to few turns."""
+    """Return YaRN's frequencies, with a linear ramp from pairs with many turns in the original length to few turns."""
     size, original = config.rotated_dim, config.rotary_original_length
 
     def pair(turns: float) -> float:

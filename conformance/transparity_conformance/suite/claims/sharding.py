@@ -1,7 +1,7 @@
 """Claims about sharding: with data and tensor parallelism, a column computes the same model as in one process.
 
-Each rank has its shards of the parameters, and its rows of the batch. The number of rows is not divisible by the number
-of data ranks. All claims of a session use the processes of one launch.
+Each rank has its shards of the parameters and its rows of the batch, whose number is not divisible by the number of
+data ranks. All claims of a session use the processes of one launch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MESHES = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (1, 1))
 """The meshes that are tested, as numbers of data and tensor ranks."""
 
 HEADS = 4
-"""The number of heads, which is divisible by every number of ranks."""
+"""A number of heads that is divisible by every number of ranks."""
 
 OTHER_HEADS = {"bloom", "bart"}
-"""Cases that keep their six or three heads, which are not divisible by four, so that attention is replicated."""
+"""Cases with six or three heads, which four does not divide, so that attention is replicated."""
 
 
 def _divisible(config: TransformerConfig) -> TransformerConfig:
@@ -51,7 +51,6 @@ ALL = {
 
 
 TIMES = 2
-"""The number of meshes for each case."""
 
 
 def _over(*cases: str) -> tuple[str, ...]:
@@ -80,7 +79,7 @@ GENERATED = ("notes-lm on 1 × 2", "walkthrough on 1 × 4", "translation on 2 ×
 def _benches(bench: Bench, cases: Iterable[str], *, few: bool = False) -> Iterator[tuple[str, str, Bench]]:
     """Yield each case, the name of its model, and the bench for its mesh.
 
-    With `few`, each model is tested on one mesh only, if the backend compiles every model.
+    With `few`, a backend that compiles every model tests each on only one mesh.
     """
     compiles = few and bench.backend.modes[0] != "eager"
     for index, case in enumerate(cases):
@@ -114,7 +113,6 @@ def forward(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and parameters of a case with one layer for each stack."""
     return training.derivatives_of((ALL | training.HARD_TO_REACH)[case], 1, ROWS)
 
 

@@ -90,12 +90,11 @@ HARD_TO_REACH: dict[str, TransformerConfig] = {
     "batch-decoder": dataclasses.replace(_NOTES, norm="batch"),
     "unread": dataclasses.replace(_TRANSLATION, num_decoder_layers=0),
 }
-"""Models that normalize by the batch in training, and a model whose encoder is unused, so its gradients are zero."""
+"""Models that normalize by the batch in training, and a model with an unused encoder, whose gradients are zero."""
 
 
 @functools.cache
 def derivatives(case: str) -> tuple[Derivatives, Arrays]:
-    """Return the derivatives and parameters of a preset, or another case, with few layers."""
     config = (CASES | HARD_TO_REACH).get(case) or preset(case).resized()
     return derivatives_of(config, 2 if case == "notes-lm" else 1)
 
@@ -109,7 +108,7 @@ def derivatives_of(config: TransformerConfig, layers: int, rows: int | None = No
 
 
 def gradients_agree(bench: Bench, case: str, ours: Derivatives, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the gradient of each parameter of the backend's model with derivatives along random directions."""
+    """Compare each parameter's gradient of the backend's model with derivatives along random directions."""
     forward, tokens = bench.forward(ours.config, parameters), dict[str, Any](ours.inputs)
     _, gradients = forward.loss_and_gradients(ours.targets, training=ours.training, masks=ours.masks, **tokens)
     actual, record = ours.along(gradients), bench.evidence(case)
@@ -228,7 +227,6 @@ def ten_steps(bench: Bench, cases: Iterable[str]) -> Iterator[ClaimEvidence]:
 
 
 def training_agrees(record: ClaimRecord, oracle: Oracle, losses: Any, parameters: Arrays) -> Iterator[ClaimEvidence]:
-    """Compare the losses and the learned parameters with the reference's."""
     yield record.exactly("every parameter", sorted([*parameters, "losses"]) == sorted(oracle.expected), True)
     for where, actual in {"losses": np.array(losses), **parameters}.items():
         yield record.oracle(oracle, where, actual)

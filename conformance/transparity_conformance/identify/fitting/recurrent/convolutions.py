@@ -37,10 +37,8 @@ class Convolution:
     made: np.ndarray
     """The result after silu (batch, length, features)."""
     kernel: np.ndarray
-    """The weights (features, width)."""
     bias: np.ndarray | None
     names: tuple[str, ...]
-    """The names of the parameters in the module."""
 
 
 def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
@@ -59,7 +57,6 @@ def kernels_over_time(values: Arrays) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int, length: int) -> list[Convolution]:
-    """Return every convolution of a call, in the order of the operations."""
     found = []
     rows = functools.cache(lambda features: _rows_of(operations, (batch, length, features)))
     for name, kernel in kernels_over_time(values):
@@ -73,7 +70,7 @@ def convolutions_in(operations: Sequence[Operation], values: Arrays, batch: int,
 def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> list[tuple[int, np.ndarray]]:
     """Return the values of a size as (batch, length, features), with the indices of their operations.
 
-    A value's features may be its last axis, or the axis after the batch.
+    The features may be the last axis or the axis after the batch.
     """
     batch, length, features = shape
     found: list[tuple[int, np.ndarray]] = []
@@ -93,7 +90,7 @@ def _rows_of(operations: Sequence[Operation], shape: tuple[int, int, int]) -> li
 def _uses(
     name: str, kernel: np.ndarray, vectors: Arrays, rows: Sequence[tuple[int, np.ndarray]]
 ) -> Iterator[Convolution]:
-    """Yield the uses of a kernel: operations whose value is silu(convolution(x)) for an earlier value x."""
+    """Yield the operations whose value is silu(convolution(x)) for an earlier value x."""
     biases: dict[str, np.ndarray] = {"": np.zeros(len(kernel)), **vectors}
     for place, (_, given) in enumerate(rows):
         # The first position depends only on itself, so comparing it excludes most pairs quickly.
@@ -109,7 +106,7 @@ def _uses(
 
 
 def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[list[Convolution], list[Linear]]]:
-    """Return the convolutions of each layer, with the linear maps of its input.
+    """Return the convolutions of each layer, with the linear maps of their input.
 
     Raise `FitError` if the input of a convolution is not the output of a linear map.
     """
@@ -124,7 +121,6 @@ def grouped(found: Sequence[Convolution], maps: Sequence[Linear]) -> list[tuple[
 
 
 def _source(convolution: Convolution, maps: Sequence[Linear]) -> Linear:
-    """Return the last linear map before the convolution whose output contains the first feature of the convolution."""
     first = convolution.given.reshape(-1, convolution.given.shape[2])[:, :1]
     for one in reversed(maps):
         is_before = one.at < convolution.at and len(one.made) == len(first)

@@ -41,17 +41,14 @@ class Recurrence:
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input, as (rows, width)."""
         return self.maps[0].given
 
     @property
     def result(self) -> tuple[int, np.ndarray]:
-        """Return the index of the output's operation, and the output."""
         return self.output.at, self.output.made
 
     @property
     def names(self) -> set[str]:
-        """Return the names, in the module, of the parameters of the convolutions and linear maps."""
         maps = (name for each in self.maps for name in (each.name, each.bias_name) if name is not None)
         return {*maps, *(name for each in self.convolutions for name in each.names)}
 
@@ -71,8 +68,6 @@ class Rates:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """The parts of a recurrence."""
-
     fields: Mapping[str, Any]
     linears: Mapping[str, Linear]
     parameters: Arrays
@@ -127,7 +122,7 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
 
 def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
-    """Yield the linear maps unchanged, then with each bias removed in turn: the bias may belong to the time steps."""
+    """Yield the linear maps unchanged, then without each bias in turn: a bias may belong to the time steps."""
     yield Columns(maps)
     for place, one in enumerate(maps):
         if one.bias is not None:
@@ -137,8 +132,6 @@ def _readings(maps: Sequence[Linear]) -> Iterator[Columns]:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """The parts of a recurrence before its rule is applied."""
-
     one: Recurrence
     columns: Columns
     convolved: list[int]
@@ -147,12 +140,10 @@ class _Layer:
 
     @property
     def wide(self) -> int:
-        """Return the total number of features in the values of all heads."""
         return self.one.output.weight.shape[1]
 
     @functools.cached_property
     def kernels(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the kernels of all convolutions and, if any has a bias, their biases."""
         every = self.one.convolutions
         biases = [np.zeros(len(each.kernel)) if each.bias is None else each.bias for each in every]
         has_bias = any(each.bias is not None for each in every)

@@ -56,7 +56,7 @@ def read_recurrences(
 
 
 def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
-    """Return the bounds of the time step. A bound is known only if several time steps would exceed it."""
+    """Return the bounds of the time step; a bound is known only if several time steps would exceed it."""
     step = np.concatenate([each.rates.step.ravel() for each in every])
     bounded = np.concatenate([each.rates.bounded.ravel() for each in every])
     fields: dict[str, Any] = {"time_step_min": 0.0, "time_step_max": None}
@@ -73,7 +73,6 @@ def _bounds(found: FoundFields, every: list[Taken]) -> dict[str, Any]:
 
 
 def _kinds(found: FoundFields, mixers: Sequence[object], mixer: str) -> None:
-    """Determine the kinds of layers with and without a recurrence."""
     types = [LINEAR if isinstance(each, Recurrence) else FULL for each in mixers]
     if FULL not in types:
         return

@@ -24,7 +24,7 @@ BEHIND = 12
 """The highest scores of a router are searched for within this number of operations after its linear map."""
 
 FEW = 4
-"""A comparison of this number of rows excludes most wrong candidates."""
+"""Comparing this number of rows excludes most wrong candidates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +52,10 @@ class Experts:
 
     @property
     def given(self) -> np.ndarray:
-        """Return the input, as (rows, width)."""
         return self.router.given
 
     @property
     def maps(self) -> Mapping[str, Maps]:
-        """Return the linear maps of each expert by the reference's names."""
         every = {"gate": self.gate, "up": self.up, "down": self.down}
         return {role: each for role, each in every.items() if each is not None}
 
@@ -75,7 +73,6 @@ class Experts:
 
     @property
     def names(self) -> set[str]:
-        """Return the names of the experts' parameters in the module."""
         return {name for each in self.maps.values() for name in each.names}
 
 
@@ -126,8 +123,7 @@ def _chosen(one: Linear, operations: Sequence[Operation]) -> int | None:
 def _readings(
     router: Linear, per_token: int, operations: Sequence[Operation], begin: int, values: Mapping[str, np.ndarray]
 ) -> Iterator[Experts]:
-    """Yield each choice of linear maps, scores and activation that makes the experts' sum equal the value of an
-    operation."""
+    """Yield each choice of maps, scores and activation with which an operation computes the experts' sum."""
     rows, width = router.given.shape
     like = [(begin + i, each.value) for i, each in enumerate(operations) if each.value.size == router.given.size]
     seen = [(at, value.reshape(rows, width)) for at, value in like if value.shape[-1] == width]

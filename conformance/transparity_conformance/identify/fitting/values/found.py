@@ -56,14 +56,12 @@ class FoundFields:
         return taps[tap]
 
     def take(self, fields: Mapping[str, Any]) -> None:
-        """Record fields that a call determines."""
         self.fields |= fields
         for name in fields:
             self.untold.pop(name, None)
 
     def put(self, name: str, linear: Linear, *, bias: bool) -> None:
-        """Add the parameters of a linear map. If `bias` is set, a linear map without a bias counts as a map whose bias
-        is 0."""
+        """Add the parameters of a linear map. If `bias` is set, a missing bias is added as zeros."""
         self.parameters[f"{name}.weight"] = linear.weight
         if bias:
             self.parameters[f"{name}.bias"] = np.zeros(len(linear.weight)) if linear.bias is None else linear.bias

@@ -37,7 +37,6 @@ def activation_of(ups: Sequence[np.ndarray], hidden: np.ndarray) -> tuple[Activa
 
 
 def final_softcap(logits: np.ndarray, output: np.ndarray) -> float | None:
-    """Return the cap of the logits, or None if they are not capped."""
     output = output.reshape(logits.shape)
     plain = difference(logits, output)
     if plain < SAME / 1e3:
@@ -68,8 +67,7 @@ class Head:
         return self.kind in ("pooled", "classes")
 
     def given(self, output: np.ndarray, width: int) -> np.ndarray:
-        """Return the input of the head's first linear map, as (rows, width); if the head has no linear map, return
-        `output`."""
+        """Return the input of the head's first linear map, as (rows, width), or `output` if there is no linear map."""
         first = self.pooler or self.linear
         return output.reshape(-1, width) if first is None else first.given
 
@@ -93,7 +91,6 @@ def choices(tokens: np.ndarray | None, batch: int, length: int) -> Iterator[np.n
 
 
 def picked(places: np.ndarray, length: int) -> np.ndarray:
-    """Return the matrix that selects one position of each row."""
     matrix = np.zeros((len(places), len(places) * length))
     matrix[np.arange(len(places)), np.arange(len(places)) * length + places] = 1
     return matrix
@@ -121,7 +118,6 @@ def pooling_fields(tokens: np.ndarray | None, size: int, *, has_mask: bool) -> I
 
 
 def pooled_states(config: TransformerConfig, states: np.ndarray, inputs: Arrays) -> np.ndarray:
-    """Return the pooled states of a call, as the reference pools them."""
     tokens = inputs.get("tokens")
     _, visible = encoder_input(config, tokens, inputs.get("pixels"), inputs.get("attention_mask"))
     return pool(config, states, visible, tokens)

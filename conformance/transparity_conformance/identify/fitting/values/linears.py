@@ -37,7 +37,6 @@ class Linear:
         return self.rows(slice(begin, end))
 
     def rows(self, chosen: slice | np.ndarray) -> Linear:
-        """Return the same map, restricted to the chosen output features."""
         bias = None if self.bias is None else self.bias[chosen]
         return dataclasses.replace(self, made=self.made[:, chosen], weight=self.weight[chosen], bias=bias)
 
@@ -192,6 +191,5 @@ class Columns:
         )
 
     def without(self, *taken: Sequence[int]) -> list[int]:
-        """Return, in order, the features that are in none of `taken`."""
         used = {each for group in taken for each in group}
         return [each for each in range(self.made.shape[1]) if each not in used]

@@ -12,7 +12,6 @@ import numpy as np
 from transparity_conformance.identify.fitting.values.numbers import SAME, difference, is_same, settle
 
 USUAL_EPS = (1e-5, 1e-6, 1e-12)
-"""The eps of the families and of most frameworks."""
 
 
 RUNNING = "running"
@@ -50,15 +49,12 @@ class Norm:
 
 @dataclass
 class Norms:
-    """The vectors that may belong to norms of one width."""
-
     vectors: Mapping[str, np.ndarray]
     used: set[str] = field(default_factory=set)
     are_biasless: bool = False
     """Whether a layer norm may have no bias. A layer norm with a bias also computes its result without the bias."""
 
     def having(self, used: set[str]) -> Norms:
-        """Return the same vectors, with `used` marked as belonging to other norms."""
         return Norms(self.vectors, set(used), self.are_biasless)
 
     def between(self, x: np.ndarray, made: np.ndarray) -> Norm | None:
@@ -131,7 +127,7 @@ class Norms:
             bias = np.zeros_like(weight) if pair[1] is None else self.vectors[pair[1]]
             factors = slopes / (weight + (gain != "weight"))
             is_root = is_same(bias - slopes * mean, target - slopes * centre)
-            # all deviations are real only with the right vectors
+            # Only the right vectors give real deviations.
             if is_root and (factors**-2 > variance * (1 - SAME)).all():
                 return Norm((*filter(None, pair), *statistics), gain, "batch", x, factors, variance)
         return None
@@ -167,7 +163,6 @@ def factor_behind(norm: Norm, kind: str, eps: float) -> float:
 
 
 def _expected(kind: str, eps: float, sizes: np.ndarray) -> np.ndarray:
-    """Return the divisor of a norm with this eps."""
     return sizes + eps if kind == "layer-unbiased" else np.sqrt(np.maximum(sizes + eps, 0))
 
 

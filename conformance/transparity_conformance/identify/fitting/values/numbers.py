@@ -53,12 +53,11 @@ def settle(
 
 
 def settled(number: float) -> float:
-    """Return the number with the fewest digits that equals `number` within float32's rounding."""
     return settle(number, lambda tried: abs(tried / number - 1), (), "float32")
 
 
 def factor_between(x: np.ndarray, made: np.ndarray) -> float | None:
-    """Return the factor by which `x` is multiplied to give `made`, or None if there is no such factor."""
+    """Return the factor for which `x` · factor = `made`, or None."""
     squares = float((x * x).sum())
     factor = float((x * made).sum()) / squares if squares and x.size == made.size else 0.0
     if not factor or not is_same(x * factor, made):

@@ -51,7 +51,6 @@ def rotated_among(query: np.ndarray, operations: Sequence[Operation]) -> Iterato
 
 
 def rotary(query: np.ndarray, rotated: np.ndarray) -> Rotary | None:
-    """Return the rotation that turns `query` into `rotated`, or None."""
     tried = []
     for features in range(2, query.shape[-1] + 1, 2):
         layouts: tuple[RopeLayout, ...] = ("interleaved", "halves")
@@ -81,7 +80,7 @@ def _angles(query: np.ndarray, rotated: np.ndarray, features: int, layout: RopeL
 
 
 def _frequencies(angles: np.ndarray) -> np.ndarray:
-    """Return the angle per position of every pair of features. Longer sequences give more exact angles."""
+    """Return the angle per position of every pair of features; longer sequences give more exact angles."""
     found = angles[1]
     for position in range(2, len(angles)):
         turns = np.round((position * found - angles[position]) / (2 * math.pi))

@@ -52,7 +52,7 @@ def scores_of(softmax: Softmax, operations: Sequence[Operation], begins: int) ->
 def _masked(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float | None]:
     """Return which scores are masked, and the number that replaces them.
 
-    Scores are masked where all heads have the same repeated number, or else where all weights are exactly 0.
+    Masked scores are the same repeated number in all heads, or else have weights of exactly 0.
     """
     numbers, counts = np.unique(values, return_counts=True)
     for number in numbers[np.argsort(-counts)[:LIKELY]]:
@@ -88,8 +88,6 @@ def is_pattern(masked: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    """The function softcap(raw · factor), which gives the scores."""
-
     factor: float
     softcap: float | None
 
@@ -129,6 +127,5 @@ def _factor(raw: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> float:
 
 
 def raw_scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Return query · key, with keys repeated for all heads that share them."""
     raw: np.ndarray = query @ key.repeat(query.shape[1] // key.shape[1], axis=1).swapaxes(-2, -1)
     return raw

@@ -42,7 +42,6 @@ class Kernel:
     patch: int
 
     def cut(self, pixels: np.ndarray) -> np.ndarray:
-        """Return the patches of images, as (batch, patches, numbers)."""
         batch, channels, height, width = pixels.shape
         size = self.patch
         parts = pixels.reshape(batch, channels, height // size, size, width // size, size)
@@ -108,7 +107,6 @@ def frame_shapes(values: Arrays, tables: Arrays) -> Iterator[tuple[int, int]]:
 
 
 def image_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
-    """Return the embedding of images before the first layer."""
     pixels = heard.inputs["pixels"].astype(np.float64)
     for kernel in patch_kernels(values):
         if pixels.shape[1] != kernel.channels or pixels.shape[2] % kernel.patch:
@@ -152,7 +150,6 @@ def _with_class_token(
 
 
 def frame_embedding(heard: RecordedCall, values: Arrays) -> Embedding:
-    """Return the embedding of frames of audio before the encoder's first layer."""
     frames = heard.inputs["source"].astype(np.float64).swapaxes(1, 2)
     kernels = list(convolutions(values))
     for (first, one), (second, other) in itertools.permutations(kernels, 2):
@@ -190,5 +187,4 @@ def _parameters(which: str, kernel: np.ndarray, bias: np.ndarray) -> Arrays:
 
 
 def tables_of(values: Arrays, width: int) -> Arrays:
-    """Return the parameters that may be tables of positions, as matrices with `width` columns."""
     return {name: value.reshape(-1, width) for name, value in values.items() if value.shape[-1:] == (width,)}

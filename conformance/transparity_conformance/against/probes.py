@@ -217,11 +217,20 @@ def taken(probes: Mapping[str, Inputs], signature: inspect.Signature | None) -> 
 
 
 def most_telling(wrong: Sequence[Answer]) -> Answer:
-    """Return the wrong answer whose cause is probably easiest to find: several rows and tokens, no padding, many wrong
-    numbers. Among equal answers, return the smallest."""
+    """Return the wrong answer whose cause is probably easiest to find: several rows, more than two tokens, no
+    padding, many wrong numbers. Among equal answers, return the smallest. Two tokens are too few: two numbers and the
+    same numbers in reverse match, because values match in any order of axes."""
 
     def key(each: Answer) -> tuple[Any, ...]:
-        is_single = min(min(value.shape[:2], default=1) for value in each.inputs.values()) == 1
-        return not is_single, not is_padded(each.inputs), round(each.changed / each.size, 1), -each.size
+        rows, tokens = (
+            min(min(value.shape[axis : axis + 1], default=1) for value in each.inputs.values()) for axis in (0, 1)
+        )
+        return (
+            rows > 1 and tokens > 1,
+            tokens > 2,
+            not is_padded(each.inputs),
+            round(each.changed / each.size, 1),
+            -each.size,
+        )
 
     return max(wrong, key=key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -227,13 +228,16 @@ def port_and_reference() -> tuple[Relu, Silu]:
     return port, theirs
 
 
-def test_modules_classes_functions_and_files_give_one_report() -> None:
+def test_modules_classes_functions_and_files_give_one_report(tmp_path: Path) -> None:
     port, theirs = port_and_reference()
+    file = tmp_path / "models.py"
+    classes = "\n\n".join(map(inspect.getsource, (Relu, Silu)))
+    file.write_text(f"from typing import Any\n\nimport torch\nfrom torch import nn\n\n{classes}", encoding="utf-8")
     ways: dict[str, tuple[Any, Any]] = {
         "modules": (port, theirs),
         "a function": (port.forward, theirs),
         "classes": (Relu, Silu),
-        "files": (f"{__file__}:Relu", f"{__file__}:Silu"),
+        "files": (f"{file}:Relu", f"{file}:Silu"),
     }
     for name, (given, against) in ways.items():
         for inputs in (INPUTS, None):  # without inputs, calls show which tokens the reference accepts

@@ -19,8 +19,7 @@ ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter on the ranks; `fallback` says why the parameter is not sharded along its usual
-    axis."""
+    """The placement of a parameter; `fallback` says why the parameter is not sharded along its usual axis."""
 
     placement: PartitionSpec
     fallback: str | None = None

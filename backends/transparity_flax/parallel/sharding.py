@@ -1,4 +1,4 @@
-"""The parameters and batches of a model over a mesh. Each device reads its own slices of the parameters."""
+"""A model's parameters and batches over a mesh; each device reads its own slices of the parameters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dty
 
 
 def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | None) -> np.ndarray:
-    """Read the slice of a parameter that a device has."""
     assert index is not None
     if transposed:
         return rounded(np.asarray(source[index[::-1]]).T, dtype)
@@ -48,8 +47,7 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Distribute the rows of every array over the data axis of the mesh.
 
-    Shardings are even, so if the number of ranks does not divide the number of rows, the first row is repeated at the
-    end. The caller drops the results of repeated rows.
+    If the ranks do not divide the rows, the first row is repeated at the end; the caller drops the repeated results.
     """
     axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
     rows = {}

@@ -15,8 +15,7 @@ from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter on the ranks; `fallback` says why the parameter is not sharded along its usual
-    axis."""
+    """The placement of a parameter; `fallback` says why the parameter is not sharded along its usual axis."""
 
     placement: Shard | Replicate
     fallback: str | None = None

@@ -83,7 +83,7 @@ def _counted(model: Transformer, targets: Tensor) -> Tensor:
 
 
 def _taken(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient of a parameter and clear it; return zeros if the loss does not depend on the parameter."""
+    """Return a parameter's gradient and clear it; return zeros if the loss does not depend on the parameter."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return torch.zeros_like(parameter)

@@ -201,7 +201,6 @@ def _check_heads(config: Any) -> None:
 
 
 def _check_latent(config: Any) -> None:
-    """Check latent attention."""
     alone = [name for name in ("q_lora_rank", "value_head_dim") if getattr(config, name) is not None]
     if config.kv_lora_rank is None:
         if alone:

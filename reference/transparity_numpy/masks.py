@@ -47,7 +47,7 @@ def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> Mask:
-    """Hide keys at least `window` positions away (Beltagy et al. 2020, §3.1) or, if `chunked`, in other chunks."""
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
     if kind == "chunked":
         return (np.arange(keys) // window == positions[..., None] // window)[:, None]
     return (np.abs(distances(positions, keys)) < window)[:, None]

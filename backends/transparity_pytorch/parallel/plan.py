@@ -1,7 +1,4 @@
-"""The plan of tensor parallelism: the axis along which each parameter is sharded.
-
-The plan follows from the axes that each part allows (`transparity.parts`). The model does not depend on the plan.
-"""
+"""The plan of tensor parallelism: the axis along which each parameter is sharded, from `transparity.parts`."""
 
 from __future__ import annotations
 

@@ -74,8 +74,7 @@ class _ByHeads(TorchFunctionMode):
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
     """Return a model of which this rank has only its share; only this share is read from `source`.
 
-    Args:
-        mesh: A mesh with the axes `data`, over which FSDP shards each tensor rank's parameters, and `tensor`.
+    `mesh` has the axes `data`, over which FSDP shards each tensor rank's parameters, and `tensor`.
     """
     with torch.device("meta"):
         model = Transformer(config)

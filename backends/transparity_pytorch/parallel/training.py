@@ -27,10 +27,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of the whole batch, and its gradients with respect to all learned parameters, sharded like them.
 
-    Args:
-        mesh: The mesh of the data ranks.
-        targets: The targets of this rank's rows; `IGNORED` where they do not count.
-        tokens: The inputs of this rank's rows.
+    `targets` and `tokens` are this rank's rows. `IGNORED` marks targets that do not count.
     """
     statistics = {name: buffer.clone() for name, buffer in root.named_buffers()}
     total, count = root(_summed, targets, **tokens), (_counted(root.model, targets) != IGNORED).sum().to(torch.float64)

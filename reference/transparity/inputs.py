@@ -34,7 +34,6 @@ class InputForm(NamedTuple):
 
 
 def input_form(config: TransformerConfig, name: str) -> InputForm:
-    """Return the form of the input `name`."""
     if name == "pixels":
         return InputForm(True, (config.image_channels, config.image_size, config.image_size))
     if name == "source" and config.reads_frames:
@@ -315,7 +314,6 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
 
 
 def check_beams(config: TransformerConfig, rows: int, beams: Any, length_penalty: Any) -> tuple[int, float]:
-    """Return the checked number of beams and the checked length penalty."""
     count = _checked_whole("beams", beams, 1)
     check_fits(f"A search with {shown(count)} beams", 8 * count * rows * config.vocab_size, InputError)
     if not is_finite(length_penalty):
@@ -330,7 +328,6 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 
 
 def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
-    """Return the checked number of valid tokens of each row, from 1 to `length`."""
     found = as_array(name, value, InputError)
     if found.shape != (batch,) or found.dtype.kind not in "iu":
         raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected {batch} integers.")

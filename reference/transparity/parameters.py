@@ -51,7 +51,6 @@ def is_learned(name: str) -> bool:
 
 
 def cut_of(config: TransformerConfig, name: str) -> Cut:
-    """Return the axis along which a parameter may be distributed over ranks."""
     return model(config).cuts.get(name, WHOLE)
 
 
@@ -165,7 +164,6 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
 
 
 def _current(name: str) -> str:
-    """Return the current name of a parameter, which may have an old name in a file of an earlier version."""
     scope, dot, last = name.rpartition(".")
     return scope + dot + RENAMED.get(last, last)
 

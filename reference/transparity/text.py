@@ -62,7 +62,6 @@ def listed(names: Collection[Any], most: int = 6) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return `text` without its middle if it is longer than `limit`."""
     if len(text) <= limit:
         return text
     end = limit // 3

@@ -67,7 +67,6 @@ class Written(NamedTuple):
 
 
 def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Return the prompt, padded on the right by `more` tokens; no row has ended."""
     return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
 
 

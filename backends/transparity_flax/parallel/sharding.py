@@ -57,5 +57,4 @@ def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a value that every device has."""
     return NamedSharding(mesh, PartitionSpec())

@@ -110,7 +110,6 @@ def chunk(whole: slice, mesh: DeviceMesh) -> slice:
 
 
 def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, whole: Tensor) -> DTensor:
-    """Return a DTensor with the shape of `whole`, of which this rank's part is `local`."""
     placements = (placement,)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 

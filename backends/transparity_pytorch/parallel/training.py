@@ -67,14 +67,12 @@ def train(
 
 
 def _summed(model: Transformer, targets: Tensor, **tokens: Any) -> Tensor:
-    """Return the sum of −log softmax(logits)[target] over the targets that count."""
     logits = upcast(model(**tokens)).flatten(0, 1)
     counted = _counted(model, targets)
     return F.cross_entropy(logits, counted.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def _counted(model: Transformer, targets: Tensor) -> Tensor:
-    """Return the targets with `IGNORED` in place of padding."""
     pad = model.config.pad_id
     return targets if pad is None else targets.masked_fill(targets == pad, IGNORED)
 
@@ -91,6 +89,5 @@ def _taken(parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def _local(value: Tensor) -> Tensor:
-    """Return this rank's shard as a tensor in the same memory."""
     assert isinstance(value, DTensor)
     return value.to_local()

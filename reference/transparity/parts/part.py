@@ -42,7 +42,7 @@ class Part(NamedTuple):
     """How parameters may be distributed; a parameter without an entry may not be."""
 
     def under(self, scope: str) -> Part:
-        """Return a copy of this part with `scope` before every name."""
+        """Prefix every name by `scope`."""
         return Part(_prefixed(scope, self.parameters), _prefixed(scope, self.taps), _prefixed(scope, self.cuts))
 
 
@@ -55,7 +55,6 @@ def tapped(taps: Mapping[str, tuple[int | str, ...]]) -> Part:
 
 
 def joined(*parts: Part) -> Part:
-    """Return one part with everything that `parts` have, in this order."""
     return Part(
         {name: value for each in parts for name, value in each.parameters.items()},
         {name: value for each in parts for name, value in each.taps.items()},

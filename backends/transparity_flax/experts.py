@@ -22,17 +22,13 @@ SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 def highest(x: Experts, count: int) -> Experts:
-    """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
-    win."""
+    """Return 1 for the `count` highest numbers of the last axis, the first ones in a tie, and 0 for the others."""
     _, order = jax.lax.top_k(jax.lax.stop_gradient(x), count)
     return jax.nn.one_hot(order, x.shape[-1], dtype=x.dtype).sum(axis=-2)
 
 
 def best_groups(config: TransformerConfig, scores: Experts) -> Experts:
-    """Return 1 for the experts in the best groups and 0 for the others.
-
-    Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
-    """
+    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores (DeepSeek-V3), else 0."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(jax.lax.top_k(groups, 2)[0].sum(axis=-1), config.topk_groups)
     return jnp.repeat(best, groups.shape[-1], axis=-1)
@@ -47,10 +43,7 @@ def choose(config: TransformerConfig, scores: Experts, correction: Float[Array, 
 
 
 def router_weights(config: TransformerConfig, scores: Experts, chosen: Experts) -> Experts:
-    """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
-
-    The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.
-    """
+    """Return chosen experts' scores, divided by their sum if `normalize_topk`, times `router_scale`; 0 for others."""
     weights = jnp.where(chosen != 0, scores, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -64,8 +57,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 
 
 class MixtureOfExperts(nnx.Module):
-    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
-    one.
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
     Every expert runs on every token, so that no array's shape depends on the choice.
     """

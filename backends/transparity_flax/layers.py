@@ -39,7 +39,7 @@ def add_residual(config: TransformerConfig, x: Hidden, y: Hidden) -> Hidden:
 
 
 def residual(layer: Layer, name: str, x: Hidden, sublayer: Callable[[Hidden], Hidden], context: LayerContext) -> Hidden:
-    """Return x + sublayer(x); `config.norm_position` selects where the norms of the sublayer `name` are applied."""
+    """x + sublayer(x), with the norms of the sublayer `name` at the places that `config.norm_position` names."""
     config = layer.config
 
     def normed(x: Hidden, end: str = "norm") -> Hidden:
@@ -77,10 +77,9 @@ def feed(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
 
 
 class Layer(nnx.Module):
-    """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
+    """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
-    Each sublayer has its own residual connection. With a cache, `x` has the tokens at `context.positions`, which follow
-    the cached tokens.
+    With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, has_memory: bool = False) -> None:

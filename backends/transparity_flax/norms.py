@@ -48,16 +48,12 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n, as `nnx.BatchNorm` does. The
-    `momentum` of `nnx.BatchNorm` is 1 minus the `momentum` of this function."""
+    """(1 − momentum) · old + momentum · new. Variances have n, as in `nnx.BatchNorm`, whose momentum is 1 − ours."""
     return (1 - momentum) * old + momentum * new
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
-
-    In training, the new `running_mean` and `running_var` are tapped.
-    """
+    """Return the running mean and variance or, in training, the batch's; training taps the new running statistics."""
     if norm.use_running_average:
         return norm.mean[...], norm.var[...]
     mean, variance = batch_statistics(x)
@@ -79,7 +75,7 @@ def initial_gain(config: TransformerConfig, features: int) -> nnx.Param[Array]:
 
 
 class HeadNorm(nnx.Module):
-    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
+    """RMS norm over the last axis: the features of one head, of all heads, or of a latent vector."""
 
     def __init__(self, config: TransformerConfig, features: int, *, rngs: nnx.Rngs) -> None:
         self.config = config

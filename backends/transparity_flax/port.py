@@ -36,8 +36,7 @@ R = TypeVar("R")
 
 
 def x64_for(dtype: str) -> AbstractContextManager[Any]:
-    """Return a context manager that enables float64 in JAX if `dtype` is float64; otherwise, the user's setting
-    applies."""
+    """Return a context manager that enables float64 in JAX if `dtype` is float64, and otherwise changes nothing."""
     return jax.enable_x64(dtype == "float64")
 
 
@@ -134,7 +133,6 @@ class FlaxForward(DifferentiableForward):
 
     @functools.cached_property
     def split(self) -> SplitModel:
-        """The model in the form that decoding needs."""
         return packed(self.structure.model(self.weights))
 
     @functools.cached_property
@@ -268,9 +266,9 @@ def shapes_of(module: Callable[..., Any], config: TransformerConfig) -> tuple[nn
 
 
 class _OneKey(nnx.Rngs):
-    """Random keys that are all equal: the parameters are given, so no key is used, and splitting keys would be slow.
+    """Random keys that are all equal: the parameters are given, so no key is used, and splitting keys is slow.
 
-    The class has no random key for dropout, because a tap applies dropout in this port.
+    A tap applies dropout in this port, so dropout needs no key.
     """
 
     dropout = None

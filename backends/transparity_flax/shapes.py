@@ -1,5 +1,4 @@
-"""Names for the shapes of arrays. Within a call, each axis name stands for one number; with `#`, the axis may also be
-1."""
+"""Names for the shapes of arrays. In one call, an axis has the same size everywhere; `#` also allows size 1."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: jnp.d
 
 
 class Stack(nnx.Module):
-    """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
-    layer."""
+    """The layers and norms of an encoder or a decoder, applied to `x`; `cache` has one entry per layer."""
 
     def __init__(self, name: str, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.name, self.config = name, config
@@ -159,8 +158,7 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Array, IsToken]:
-    """Return the input of an encoder-only model, and True for positions that are not padding; images have no
-    padding."""
+    """Return the input of an encoder-only model, and True where it is not padding; images have no padding."""
     if pixels is not None:
         return pixels, jnp.ones((len(pixels), config.max_length), bool)
     assert tokens is not None

@@ -25,17 +25,13 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": _softmax, "sigmoid":
 
 
 def highest(x: ByExpert, count: int) -> ByExpert:
-    """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
-    win."""
+    """Return 1 for the `count` highest numbers of the last axis, the first ones in a tie, and 0 for the others."""
     order = x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
     return F.one_hot(order, x.shape[-1]).sum(dim=-2).to(x.dtype)
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for the experts in the best groups and 0 for the others.
-
-    Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
-    """
+    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores (DeepSeek-V3), else 0."""
     groups = scores.unflatten(-1, (config.router_groups, -1))
     best = highest(groups.topk(2, dim=-1).values.sum(dim=-1), config.topk_groups)
     return best.repeat_interleave(groups.shape[-1], dim=-1)
@@ -52,10 +48,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
-
-    The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.
-    """
+    """Return chosen experts' scores, divided by their sum if `normalize_topk`, times `router_scale`; 0 for others."""
     weights = scores.masked_fill(chosen == 0, 0)
     if config.normalize_topk:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -69,8 +62,7 @@ def shared_expert(module: MixtureOfExperts, x: Hidden, tap: Tap = identity) -> H
 
 
 class MixtureOfExperts(nn.Module):
-    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
-    one.
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
     Every expert runs on every token, so that no array's shape depends on the choice.
     """

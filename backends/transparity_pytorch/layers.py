@@ -76,10 +76,9 @@ def feed(layer: Layer, x: Hidden, context: LayerContext) -> Hidden:
 
 
 class Layer(nn.Module):
-    """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
+    """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
-    Each sublayer has its own residual connection. With a cache, `x` has the tokens at `context.positions`, which follow
-    the cached tokens.
+    With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """
 
     def __init__(self, config: TransformerConfig, *, has_memory: bool = False) -> None:

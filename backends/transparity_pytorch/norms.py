@@ -44,16 +44,12 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n. `torch.nn.BatchNorm1d` also
-    normalizes by the variance with n, but computes its running variance with n − 1."""
+    """(1 − momentum) · old + momentum · new. Variances have n (document 001); `torch.nn.BatchNorm1d` has n − 1."""
     return torch.lerp(old, new, momentum)
 
 
 def statistics(norm: Any, x: Vectors, tap: Tap) -> tuple[Weight, Weight]:
-    """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
-
-    In training, the new `running_mean` and `running_var` are tapped.
-    """
+    """Return the running mean and variance or, in training, the batch's; training taps the new running statistics."""
     if not norm.training:
         return norm.running_mean, norm.running_var
     mean, variance = batch_statistics(x)
@@ -76,7 +72,7 @@ def initial_gain(config: TransformerConfig, features: int) -> nn.Parameter:
 
 
 class HeadNorm(nn.Module):
-    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
+    """RMS norm over the last axis: the features of one head, of all heads, or of a latent vector."""
 
     def __init__(self, config: TransformerConfig, features: int) -> None:
         super().__init__()

@@ -23,8 +23,7 @@ def plain_frequencies(config: TransformerConfig, device: torch.device | str | No
 
 
 def rotate(x: Heads, tables: RotaryTables, layout: RopeLayout) -> Heads:
-    """Rotate each pair (a, b) of features by its angle: (a cos − b sin, b cos + a sin); other features are
-    unchanged."""
+    """Rotate pairs (a, b) of features: (a cos − b sin, b cos + a sin); the other features are unchanged."""
     cosine, sine = tables
     half = cosine.shape[-1]
     rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
@@ -48,8 +47,9 @@ def llama3_frequencies(
 ) -> Float64[Tensor, " pairs"]:
     """(1 − share) · frequency / factor + share · frequency.
 
-    The share is 0 for angles that complete `rotary_slow_turns` turns or fewer within the original length. The share is
-    1 for `rotary_fast_turns` turns or more, and rises linearly in between."""
+    Within the original length, angles with at most `rotary_slow_turns` turns have the share 0, and angles with at least
+    `rotary_fast_turns` have the share 1. The share rises linearly in between.
+    """
     frequencies = plain_frequencies(config, device)
     slow, fast = config.rotary_slow_turns, config.rotary_fast_turns
     turns = config.rotary_original_length * frequencies / (2 * math.pi)
@@ -101,19 +101,13 @@ SCALINGS: dict[str, Callable[..., Float64[Tensor, " pairs"]]] = {
 def rotary_frequencies(
     config: TransformerConfig, device: torch.device | str | None = None, *, beyond: bool = False
 ) -> Float64[Tensor, " pairs"]:
-    """Return the angle per position of each pair of features, scaled for long sequences.
-
-    Some scalings depend on whether the sequence is longer than the original length (`beyond`).
-    """
+    """Return the scaled angle per position of each pair, for sequences up to or `beyond` the original length."""
     scaling = SCALINGS[config.rotary_scaling]
     return scaling(config, device, beyond=beyond) if config.rotary_depends_on_length else scaling(config, device)
 
 
 def rotary_tables(config: TransformerConfig, positions: Positions, dtype: torch.dtype) -> RotaryTables:
-    """Return the cosine and sine of position · frequency, times the attention factor.
-
-    The angles are computed in float64.
-    """
+    """Return the cosine and sine of position · frequency, computed in float64, times the attention factor."""
     frequencies = rotary_frequencies(config, positions.device)
     if config.rotary_depends_on_length:  # the largest position is known only on the device
         beyond = rotary_frequencies(config, positions.device, beyond=True)

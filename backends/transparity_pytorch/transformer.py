@@ -38,8 +38,7 @@ def layer_context(config: TransformerConfig, context: LayerContext, dtype: torch
 
 
 class Stack(nn.Module):
-    """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
-    layer."""
+    """The layers and norms of an encoder or a decoder, applied to `x`; `cache` has one entry per layer."""
 
     token_embedding: nn.Embedding
 
@@ -153,8 +152,7 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Tensor, IsToken]:
-    """Return the input of an encoder-only model, and True for positions that are not padding; images have no
-    padding."""
+    """Return the input of an encoder-only model, and True where it is not padding; images have no padding."""
     if pixels is not None:
         return pixels, torch.ones(len(pixels), config.max_length, dtype=torch.bool, device=pixels.device)
     assert tokens is not None

@@ -135,8 +135,7 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _start(self, batch: int, source: np.ndarray | None, source_mask: np.ndarray | None) -> Any:
-        """Return an empty cache for `batch` rows of `max_length` tokens; if there is a `source`, run the encoder on
-        it."""
+        """Return an empty cache for `batch` rows of `max_length` tokens; run the encoder on a `source`, if any."""
 
     @abstractmethod
     def _step(
@@ -145,14 +144,13 @@ class CheckedForward(ABC):
 
     @abstractmethod
     def _generate(self, prompt: np.ndarray, steps: int, inputs: Inputs, sampling: Sampling | None) -> np.ndarray:
-        """Continue `prompt` by `steps` tokens; `inputs` has `lengths`, `uniforms` and, for an encoder-decoder,
-        `source`."""
+        """Continue `prompt` by `steps` tokens; `inputs` has `lengths`, `uniforms` and, if needed, `source`."""
 
     @abstractmethod
     def _beam_search(
         self, prompt: np.ndarray, steps: int, inputs: Inputs, beams: int, length_penalty: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Continue `prompt` by `steps` tokens; `inputs` has `lengths` and, for an encoder-decoder, `source`."""
+        """Continue `prompt` by `steps` tokens; `inputs` has `lengths` and, if needed, `source`."""
 
 
 class DifferentiableForward(CheckedForward):
@@ -177,8 +175,7 @@ Built = TypeVar("Built", bound=CheckedForward)
 
 @dataclass(frozen=True)
 class Execution:
-    """The device, mode and precisions of a model; `weights` and `activations` are None if they have the precision
-    `dtype`."""
+    """The device, mode and precisions of a model; None means that `weights` or `activations` have the `dtype`."""
 
     dtype: str
     device: str
@@ -213,8 +210,7 @@ class CheckedBackend(ABC, Generic[Built]):
         return self._build(config, parameters, Execution(dtype, device, mode, weights, activations))
 
     def checked_dtype(self, dtype: str | None, device: str) -> str:
-        """Return `dtype`, or the default in place of None; raise `BackendError` if the backend lacks this dtype or
-        `device`."""
+        """Return `dtype`, or the default for None; raise `BackendError` for an unknown dtype or `device`."""
         check_choice(self.name, "device", device, self.devices())
         return check_choice(self.name, "dtype", self.dtypes[0] if dtype is None else dtype, self.dtypes)
 

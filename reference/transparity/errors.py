@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class TransparityError(ValueError):
-    """An error whose message is one sentence, safe to print: the value, its place, the expected value, and the
-    remedy."""
+    """An error with a sentence that is safe to print: the value, its place, the expected value and the remedy."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(safe(sentence))

@@ -34,7 +34,6 @@ class InputForm(NamedTuple):
 
 
 def input_form(config: TransformerConfig, name: str) -> InputForm:
-    """Return the form of the input `name`."""
     if name == "pixels":
         return InputForm(True, (config.image_channels, config.image_size, config.image_size))
     if name == "source" and config.reads_frames:
@@ -43,8 +42,7 @@ def input_form(config: TransformerConfig, name: str) -> InputForm:
 
 
 def check_length(config: TransformerConfig, length: int, name: str = "a sequence") -> None:
-    """Raise `InputError` if a sequence is longer than `max_length`. This also works while JAX traces, since shapes are
-    known."""
+    """Raise `InputError` if a sequence is longer than `max_length`; shapes are known even while JAX traces."""
     if length > config.max_length:
         raise InputError(f"{name} has {length} tokens; expected at most {config.max_length} (max_length).")
 
@@ -52,8 +50,8 @@ def check_length(config: TransformerConfig, length: int, name: str = "a sequence
 def check_inputs(config: TransformerConfig, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs as arrays, tokens as int64 (batch, length): the main inputs in their order, then any others.
 
-    Raises `InputError` for a missing or unknown input, a wrong shape or dtype, and an empty batch or sequence. Other
-    reasons are a token outside the vocabulary, a sequence longer than `max_length`, and batches of different sizes.
+    Raises `InputError` for missing or unknown inputs, wrong shapes or dtypes, and empty or different batches. Tokens
+    outside the vocabulary and sequences that are empty or longer than `max_length` also raise it.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     expected = config.input_names + config.further_inputs
@@ -84,7 +82,6 @@ def inputs_by_name(config: TransformerConfig, inputs: Sequence[T], named: Mappin
 
 
 def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
-    """Return images as finite floats of the shape (batch, channels, height, width)."""
     pixels, side = as_array("pixels", value, InputError), config.image_size
     if not input_form(config, "pixels").has_shape(config, pixels.shape):
         expected = f"(batch, channels, height, width), {config.image_channels} channels of {side} × {side} pixels"
@@ -93,12 +90,10 @@ def _checked_pixels(config: TransformerConfig, value: Any) -> np.ndarray:
 
 
 def _checked_input(config: TransformerConfig, name: str, value: Any) -> np.ndarray:
-    """Return the checked tokens, or the checked spectrograms, of the input `name`."""
     return _checked_tokens(config, name, value) if name in config.token_inputs else _checked_frames(config, value)
 
 
 def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
-    """Return spectrograms as finite floats of the shape (batch, mel_bins, num_frames)."""
     frames, shape = as_array("source", value, InputError), (config.mel_bins, config.num_frames)
     if not input_form(config, "source").has_shape(config, frames.shape):
         turned = " (it looks transposed)" if frames.shape[1:] == shape[::-1] else ""
@@ -108,7 +103,6 @@ def _checked_frames(config: TransformerConfig, value: Any) -> np.ndarray:
 
 
 def _finite_floats(name: str, value: np.ndarray) -> np.ndarray:
-    """Return `value`; raise `InputError` unless all its numbers are finite floats."""
     if value.dtype.kind != "f":
         raise InputError(f"{name} has the dtype {value.dtype}; expected finite floats.")
     if not np.isfinite(value).all():
@@ -133,10 +127,7 @@ def _checked_further(config: TransformerConfig, name: str, value: Any, shape: tu
 
 
 def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, Any]) -> np.ndarray:
-    """Return the expected tokens, one for each position of the logits.
-
-    Raises `InputError` for wrong tokens, and if the model has no logits.
-    """
+    """Return the expected tokens, one per position; raise `InputError` if they are wrong or there are no logits."""
     if config.head != "logits":
         raise InputError(f"head is {config.head!r}: the model has no logits, and therefore no loss.")
     name = config.input_names[-1]
@@ -147,7 +138,7 @@ def check_targets(config: TransformerConfig, targets: Any, inputs: Mapping[str, 
 
 
 def check_masks(config: TransformerConfig, masks: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the dropout masks by activation; `transparity.training.dropout_masks` draws such masks.
+    """Return the dropout masks by activation (`transparity.training.dropout_masks`).
 
     Raises `InputError` for an activation that is not in `dropout_at`, or a wrong shape or dtype.
     """
@@ -295,8 +286,7 @@ def check_prompt(config: TransformerConfig, prompt: Any, source: Any = None, len
 
 
 def _check_something_is_seen(config: TransformerConfig, prompt: np.ndarray, lengths: np.ndarray | None) -> None:
-    """Raise `InputError` if a row of the prompt is all masked padding: all keys, even unused ones, would have equal
-    weights."""
+    """Raise `InputError` if a row is all masked padding: all keys, even unused ones, would weigh the same."""
     if "padding" not in config.decoder_mask or config.padding == "attention-mask":
         return
     counted = np.arange(prompt.shape[1]) < (prompt.shape[1] if lengths is None else lengths[:, None])
@@ -324,7 +314,6 @@ def check_draws(batch: int, max_new_tokens: Any, uniforms: Any) -> tuple[int, np
 
 
 def check_beams(config: TransformerConfig, rows: int, beams: Any, length_penalty: Any) -> tuple[int, float]:
-    """Return the checked number of beams and the checked length penalty."""
     count = _checked_whole("beams", beams, 1)
     check_fits(f"A search with {shown(count)} beams", 8 * count * rows * config.vocab_size, InputError)
     if not is_finite(length_penalty):
@@ -339,7 +328,6 @@ def _checked_whole(name: str, value: Any, least: int) -> int:
 
 
 def _checked_lengths(name: str, value: Any, batch: int, length: int) -> np.ndarray:
-    """Return the checked number of valid tokens of each row, from 1 to `length`."""
     found = as_array(name, value, InputError)
     if found.shape != (batch,) or found.dtype.kind not in "iu":
         raise InputError(f"{name} has the shape {found.shape} and dtype {found.dtype}; expected {batch} integers.")

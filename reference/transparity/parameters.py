@@ -51,7 +51,6 @@ def is_learned(name: str) -> bool:
 
 
 def cut_of(config: TransformerConfig, name: str) -> Cut:
-    """Return the axis along which a parameter may be distributed over ranks."""
     return model(config).cuts.get(name, WHOLE)
 
 
@@ -67,9 +66,7 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
     """Return initial parameters in float32; matrices are uniform within Glorot's bound (document 003).
 
     Gains of norms, the `D` of Mamba-2 and running variances are 1. All other vectors are 0, including gains that the
-    norm adds to 1.
-
-    Raises `ConfigError` if the parameters do not fit into memory.
+    norm adds to 1. Raises `ConfigError` if the parameters do not fit into memory.
     """
     random, shapes = np.random.default_rng(seed), parameter_shapes(config)
     check_fits("The model", 4 * sum(map(math.prod, shapes.values())), ConfigError)
@@ -86,8 +83,7 @@ def initialize_parameters(config: TransformerConfig, seed: int = 0) -> dict[str,
 
 
 def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -> None:
-    """Raise `ParameterError` unless `parameters` has exactly the names and shapes of `config`, and every number is a
-    float that is finite in float32."""
+    """Raise `ParameterError` unless `parameters` has the names and shapes of `config`, and is finite in float32."""
     if not isinstance(config, TransformerConfig):
         raise ConfigError(f"The configuration is {shown(config)}; it should be a TransformerConfig.")
     if not isinstance(parameters, Mapping):
@@ -107,8 +103,7 @@ def check_parameters(config: TransformerConfig, parameters: Mapping[str, Any]) -
 
 
 def check_names(config: TransformerConfig, names: Collection[str]) -> Shapes:
-    """Return the shapes of the parameters of `config`, by name; raise `ParameterError` unless `names` are the same
-    names."""
+    """Return the shapes of the parameters of `config`; raise `ParameterError` unless `names` are their names."""
     shapes = parameter_shapes(config)
     for name in names:
         if name not in shapes:
@@ -133,8 +128,7 @@ def _check_dtype(name: str, dtype: str) -> None:
 
 
 def save_parameters(path: str | os.PathLike[str], parameters: Parameters) -> None:
-    """Write a safetensors file; raise `ParameterError` if a parameter has no float dtype, or `path` cannot be
-    written."""
+    """Write a safetensors file; raise `ParameterError` for a dtype other than floats, or if writing fails."""
     arrays = {name: as_array(f"Parameter {shown(name)}", value, ParameterError) for name, value in parameters.items()}
     for name, value in arrays.items():
         _check_dtype(shown(name), value.dtype.name)
@@ -170,7 +164,6 @@ def load_parameters(path: str | os.PathLike[str], config: TransformerConfig | No
 
 
 def _current(name: str) -> str:
-    """Return the current name of a parameter, which may have an old name in a file of an earlier version."""
     scope, dot, last = name.rpartition(".")
     return scope + dot + RENAMED.get(last, last)
 
@@ -179,9 +172,8 @@ def _current(name: str) -> str:
 def open_parameters(path: str | os.PathLike[str], config: TransformerConfig) -> Iterator[Mapping[str, Any]]:
     """Return a context manager that yields the parameters of `config` in a safetensors file, by name.
 
-    Slicing a parameter reads only the slice. The numbers may be infinite or NaN, because they are not checked.
-
-    Raises `ParameterError` as `load_parameters` does.
+    Slicing a parameter reads only the slice; infinite numbers and NaN are allowed. Raises `ParameterError` as
+    `load_parameters` does.
     """
     check_header(path, ParameterError)
     try:

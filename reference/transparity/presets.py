@@ -17,8 +17,7 @@ from transparity.errors import ConfigError, shown
 
 @dataclass(frozen=True)
 class Preset:
-    """A document's transformer: its configuration, the document's number, and what we decided where the document says
-    nothing."""
+    """A document's transformer: its configuration, the document's number, and our decisions where it is silent."""
 
     config: TransformerConfig
     document: str

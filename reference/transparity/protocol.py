@@ -132,8 +132,7 @@ class Forward(Protocol):
 
 
 class Backend(Protocol):
-    """A `build` with a choice of precision, device and mode; the first entries of `dtypes` and `modes` are the
-    defaults."""
+    """A `build` with a choice of precision, device and mode; `dtypes` and `modes` start with the defaults."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -167,8 +166,7 @@ class Backend(Protocol):
 
 
 class Harness(Protocol):
-    """Access to a column's functions and modules by name, so that they can be compared singly. A Python module can be a
-    harness."""
+    """Access to a column's functions and modules by name, to compare them singly. A Python module can be a harness."""
 
     def function(self, name: str, *, dtype: str = ..., device: str = ...) -> Callable[..., Any]:
         """Return a function of the column, such as `attention.split_heads`, that takes and returns NumPy arrays."""
@@ -176,8 +174,7 @@ class Harness(Protocol):
     def module(
         self, name: str, config: TransformerConfig, parameters: Arrays, *, dtype: str = ..., device: str = ...
     ) -> Module:
-        """Return a module of the column, such as `layers.EncoderLayer`; the names of `parameters` are relative to the
-        module."""
+        """Return a module, such as `layers.EncoderLayer`; the names of `parameters` are relative to it."""
 
     def einsum(self, subscripts: str, *arrays: np.ndarray) -> np.ndarray:
         """Call the framework's own `einsum`."""
@@ -186,8 +183,7 @@ class Harness(Protocol):
         """Return the versions of the libraries, the device's name, and the precision of float32 matrix products."""
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context manager in which float32 matrix products are computed in float32 on every device, without
-        TF32."""
+        """Return a context manager in which float32 matrix products use float32 on every device, without TF32."""
 
 
 class ShardedBackend(Backend, Protocol):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from transparity.errors import ConfigError, is_finite, is_number, is_whole, shown
 
 COLDEST = 1e-30
-"""The lowest temperature, because float32 logits are divided by it. A lower temperature would sample the same
-tokens."""
+"""The lowest temperature for float32 logits; a lower temperature would sample the same tokens."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class Sampling:
     top_k: int | None = None
     """Keep only this many of the most likely tokens. None keeps all."""
     top_p: float = 1.0
-    """From the remaining tokens, keep the smallest number of most likely tokens whose total probability reaches this
-    (Holtzman et al. 2020). 1 keeps all."""
+    """From the remaining tokens, keep the fewest most likely ones whose total probability reaches this (Holtzman et al.
+    2020). 1 keeps all."""
 
     def __post_init__(self) -> None:
         if not (is_finite(self.temperature) and self.temperature >= COLDEST):

@@ -49,8 +49,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first sentence of an exception's message without its period; for an `OSError`, the system's
-    message."""
+    """Return an `OSError`'s system message, or the first sentence of another message, without its period."""
     message = getattr(error, "strerror", None) if isinstance(error, OSError) else None
     first = safe(message or error, MESSAGE).split(". ")[0].rstrip(".")
     return first or safe(type(error).__name__, VALUE)
@@ -63,7 +62,6 @@ def listed(names: Collection[Any], most: int = 6) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return `text` without its middle if it is longer than `limit`."""
     if len(text) <= limit:
         return text
     end = limit // 3

@@ -32,8 +32,7 @@ class Training:
     max_norm: float | None = None
     """Largest norm of all gradients together; larger gradients are scaled down to it. None means no clipping."""
     warmup_steps: int | None = None
-    """Steps in which the learning rate rises; after them it falls with 1/√step (§5.3, eq. 3). None means a constant
-    rate."""
+    """Steps in which the learning rate rises, before it falls with 1/√step (§5.3, eq. 3). None: constant."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:
@@ -49,7 +48,7 @@ class Training:
             raise ConfigError(f"warmup_steps is {shown(self.warmup_steps)}; it should be a whole number, at least 1.")
 
     def rate(self, step: int, embed_dim: int) -> float:
-        """Return the learning rate at a step; steps are counted from 1.
+        """Return the learning rate at a step, counted from 1.
 
         With warm-up, it is learning_rate · embed_dim^−½ · min(step^−½, step · warmup_steps^−3⁄2).
         """

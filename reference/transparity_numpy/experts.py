@@ -17,18 +17,14 @@ SCORES = {"softmax": softmax, "sigmoid": sigmoid}
 
 
 def highest(x: ByExpert, count: int) -> ByExpert:
-    """Return 1 for the `count` highest numbers of the last axis and 0 for the others; in a tie, the first numbers
-    win."""
+    """Return 1 for the `count` highest numbers of the last axis, the first ones in a tie, and 0 for the others."""
     found = np.zeros_like(x)
     np.put_along_axis(found, np.argsort(-x, axis=-1, kind="stable")[..., :count], 1, axis=-1)
     return found
 
 
 def best_groups(config: TransformerConfig, scores: ByExpert) -> ByExpert:
-    """Return 1 for the experts in the best groups and 0 for the others.
-
-    Groups are ranked by the sum of their two highest scores (DeepSeek-V3).
-    """
+    """Return 1 for experts in the best groups, ranked by the sum of their two highest scores (DeepSeek-V3), else 0."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     best = highest(np.sort(groups, axis=-1)[..., -2:].sum(axis=-1), config.topk_groups)
     return np.repeat(best, groups.shape[-1], axis=-1)
@@ -45,10 +41,7 @@ def choose(
 
 
 def router_weights(config: TransformerConfig, scores: ByExpert, chosen: ByExpert) -> ByExpert:
-    """Return the weights of the experts: the scores of the chosen experts, and 0 for the others.
-
-    The scores are divided by their sum if `normalize_topk` is set, and multiplied by `router_scale`.
-    """
+    """Return chosen experts' scores, divided by their sum if `normalize_topk`, times `router_scale`; 0 for others."""
     weights = np.where(chosen != 0, scores, scores.dtype.type(0))
     if config.normalize_topk:
         weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -62,8 +55,7 @@ def shared_expert(config: TransformerConfig, parameters: Parameters, x: Hidden, 
 
 
 def mixture_of_experts(config: TransformerConfig, parameters: Parameters, x: Hidden, tap: Tap = identity) -> Hidden:
-    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert if there is
-    one.
+    """Σ weight · expert(x) over the chosen experts (Shazeer et al. 2017, eq. 1), plus the shared expert, if any.
 
     Each expert runs only on the tokens that chose it.
     """

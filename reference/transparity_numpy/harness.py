@@ -90,7 +90,7 @@ LAYERS = ("layers.EncoderLayer", "layers.DecoderLayer")
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """Return the NumPy name of a module: `attention.SelfAttention` is the function `attention.self_attention`."""
+    """Return the NumPy name of a module, such as `attention.self_attention` for `attention.SelfAttention`."""
     if name in LAYERS:
         return layer
     file, _, attribute = name.rpartition(".")

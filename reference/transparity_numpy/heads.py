@@ -84,8 +84,5 @@ HEADS: dict[str, Callable[..., Array]] = {"logits": logits, "hidden": hidden, "p
 
 
 def head(config: TransformerConfig, parameters: Parameters, x: Vectors) -> Features:
-    """Return the output that `config.head` names; `x` is the pooled state if `config.is_pooled`.
-
-    `parameters` has the parameters of the whole model.
-    """
+    """Return the output that `config.head` names, from the model's `parameters`; `x` is pooled if `is_pooled`."""
     return HEADS[config.head](config, parameters, x)

@@ -82,10 +82,9 @@ def feed(config: TransformerConfig, parameters: Parameters, x: Hidden, context: 
 
 
 def layer(config: TransformerConfig, parameters: Parameters, x: Hidden, context: LayerContext) -> Hidden:
-    """Self-attention or another mixer, then cross-attention if there is an encoder, then the feed-forward.
+    """A mixer, cross-attention if there is an encoder, and a feed-forward, each with its own residual connection.
 
-    Each sublayer has its own residual connection. With a cache, `x` has the tokens at `context.positions`, which follow
-    the cached tokens.
+    With a cache, `x` has the tokens at `context.positions`, which follow the cached tokens.
     """
     given = config, parameters
     x = residual(*given, "self_attention", x, lambda x: mix(*given, x, context), context)

@@ -1,5 +1,4 @@
-"""Masks: True where a query may attend to a key. Their axes are (batch, heads, queries, keys); an axis of size 1 is
-broadcast."""
+"""Masks (batch, heads, queries, keys), True where a query may attend to a key; an axis of size 1 is broadcast."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from transparity_numpy.shapes import Frames, IsQuery, IsToken, Mask, Positions, 
 def visible_keys(
     tokens: SourceIds | Frames, pad_id: int | None, attention_mask: IsToken | SourceIds | None = None
 ) -> IsToken:
-    """Return True for tokens that are not padding: where `attention_mask` is not zero or, without it, where the token
-    is not `pad_id`.
+    """Return True where `attention_mask` is not zero or, without it, where the token is not `pad_id`.
 
     Two frames of audio make one position, which is never padding.
     """
@@ -38,8 +36,7 @@ def causal_mask(positions: Positions, keys: int) -> Bool[Array, "#batch 1 querie
 
 
 def target_mask(positions: Positions, is_token: IsToken, kind: TargetMask) -> Bool[Array, "#batch 1 queries keys"]:
-    """Return the mask of a decoder's self-attention; it hides later positions and, with `causal-and-padding`, padding
-    (document 003)."""
+    """Return the causal mask of a decoder; with `causal-and-padding`, the mask also hides padding (document 003)."""
     causal = causal_mask(positions, is_token.shape[1])
     return causal & padding_mask(is_token) if kind == "causal-and-padding" else causal
 
@@ -50,10 +47,7 @@ def visible_queries(is_token: IsToken, positions: Positions) -> IsQuery:
 
 
 def window_mask(positions: Positions, keys: int, window: int, kind: WindowKind = "sliding") -> Mask:
-    """Return the mask that hides keys `window` or more positions away (Beltagy et al. 2020, §3.1).
-
-    With `chunked`, it hides keys in other chunks of `window` positions (Llama 4).
-    """
+    """Hide keys `window` or more positions away (Beltagy et al. 2020, §3.1); `chunked`: in other chunks (Llama 4)."""
     if kind == "chunked":
         return (np.arange(keys) // window == positions[..., None] // window)[:, None]
     return (np.abs(distances(positions, keys)) < window)[:, None]

@@ -54,8 +54,7 @@ def batch_statistics(x: Vectors) -> tuple[Weight, Weight]:
 
 
 def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
-    """(1 − momentum) · old + momentum · new. Document 001 uses the variance with n. `torch.nn.BatchNorm1d` also
-    normalizes by the variance with n, but computes its running variance with n − 1."""
+    """(1 − momentum) · old + momentum · new. Variances have n (document 001); `torch.nn.BatchNorm1d` has n − 1."""
     share = old.dtype.type(momentum)
     return (1 - share) * old + share * new
 
@@ -63,10 +62,7 @@ def running_average(old: Weight, new: Weight, momentum: float) -> Weight:
 def statistics(
     config: TransformerConfig, parameters: Parameters, x: Vectors, tap: Tap, *, training: bool = False
 ) -> tuple[Weight, Weight]:
-    """Return the mean and variance to normalize by: the running statistics or, in training, the batch's.
-
-    In training, the new `running_mean` and `running_var` are tapped.
-    """
+    """Return the running mean and variance or, in training, the batch's; training taps the new running statistics."""
     old_mean, old_variance = parameters["running_mean"], parameters["running_var"]
     if not training:
         return old_mean, old_variance
@@ -82,7 +78,7 @@ def gain(config: TransformerConfig, weight: Weight) -> Weight:
 
 
 def head_norm(config: TransformerConfig, parameters: Parameters, x: Features) -> Features:
-    """RMS norm over the last axis, which has the features of one head, of all heads, or of a latent vector."""
+    """RMS norm over the last axis: the features of one head, of all heads, or of a latent vector."""
     return rms_norm(x, gain(config, parameters["weight"]), config.norm_eps)
 
 

@@ -43,8 +43,7 @@ def stack(
     context: LayerContext,
     cache: list[Cache] | None = None,
 ) -> Hidden:
-    """The layers and norms of an encoder or a decoder, applied to the embedded input; `cache` has one entry per
-    layer."""
+    """The layers and norms of an encoder or a decoder, applied to `x`; `cache` has one entry per layer."""
     tap, layers = context.tap, parameters.get("layers", {})
     x = tap("embedding", x)
     if config.embedding_norm:
@@ -133,8 +132,7 @@ def encoder_input(
     pixels: Pixels | None,
     attention_mask: IsToken | SourceIds | None,
 ) -> tuple[Any, IsToken]:
-    """Return the input of an encoder-only model, and True for positions that are not padding; images have no
-    padding."""
+    """Return the input of an encoder-only model, and True where it is not padding; images have no padding."""
     if pixels is not None:
         return pixels, np.ones((len(pixels), config.max_length), bool)
     assert tokens is not None

@@ -1,1 +1,1 @@
-"""Arithmetic: sums in higher precision, rounding, softcap, dropout, fused attention."""
+"""Sums in higher precision, rounding, softcap, dropout, fused attention."""

@@ -14,10 +14,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap that multiplies values by their masks and divides them by 1 − rate (Srivastava et al. 2014).
-
-    Activations without a mask are unchanged.
-    """
+    """Return a tap that multiplies each activation that has a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         return jnp.where(masks[name], value / (1 - rate), 0) if name in masks else value
@@ -35,10 +32,10 @@ def dropped(at: tuple[str, ...], dropout: nnx.Dropout) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own dtype.
+    """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array.
 
-    XLA may remove a cast to `dtype` and back, but not `reduce_precision`. But it turns float16's subnormal numbers into
-    zeros, so they are rounded separately, to multiples of the smallest one. Subnormal numbers of bfloat16 are also
+    XLA may remove a cast to `dtype` and back, but not `reduce_precision`, which turns float16's subnormal numbers into
+    zeros. They are rounded separately, to multiples of the smallest one. Subnormal numbers of bfloat16 are also
     subnormal in float32, and XLA turns them into zeros on a CPU.
     """
     limits = jnp.finfo(dtype)

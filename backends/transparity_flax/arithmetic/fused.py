@@ -23,8 +23,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float, softcap: float | None, dtype: DTypeLike) -> bool:
-    """Return whether fused attention can replace the explicit computation: no activation is tapped, and masked keys
-    weigh 0. It is also required that scores are not capped, and that XLA supports the products."""
+    """Return whether fused attention is possible: no taps, no softcap, masked keys weigh 0, and XLA sums in float32."""
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and dtype in DTYPES
 
 
@@ -38,8 +37,7 @@ def attention(
     bias: Bias | None = None,
     sinks: Sinks | None = None,
 ) -> Float[Array, "batch heads queries value_dim"]:
-    """softmax(query · keyᵀ · scale) · value, in blocks of queries if the mask is causal. If the mask's kind is unknown,
-    the mask is read at run time."""
+    """softmax(query · keyᵀ · scale) · value, in blocks if the mask is causal; unknown masks are read at run time."""
     shown, kind = mask
     length = shown.shape[2]
     if kind == "full" or length <= BLOCK or length != shown.shape[3]:
@@ -73,8 +71,8 @@ def _one_block(
 ) -> Float[Array, "batch heads queries value_dim"]:
     """Return attention for one block of queries.
 
-    The result is divided by the sum of the weights after the values are summed, which needs fewer divisions. If all
-    keys of a query are masked, they have equal weights, as in the explicit computation.
+    Division by the sum of the weights follows the sum of the values, which needs fewer divisions. A query whose keys
+    are all masked has equal weights.
     """
     scores = query @ key.swapaxes(-2, -1) * scale
     scores = upcast(scores if bias is None else scores + bias)

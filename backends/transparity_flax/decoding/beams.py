@@ -30,11 +30,10 @@ class BeamState(NamedTuple):
 def extend_beams(
     config: TransformerConfig, state: BeamState, following: Float[Array, "batch beams vocab"], length_penalty: float
 ) -> tuple[BeamState, PerBeam, PerBeam]:
-    """Extend every beam by one token and keep the best; return their state, the beams that they extend, and their
-    tokens.
+    """Extend every beam by one token, and keep the best; return their state, their parent beams and their tokens.
 
-    `following` has the log probabilities of the next token. A beam that has ended is extended only by `filling_id`,
-    which does not change the score of the beam.
+    `following` has the log probabilities of the next token. Only `filling_id` extends a beam that has ended, and leaves
+    its score unchanged.
     """
     score, added, ended = state
     batch, beams, vocab_size = following.shape
@@ -60,11 +59,11 @@ def beam_search(
     lengths: Lengths | None = None,
     source: SourceIds | None = None,
 ) -> tuple[GeneratedIds, Float[Array, " batch"]]:
-    """Return each row of `prompt` with the best of `beams` continuations, and the score of the continuation.
+    """Return each row of `prompt` with the best of `beams` continuations, and the continuation's score.
 
     The score is log P / ((5 + tokens added) / 6)^length_penalty (Wu et al. 2016, eq. 14). Ended continuations stay
-    among the beams. Continuations with equal scores are ranked by their beams, the better beam first. Continuations of
-    the same beam are ranked by token id, the lower id first. `lengths` and `source` are explained at `generate`.
+    among the beams. Ties go to the better beam, then to the lower token id. `lengths` and `source` are explained at
+    `generate`.
     """
     (config, _, _), batch = split, len(prompt)
     tokens, lengths = allocate(config, prompt, lengths, max_new_tokens)

@@ -25,10 +25,7 @@ def greedy_tokens(logits: NextLogits) -> NextIds:
 
 
 def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
-    """Apply temperature, top-k and top-p to the logits; the logits of removed tokens become −inf.
-
-    The result is shifted so that the largest logit is 0, and its dtype is at least float32.
-    """
+    """Apply temperature, top-k and top-p: removed logits become −inf, and the largest 0, in at least float32."""
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / sampling.temperature
     order = jnp.argsort(-logits, axis=-1, stable=True)
@@ -43,10 +40,7 @@ def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
-    """Sample a token of each row from softmax(logits) (document 001).
-
-    The sampled token is the first whose cumulative probability exceeds the row's uniform number in [0, 1).
-    """
+    """Return each row's first token whose cumulative probability exceeds its number in [0, 1) (document 001)."""
     cumulative = jax.nn.softmax(upcast(logits), axis=-1).cumsum(axis=-1)
     total = cumulative[:, -1:]
     # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.
@@ -65,7 +59,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid tokens of each row, and which rows have ended."""
+    """The tokens, the number of valid tokens of each row, and which rows have ended."""
 
     tokens: GeneratedIds
     lengths: Lengths
@@ -73,7 +67,6 @@ class Written(NamedTuple):
 
 
 def _begun(config: TransformerConfig, prompt: TokenIds, lengths: Lengths | None, more: int) -> Written:
-    """Return the prompt, padded on the right by `more` tokens; no row has ended."""
     return Written(*allocate(config, prompt, lengths, more), jnp.zeros(len(prompt), bool))
 
 

@@ -42,8 +42,7 @@ def prefill(
 ) -> Cache:
     """Return a cache for `batch` rows of up to `capacity` tokens.
 
-    If there is a `source`, the encoder runs, and the cache has every decoder layer's keys and values of its output. An
-    `attention_mask` applies to the source.
+    With a `source`, the encoder runs, and the cache has each decoder layer's keys and values for cross-attention.
     """
     config = model.config
     cache = empty_cache(config, batch, capacity, model.token_embedding.embedding.dtype)
@@ -107,7 +106,7 @@ def cache_for(split: SplitModel, tokens: GeneratedIds, longest: int, source: Sou
 def next_logits(
     split: SplitModel, tokens: GeneratedIds, lengths: Lengths, cache: Cache | None, source: SourceIds | None, new: int
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row; up to `new` of these tokens are not cached yet.
+    """Return the logits after the first `lengths` tokens of each row; at most `new` of these are not cached yet.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

@@ -22,8 +22,7 @@ def can_shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -
 
 
 def shard(tokens: Mapping[str, np.ndarray], devices: Sequence[jax.Device]) -> dict[str, jax.Array]:
-    """Distribute the rows over the devices. For a single row, distribute its positions; XLA then exchanges keys and
-    values."""
+    """Distribute the rows over the devices or, for a single row, its positions; XLA then exchanges keys and values."""
     return {
         name: jax.device_put(value, _sharding(devices, *[None] * _axis(value), AXIS)) for name, value in tokens.items()
     }

@@ -11,15 +11,13 @@ from transparity.config import TransformerConfig
 from transparity_flax.transformer import Transformer
 
 Weights = tuple[jax.Array, ...]
-"""The arrays of a model, in Flax's order. JAX flattens a tuple faster than a state of Flax, which is flattened in
-Python."""
+"""The arrays of a model, in Flax's order, as a tuple, which JAX flattens faster than a state of Flax."""
 
 
 class ModelStructure:
-    """A model without its arrays, as a static argument of jitted functions; it is hashed and compared by identity.
+    """A model without its arrays, as a static argument of jitted functions, hashed and compared by identity.
 
-    JAX hashes the static arguments in every call to look up the program. For Flax's graph of twelve layers, this would
-    take milliseconds.
+    Hashing Flax's graph of twelve layers in every call, to look up the program, would take milliseconds.
     """
 
     def __init__(self, graph: nnx.GraphDef[Transformer], tree: jax.tree_util.PyTreeDef) -> None:
@@ -34,8 +32,7 @@ _structure = functools.cache(ModelStructure)
 """Return the same structure for equal graphs, so that models with equal configurations share compiled programs."""
 
 SplitModel = tuple[TransformerConfig, ModelStructure, Weights]
-"""The configuration, the structure and the arrays of a model. A model is split into these parts once, not at every
-token."""
+"""The configuration, structure and arrays of a model, which is split once, not at every token."""
 
 
 def split(model: Transformer) -> tuple[ModelStructure, Weights]:

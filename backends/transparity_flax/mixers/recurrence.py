@@ -23,8 +23,7 @@ def causal_convolution(
     before: EarlierChannels,
     bias: Float[Array, " features"] | None = None,
 ) -> Channels:
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
-    `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the positions before `x`."""
     width, x = weight.shape[1], jnp.concatenate([before, x], axis=1)
     length = x.shape[1] - width + 1
     shifted = jnp.stack([x[:, i : i + length] for i in range(width)], axis=-1)
@@ -46,8 +45,7 @@ CHUNK = 64
 
 
 def in_chunks(x: Float[Array, "batch heads length *features"]) -> Float[Array, "chunks batch heads chunk *features"]:
-    """Split the positions into chunks of `CHUNK`; the last chunk is padded with zeros, which do not affect the
-    state."""
+    """Split positions into chunks of `CHUNK`; zeros, which do not affect the state, pad the last chunk."""
     size = min(CHUNK, x.shape[2])
     filled = jnp.pad(x, [(0, -x.shape[2] % size) if axis == 2 else (0, 0) for axis in range(x.ndim)])
     return jnp.moveaxis(filled.reshape(*x.shape[:2], -1, size, *x.shape[3:]), 2, 0)
@@ -63,8 +61,7 @@ def in_a_row(
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Array, "batch heads length length"], Float[Array, "batch heads length 1"]]:
-    """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
-    start."""
+    """Return the share of the state that remains from each position, and from the chunk's start, to each later one."""
     # The sums start at each position, because differences of sums from the beginning would lose digits.
     onward = jnp.tril(jnp.broadcast_to(log_decay[..., None], (*log_decay.shape, log_decay.shape[-1])), -1).cumsum(-2)
     return jnp.tril(jnp.exp(onward)), jnp.exp(log_decay.cumsum(-1))[..., None]

@@ -1,7 +1,4 @@
-"""The plan of tensor parallelism: the axis along which each parameter is sharded.
-
-The plan follows from the axes that each part allows (`transparity.parts`). The model does not depend on the plan.
-"""
+"""The plan of tensor parallelism: the axis along which each parameter is sharded, from `transparity.parts`."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ ROWS, COLUMNS = PartitionSpec("tensor"), PartitionSpec(None, "tensor")
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter on the ranks; `fallback` says why the parameter is not sharded along its usual
-    axis."""
+    """The placement of a parameter; `fallback` says why the parameter is not sharded along its usual axis."""
 
     placement: PartitionSpec
     fallback: str | None = None

@@ -73,8 +73,7 @@ class ShardedForward(FlaxForward):
         return losses, {name: to_numpy(value) for name, value in parameters.items()}
 
     def _batch(self, values: Inputs, *, training: bool) -> dict[str, Any]:
-        """Return the inputs, distributed over the data ranks, and the targets without the rows that were repeated to
-        fill ranks."""
+        """Return the inputs, sharded over the data ranks, and the targets without the repeated rows that fill ranks."""
         tokens = {name: value for name, value in values.items() if name != "targets"}
         tokens = self._arrays(tokens) if self._by_batch(training=training) else split_rows(self.mesh, tokens)
         return {"targets": self._array(values["targets"]), **tokens}

@@ -1,4 +1,4 @@
-"""The parameters and batches of a model over a mesh. Each device reads its own slices of the parameters."""
+"""A model's parameters and batches over a mesh; each device reads its own slices of the parameters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ Source = Mapping[str, Any]
 def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dtype: str) -> Transformer:
     """Return a model of which each device has only its share; only this share is read from `source`.
 
-    Args:
-        mesh: A mesh with the axes `data`, over which parameters are replicated, and `tensor`.
+    `mesh` has the axes `data`, over which parameters are replicated, and `tensor`.
     """
     model: Transformer = nnx.merge(*shapes_of(Transformer, config), copy=True)
     for path, name, variable in variables(model):
@@ -38,7 +37,6 @@ def shard(config: TransformerConfig, mesh: Mesh, plan: Plan, source: Source, dty
 
 
 def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | None) -> np.ndarray:
-    """Read the slice of a parameter that a device has."""
     assert index is not None
     if transposed:
         return rounded(np.asarray(source[index[::-1]]).T, dtype)
@@ -48,8 +46,7 @@ def _read(source: Any, dtype: str, transposed: bool, index: tuple[slice, ...] | 
 def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Distribute the rows of every array over the data axis of the mesh.
 
-    Shardings are even, so if the number of ranks does not divide the number of rows, the first row is repeated at the
-    end. The caller drops the results of repeated rows.
+    If the ranks do not divide the rows, the first row is repeated at the end; the caller drops the repeated results.
     """
     axis, sharding = mesh.shape["data"], NamedSharding(mesh, PartitionSpec("data"))
     rows = {}
@@ -60,5 +57,4 @@ def split_rows(mesh: Mesh, values: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a value that every device has."""
     return NamedSharding(mesh, PartitionSpec())

@@ -57,8 +57,6 @@ def train(
 
 
 def _places(mesh: Mesh, values: Any) -> Any:
-    """Return the sharding of each array; numbers are replicated."""
-
     def place(value: Array) -> NamedSharding:
         return value.sharding if isinstance(value.sharding, NamedSharding) else NamedSharding(mesh, PartitionSpec())
 

@@ -14,10 +14,10 @@ from transparity_flax.shapes import IsToken
 def position_ids(
     config: TransformerConfig, is_token: IsToken, positions: Int[Array, "#batch length"]
 ) -> Int[Array, "#batch length"]:
-    """Return the rows of the position table for the tokens at `positions`.
+    """Return the row of the position table for each token at `positions`.
 
-    With `position_count` "visible", only tokens that are not padding are counted. Padding gets the row before the first
-    token's row (RoBERTa, OPT).
+    With `position_count` "visible", padding does not count. It gets the row before the first token's row (RoBERTa,
+    OPT).
     """
     if config.position_count == "all":
         return positions + config.position_offset

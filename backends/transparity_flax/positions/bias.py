@@ -1,7 +1,4 @@
-"""Effects of positions on attention scores: a bias by distance and a temperature of queries.
-
-The bias is learned (T5) or linear (ALiBi).
-"""
+"""Effects of positions on scores: a learned (T5) or linear (ALiBi) bias by distance, and a temperature of queries."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ NAMES = {
 def load(model: nnx.Module, parameters: Mapping[str, np.ndarray], dtype: Any) -> None:
     """Put `parameters` into `model` with this `dtype`; the model's own parameters may be abstract.
 
-    Raises `ParameterError` for a parameter that the model lacks, and for a wrong shape, which Flax would accept
-    silently.
+    Raises `ParameterError` for an unknown name, and for a wrong shape, which Flax would accept silently.
     """
     left = set(parameters) - {name for _, name, _ in variables(model)}
     if left:

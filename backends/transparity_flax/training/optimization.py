@@ -30,8 +30,7 @@ def clip_by_global_norm(gradients: State, max_norm: float) -> State:
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Array]], training: Training
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Take one step per batch (`targets` and inputs); return the loss before each step and the final learned
-    parameters.
+    """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
     Batch norms normalize by the batch, and running statistics do not change.
     """

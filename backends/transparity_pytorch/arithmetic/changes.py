@@ -12,10 +12,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Tensor, "*batch"]], rate: float) -> Tap:
-    """Return a tap that multiplies values by their masks and divides them by 1 − rate (Srivastava et al. 2014).
-
-    Activations without a mask are unchanged.
-    """
+    """Return a tap that multiplies each activation that has a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return (value / (1 - rate)).masked_fill(~masks[name], 0) if name in masks else value
@@ -33,8 +30,7 @@ def dropped(at: tuple[str, ...], dropout: nn.Dropout) -> Tap:
 
 
 def rounding(dtype: torch.dtype) -> Tap:
-    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own
-    dtype."""
+    """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array."""
 
     def rounded(name: str, value: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         return value.to(dtype).to(value.dtype)

@@ -19,9 +19,8 @@ def applies(tap: Tap, masked_score: float, softcap: float | None, query: Queries
 
     This requires that no activation is tapped, that masked keys weigh 0, and that scores are not capped.
 
-    On a GPU, the kernel for masks uses one block of threads for all keys of a head. With a single query, it takes twice
-    as long as the explicit computation, which is then used instead. In half precision, the kernel is always used,
-    because the explicit computation would round the scores.
+    With a single query on a GPU, the kernel for masks takes twice as long as the explicit computation. In half
+    precision, the kernel is always used, because the explicit computation rounds the scores.
     """
     alone = query.is_cuda and query.shape[2] == 1 and query.dtype in (torch.float32, torch.float64)
     return tap is identity and masked_score < EXACT_MASK_BELOW and softcap is None and not alone
@@ -40,10 +39,10 @@ def attention(
     """softmax(query · keyᵀ · scale) · value in one kernel.
 
     The kernel is faster if the mask is known to be causal or full. If the mask's kind is unknown, its values are read
-    where this is possible.
+    where possible.
 
-    For a query whose keys are all masked, the kernel would return zeros. Such a query is set to 0 and its keys are
-    unmasked, which makes all weights equal, as in the explicit computation.
+    The kernel would return zeros for a query whose keys are all masked. Such a query becomes 0 and its keys visible,
+    which makes all weights equal, as in the explicit computation.
     """
     array, kind = mask
     if sinks is not None:
@@ -80,8 +79,7 @@ def _with_sinks(
     bias: Bias | None,
     sinks: Sinks,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Add a key and a value of zeros, with the sinks as the bias of the scores, because the kernel has no argument for
-    sinks."""
+    """Add a key and value of zeros per head, whose score is the sink; the kernel has no argument for sinks."""
     one = (0, 0, 0, 1)
     bias = torch.zeros_like(mask, dtype=key.dtype).expand(-1, len(sinks), -1, -1) if bias is None else bias
     bias = torch.cat([bias, sinks[:, None, None].expand(*bias.shape[:-1], 1)], dim=-1)

@@ -23,10 +23,7 @@ def greedy_tokens(logits: NextLogits) -> NextIds:
 
 
 def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
-    """Apply temperature, top-k and top-p to the logits; the logits of removed tokens become −inf.
-
-    The result is shifted so that the largest logit is 0, and its dtype is at least float32.
-    """
+    """Apply temperature, top-k and top-p: removed logits become −inf, and the largest 0, in at least float32."""
     logits = upcast(logits)
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -40,10 +37,7 @@ def filter_logits(logits: NextLogits, sampling: Sampling) -> NextLogits:
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Tensor, " batch"]) -> NextIds:
-    """Sample a token of each row from softmax(logits) (document 001).
-
-    The sampled token is the first whose cumulative probability exceeds the row's uniform number in [0, 1).
-    """
+    """Return each row's first token whose cumulative probability exceeds its number in [0, 1) (document 001)."""
     cumulative = upcast(logits).softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
     # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.
@@ -63,8 +57,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid tokens of each row, and which rows have ended. All three are updated in
-    place."""
+    """The tokens, the number of valid tokens of each row, and which rows have ended; all are updated in place."""
 
     tokens: GeneratedIds
     lengths: Lengths

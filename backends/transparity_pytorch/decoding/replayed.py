@@ -1,5 +1,4 @@
-"""Generation on GPUs with CUDA graphs: one recording for the prompt, and another that is replayed for each later
-token."""
+"""Generation with CUDA graphs: one for the prompt, and another that is replayed for each later token."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ class ReplayedGeneration:
 
 
 class Generation:
-    """The state of a generation with a cache, after its first token; each further step changes its tensors in place."""
+    """A generation with a cache, after its first token; each further step changes its tensors in place."""
 
     def __init__(
         self,
@@ -109,10 +108,7 @@ class Generation:
 
 
 def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that runs `change` in its first call, records it in the second, and then replays the recording.
-
-    If there is too little memory for a recording, every call runs `change`.
-    """
+    """Return a function that runs `change`, records it in the second call, and replays it later, if memory allows."""
     runs: list[Callable[[], None]] = []
 
     def again() -> Callable[[], None]:
@@ -132,8 +128,7 @@ def _recorded_after_one(change: Callable[[], None]) -> Callable[[], None]:
 def _recording(
     begin: Callable[[Tensors], Generation], given: Tensors, otherwise: Callable[[Tensors], Tensor]
 ) -> Callable[[Tensors], Tensor]:
-    """Record the processing of the prompt, and return a function that replays it; return `otherwise` if memory is
-    short."""
+    """Record the prompt's processing, and return a function that replays it, or `otherwise` if memory is short."""
     held = {name: value.clone() for name, value in given.items()}
     begun: list[Generation] = []
 

@@ -22,8 +22,8 @@ ROWS = 64
 """Number of rows for which oneDNN packs a weight. The packed weight is as fast for one row as for thousands."""
 
 STREAMS = 2
-"""Number of streams in which the product with one row reads the weight. A processor prefetches more for two streams
-than for one. More streams cost more time in compilation than they save."""
+"""Places from which the product with one row reads the weight at once. A processor prefetches more for two than for
+one. More cost more time in compilation than they save."""
 
 
 def has_mkl() -> bool:
@@ -75,10 +75,9 @@ def multiplied(
 def in_streams(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
-    """Return weight · row; this function is meant to be compiled.
+    """Return weight · row, to be compiled.
 
-    The compiled loop reads the weight from `STREAMS` places at once, which comes closer to the memory bandwidth than a
-    library does.
+    The compiled loop reads the weight from `STREAMS` places at once, which is faster than any library.
     """
     whole = len(weight) // STREAMS * STREAMS
     parts = (*weight[:whole].chunk(STREAMS), weight[whole:])
@@ -88,10 +87,7 @@ def in_streams(
 def in_parts(
     weight: Float[Tensor, "features_out features_in"], row: Float[Tensor, " features_in"]
 ) -> Float[Tensor, " features_out"]:
-    """Return weight · row, computed as one product per thread, each with a part of the weight.
-
-    MKL would compute the whole product in one thread.
-    """
+    """Return weight · row as one product per thread, because MKL would use one thread for the whole product."""
     # The transpose has other strides than reshape(-1, 1), with which MKL takes four times as long.
     threads, column = torch.get_num_threads(), row[None].T
     whole = len(weight) // threads * threads
@@ -131,8 +127,7 @@ def compiled_for_few_rows(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class PackedLinear(nn.Linear):
-    """A linear map for inference. It shares the parameters of a `nn.Linear`, and has a second copy of the weight in
-    oneDNN's layout."""
+    """A linear map for inference with the parameters of a `nn.Linear`, and a copy of the weight in oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)

@@ -1,5 +1,4 @@
-"""Query, key and value in one product, for inference; one wide product uses a device better than three narrow
-products."""
+"""Query, key and value in one product, for inference, because a wide product is faster than three narrow products."""
 
 from __future__ import annotations
 
@@ -14,10 +13,7 @@ from transparity_pytorch.shapes import Hidden, Keys, Queries, RotaryTables, Valu
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
-    """Return one linear map that computes the results of all `linears`, with a copy of their weights.
-
-    If any of `linears` has a bias, the maps without a bias get a bias of zeros.
-    """
+    """Return one linear map with copies of the weights of all `linears`; missing biases become zeros."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     state = {"weight": weight}
     if any(linear.bias is not None for linear in linears):
@@ -49,7 +45,7 @@ class FusedSelfAttention(SelfAttention):
 
 
 def fused_qkv(module: nn.Module) -> nn.Module:
-    """Return a copy of `module` with joined projections. The copy shares all other parameters."""
+    """Return a copy of `module` with joined projections; the copy shares all other parameters."""
     if type(module) is SelfAttention and module.config.projection == "full":
         return FusedSelfAttention(module)
     twin = copy.copy(module)

@@ -1,5 +1,4 @@
-"""CUDA graphs: a recording of many kernels is launched at once, because small kernels take longer to launch than to
-run."""
+"""CUDA graphs: many small kernels, which take longer to launch than to run, are launched at once."""
 
 from __future__ import annotations
 
@@ -11,14 +10,11 @@ from torch import Tensor
 
 
 def recorded(change: Callable[[], None]) -> Callable[[], None]:
-    """Record the kernels that `change` launches, and return a function that runs them again.
+    """Record the kernels that `change` launches, without running them, and return a function that runs them.
 
-    Args:
-        change: A function that changes tensors on the GPU in place, with shapes that do not depend on values. It must
-            have run once with these tensors, so that libraries are initialized and nothing has to be compiled.
-            Recording does not execute the kernels.
-
-    Other threads, such as JAX's, may use the GPU during the recording.
+    `change` changes tensors on the GPU in place, with shapes that do not depend on values. It must have run once with
+    these tensors, so that libraries are initialized and everything is compiled. Other threads, such as JAX's, may use
+    the GPU during the recording.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -31,8 +27,7 @@ Run = Callable[..., Tensor]
 
 
 class Replayed:
-    """A forward pass on a GPU that is recorded in the second consecutive call with the same shapes, and replayed in
-    later calls.
+    """A forward pass on a GPU that the second consecutive call with the same shapes records, and later calls replay.
 
     A recording has its own memory, and only one thread at a time may use it. If there is too little memory, kernels are
     launched one by one.

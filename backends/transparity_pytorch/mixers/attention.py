@@ -40,11 +40,7 @@ def merge_heads(x: Heads) -> Hidden:
 
 
 def project_heads(linear: nn.Linear, x: Hidden, num_heads: int, projection: Projection) -> Heads:
-    """Return the query, key or value of every head.
-
-    The features are projected and then split. With `shared-per-head`, the features are first split, and then one map
-    for all heads projects each head (document 002).
-    """
+    """Project `x` and split it into heads; with `shared-per-head`, split `x`, then project each head (document 002)."""
     if projection == "shared-per-head":
         return linear(split_heads(x, num_heads))
     return split_heads(linear(x), num_heads)
@@ -65,11 +61,10 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: MaskArray, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over the keys and the head's sink, whose weight is then dropped
-    (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped (gpt-oss).
 
-    A masked score is at least half the lowest number of the dtype, for which exp(score − largest) is exactly 0, as for
-    −inf. If all keys of a query are masked, they have equal weights instead of NaN.
+    Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
+    0. A query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = torch.finfo(scores.dtype).min / 2
     shown = scores.masked_fill(~mask, max(masked_score, lowest))
@@ -154,11 +149,9 @@ def project_key_value(
 
 
 class SelfAttention(AttentionProjections):
-    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a cache, also to the cached
-    tokens."""
+    """Multi-head attention from `x` to itself and to any cached tokens (Vaswani et al. 2017, §3.2.2)."""
 
     def project(self, x: Hidden, rotary: RotaryTables | None, tap: Tap) -> tuple[Queries, Keys, Values]:
-        """Return the query, key and value of every head."""
         return project_query(self, x, tap, rotary), *project_key_value(self, x, tap, rotary)
 
     def forward(self, x: Hidden, context: LayerContext) -> Hidden:
@@ -189,8 +182,7 @@ def _attend(
     projected: tuple[Tensor, Tensor, Tensor],
     context: LayerContext,
 ) -> Hidden:
-    """Return the output projection of attention. A configured gate, computed from `x`, multiplies attention before the
-    projection."""
+    """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     config = heads.config
     y = attention(
         *projected,

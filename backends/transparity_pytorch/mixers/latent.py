@@ -14,8 +14,7 @@ from transparity_pytorch.shapes import Features, Heads, Hidden, Keys, Memory, Qu
 
 
 def latent(heads: AttentionProjections, name: str, x: Hidden, tap: Tap = identity) -> Features:
-    """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
-    projected."""
+    """norm(x Wᵀ), the latent vector of the queries (`query`) or of the keys and values (`key_value`)."""
     return tap(f"{name}_latent", getattr(heads, f"{name}_latent_norm")(getattr(heads, f"{name}_latent")(x)))
 
 

@@ -17,8 +17,7 @@ from transparity_pytorch.state.context import LayerContext
 
 
 class CausalConvolution(nn.Module):
-    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions of each feature; `before` has the positions before
-    `x`."""
+    """yₜ = Σᵢ weightᵢ · xₜ₋ᵢ + bias, over the last `width` positions; `before` has the positions before `x`."""
 
     def __init__(self, features: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -46,8 +45,7 @@ CHUNK = 64
 def chunk_decays(
     log_decay: PerHead,
 ) -> tuple[Float[Tensor, "batch heads length length"], Float[Tensor, "batch heads length 1"]]:
-    """Return the share of the state that remains from each position of a chunk to each later one, and from the chunk's
-    start."""
+    """Return the share of the state that remains from each position, and from the chunk's start, to each later one."""
     # The sums start at each position, because differences of sums from the beginning would lose digits.
     onward = log_decay[..., None].expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(dim=-2)
     return onward.exp().tril(), log_decay.cumsum(dim=-1).exp()[..., None]

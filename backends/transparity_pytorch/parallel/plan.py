@@ -1,7 +1,4 @@
-"""The plan of tensor parallelism: the axis along which each parameter is sharded.
-
-The plan follows from the axes that each part allows (`transparity.parts`). The model does not depend on the plan.
-"""
+"""The plan of tensor parallelism: the axis along which each parameter is sharded, from `transparity.parts`."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from transparity.parameters import cut_of, parameter_shapes, why_whole
 
 
 class Placed(NamedTuple):
-    """The placement of a parameter on the ranks; `fallback` says why the parameter is not sharded along its usual
-    axis."""
+    """The placement of a parameter; `fallback` says why the parameter is not sharded along its usual axis."""
 
     placement: Shard | Replicate
     fallback: str | None = None

@@ -115,7 +115,6 @@ class ShardedForward(PytorchForward):
             return self.root(lambda model: method(*given))
 
     def _held(self, rows: int) -> slice:
-        """Return the slice of the rows that this data rank has."""
         if self.config.norm == "batch" and self.root.training:
             return slice(0, rows)
         return chunk(slice(0, rows), self.mesh["data"])

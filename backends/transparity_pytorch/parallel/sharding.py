@@ -32,8 +32,7 @@ result, the heads are on axis 1."""
 
 
 class Root(nn.Module):
-    """The root module of FSDP; it calls a function of the model, for which FSDP gathers the parameters outside of
-    layers."""
+    """FSDP's root module: FSDP gathers the parameters outside of layers for any `function` of the model."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -45,10 +44,9 @@ class Root(nn.Module):
 
 @contextmanager
 def on_mesh() -> Iterator[None]:
-    """Return a context manager in which DTensors can be combined with the model's constants, which are equal on all
-    ranks.
+    """Return a context manager in which DTensors can be combined with constants, which are equal on all ranks.
 
-    In this context, attention uses plain operators, because DTensor does not distribute the CPU's fused kernel.
+    Attention uses plain operators in it, because DTensor does not distribute the CPU's fused kernel.
     """
     with implicit_replication(), sdpa_kernel(SDPBackend.MATH), _ByHeads():
         yield
@@ -76,8 +74,7 @@ class _ByHeads(TorchFunctionMode):
 def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Source, dtype: torch.dtype) -> Root:
     """Return a model of which this rank has only its share; only this share is read from `source`.
 
-    Args:
-        mesh: A mesh with the axes `data`, over which FSDP shards each tensor rank's parameters, and `tensor`.
+    `mesh` has the axes `data`, over which FSDP shards each tensor rank's parameters, and `tensor`.
     """
     with torch.device("meta"):
         model = Transformer(config)
@@ -96,8 +93,7 @@ def shard(config: TransformerConfig, mesh: DeviceMesh, plan: Plan, source: Sourc
 
 
 def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slice, ...]:
-    """Return this rank's slice of a parameter. The tensor rank determines the slice, and the data rank determines the
-    rows in it."""
+    """Return this rank's slice of a parameter: its tensor rank's slice, of which its data rank has some rows."""
     held, placement = [slice(0, size) for size in value.shape], plan[name].placement
     if isinstance(placement, Shard):
         held[placement.dim] = chunk(held[placement.dim], mesh["tensor"])
@@ -107,15 +103,13 @@ def slices(mesh: DeviceMesh, plan: Plan, name: str, value: Tensor) -> tuple[slic
 
 
 def chunk(whole: slice, mesh: DeviceMesh) -> slice:
-    """Return this rank's part of the slice `whole`, split as by `torch.chunk`; the last ranks may have less or
-    nothing."""
+    """Return this rank's part of `whole`, split as by `torch.chunk`; the last ranks may have less or nothing."""
     size = -(-(whole.stop - whole.start) // mesh.size())
     start = min(whole.start + mesh.get_local_rank() * size, whole.stop)
     return slice(start, min(start + size, whole.stop))
 
 
 def distributed(local: Tensor, mesh: DeviceMesh, placement: Shard | Replicate, whole: Tensor) -> DTensor:
-    """Return a DTensor with the shape of `whole`, of which this rank's part is `local`."""
     placements = (placement,)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
@@ -127,10 +121,7 @@ def gathered(value: Any) -> Any:
 
 @contextmanager
 def all_gathered(root: Root) -> Iterator[None]:
-    """Return a context manager in which each data rank has the parameters of all layers.
-
-    Functions that call parts of layers instead of whole layers need this context manager.
-    """
+    """Gather the parameters of all layers on each data rank, for functions that call parts of layers."""
     units = [module for module in root.modules() if isinstance(module, FSDPModule)]
     if units:
         root(lambda model: None)  # FSDP takes the first module that is called as its root

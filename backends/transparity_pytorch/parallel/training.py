@@ -27,10 +27,7 @@ def loss_and_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of the whole batch, and its gradients with respect to all learned parameters, sharded like them.
 
-    Args:
-        mesh: The mesh of the data ranks.
-        targets: The targets of this rank's rows; `IGNORED` where they do not count.
-        tokens: The inputs of this rank's rows.
+    `targets` and `tokens` are this rank's rows. `IGNORED` marks targets that do not count.
     """
     statistics = {name: buffer.clone() for name, buffer in root.named_buffers()}
     total, count = root(_summed, targets, **tokens), (_counted(root.model, targets) != IGNORED).sum().to(torch.float64)
@@ -70,20 +67,18 @@ def train(
 
 
 def _summed(model: Transformer, targets: Tensor, **tokens: Any) -> Tensor:
-    """Return the sum of −log softmax(logits)[target] over the targets that count."""
     logits = upcast(model(**tokens)).flatten(0, 1)
     counted = _counted(model, targets)
     return F.cross_entropy(logits, counted.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def _counted(model: Transformer, targets: Tensor) -> Tensor:
-    """Return the targets with `IGNORED` in place of padding."""
     pad = model.config.pad_id
     return targets if pad is None else targets.masked_fill(targets == pad, IGNORED)
 
 
 def _taken(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient of a parameter and clear it; return zeros if the loss does not depend on the parameter."""
+    """Return a parameter's gradient and clear it; return zeros if the loss does not depend on the parameter."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is None:
         return torch.zeros_like(parameter)
@@ -94,6 +89,5 @@ def _taken(parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def _local(value: Tensor) -> Tensor:
-    """Return this rank's shard as a tensor in the same memory."""
     assert isinstance(value, DTensor)
     return value.to_local()

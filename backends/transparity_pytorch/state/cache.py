@@ -46,7 +46,7 @@ def next_positions(cache: Cache, length: int) -> QueryIds:
 
 
 def mark_valid(cache: Cache, is_token: IsQuery, positions: QueryIds) -> IsToken:
-    """Note which new tokens are not padding, and return this for all tokens in the cache."""
+    """Record which new tokens are not padding, and return `is_token` of all cached tokens."""
     cache["is_token"][_rows(positions), positions] = is_token
     return cache["is_token"]
 
@@ -67,8 +67,7 @@ def update(
 def update_inputs(
     cache: Cache, name: str, x: Float[Tensor, "batch queries features"], valid_lengths: Lengths | None
 ) -> EarlierChannels:
-    """Return a convolution's cached inputs before `x`, and cache the last inputs among the first `valid_lengths` of
-    `x`."""
+    """Return a convolution's cached inputs before `x`, and cache the last ones of the valid inputs up to now."""
     before, length = cache[name].clone(), x.shape[1]
     last = torch.arange(before.shape[1], device=x.device) + (
         length if valid_lengths is None else valid_lengths[:, None]
@@ -85,8 +84,7 @@ def update_state(cache: Cache, state: State) -> None:
 def held_tokens(
     x: Float[Tensor, "batch queries heads"], valid_lengths: Lengths | None
 ) -> Float[Tensor, "batch queries heads"]:
-    """Return `x` with 0 for the fillers after the first `valid_lengths` tokens of a row, so that they do not change the
-    state."""
+    """Return `x` with 0 for fillers, the tokens after `valid_lengths`, so that fillers do not change the state."""
     if valid_lengths is None:
         return x
     return x.masked_fill((torch.arange(x.shape[1], device=x.device) >= valid_lengths[:, None])[..., None], 0)

@@ -12,8 +12,8 @@ from transparity_pytorch.shapes import IsQuery, Lengths, MaskArray, Memory, Posi
 from transparity_pytorch.state.cache import Cache
 
 MaskKind = Literal["causal", "full", "some"]
-"""The kind of a mask, which the configuration determines: causal, without hidden keys, or with some key for each query.
-Compiled code cannot read the kind of a mask from the mask's values."""
+"""The kind of a mask: causal, without hidden keys, or with some key for each query. The configuration determines the
+kind, because compiled code cannot read it from the mask's values."""
 
 
 class Mask(NamedTuple):
@@ -26,9 +26,9 @@ class Mask(NamedTuple):
 class LayerContext(NamedTuple):
     """The inputs of a layer besides x and its weights.
 
-    The window in the mask, the rotary tables and the temperature differ between kinds of layers. `tap` and `cache`
-    differ between layers. The NumPy column's `LayerContext` also has a field `training`; the framework's modules have a
-    training flag of their own."""
+    The mask, the rotary tables and the temperature depend on the kind of the layer; `tap` and `cache`, on the layer.
+    The NumPy column also has a field `training`, which modules have themselves.
+    """
 
     mask: Mask
     """True where self-attention may attend."""
@@ -37,11 +37,9 @@ class LayerContext(NamedTuple):
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
     is_token: IsQuery | None = None
-    """True for tokens that are not padding. None means that padding is not masked. Only recurrences, which have no
-    mask, use `is_token`."""
+    """For recurrences, which have no mask: True for tokens that are not padding; None does not mask padding."""
     valid_lengths: Lengths | None = None
-    """Number of tokens of each row that are not fillers. None means all. Only recurrences with a cache use
-    `valid_lengths`."""
+    """For recurrences with a cache: the number of tokens of each row that are not fillers. None means all."""
     temperature: Float[Tensor, "#batch 1 queries 1"] | None = None
     """The query temperature: a factor of the queries of self-attention."""
     bias: Float[Tensor, "#batch heads queries keys"] | None = None

@@ -13,8 +13,7 @@ from transparity.errors import ParameterError
 
 
 def initialize(module: nn.Module) -> None:
-    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains of norms are
-    unchanged."""
+    """Draw matrices uniformly within Glorot's bound (document 003), and set biases to 0; gains are unchanged."""
     for name, value in module.named_parameters(recurse=False):
         if value.ndim == 2:
             nn.init.xavier_uniform_(value)
@@ -46,10 +45,7 @@ def tie(model: nn.Module, name: str, first: str) -> None:
 
 
 def load(model: nn.Module, parameters: Mapping[str, np.ndarray]) -> None:
-    """Copy `parameters` into `model`, in the model's dtype and on its device.
-
-    Raises `ParameterError` for a parameter that the model lacks.
-    """
+    """Copy `parameters` into `model`, in its dtype and on its device; raise `ParameterError` for an unknown name."""
     left = set(parameters) - set(model.state_dict())
     if left:
         raise ParameterError(f"{', '.join(sorted(left))}: the model has no such parameters")

@@ -25,8 +25,7 @@ def clip_by_global_norm(gradients: Mapping[str, Tensor], max_norm: float) -> dic
 def train(
     model: Transformer, batches: Sequence[Mapping[str, Tensor]], training: Training
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Take one step per batch (`targets` and inputs); return the loss before each step and the final learned
-    parameters.
+    """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
     Batch norms normalize by the batch, and running statistics do not change.
     """

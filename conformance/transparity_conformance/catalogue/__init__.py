@@ -55,10 +55,7 @@ WITH_A_NUMBER: tuple[Callable[[TransformerConfig], Iterator[NumericFault]], ...]
 
 
 def faults_at(config: TransformerConfig, site: str, ranks: int = 1) -> Iterator[Fault]:
-    """Yield every fault at the tap `site`, except faults with a fitted number.
-
-    Faults of sharding over `ranks` ranks come first.
-    """
+    """Yield every fault at the tap `site` without a fitted number; faults of sharding over `ranks` ranks come first."""
     yield from sharding.faults(config, site, ranks)
     for faults in OF_A_SITE:
         yield from faults(config, site)
@@ -70,7 +67,7 @@ def numeric_faults(config: TransformerConfig) -> Iterator[NumericFault]:
 
 
 def whole_model(config: TransformerConfig) -> Iterator[Hypothesis]:
-    """Yield faults of the whole model, which belong to no tap; some change all parameters."""
+    """Yield faults of the whole model, which belong to no tap."""
     for fault in residuals.whole_model_faults(config):
         yield Hypothesis(fault, (PARAMETERS,) if fault.alter else ())
 

@@ -85,10 +85,7 @@ def named_scale(scale: float, tolerance: float = 1e-4) -> str:
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
-    """Return the fault of scores multiplied by `scale`.
-
-    A named factor, such as 1/√head_dim, is recomputed for other model sizes.
-    """
+    """Return the fault of scores multiplied by `scale`; a named factor, such as 1/√head_dim, fits any model size."""
     right = config.score_scale
     kind = {"head_dim": "1/√head_dim", "embed_dim": "1/√embed_dim", "none": "1"}[config.attention_scale]
     kind += f" · {config.attention_multiplier:g}" if config.attention_multiplier != 1 else ""
@@ -105,11 +102,8 @@ def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
 def attended(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Recompute a tap of attention with changed settings.
 
-    - queries, keys and values: `split`
-    - scores: `scale`, `cap`, `capping`, `temperature`
-    - keys: `rotated`, `tiled`
-    - values: `tiled`
-    - context: `merge`
+    Queries, keys and values have the setting `split`. Scores have `scale`, `cap`, `capping` and `temperature`. Keys
+    also have `rotated` and `tiled`, values `tiled`, and the context `merge`.
     """
     tap = site.rpartition(".")[2]
     if tap == "weights":
@@ -143,7 +137,6 @@ def _scored(settings: Settings, state: WalkState, site: str) -> Value:
 
 
 def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: Value) -> Value:
-    """Multiply the query by its temperature, which depends on the position, or by the changed `temperature`."""
     if split(site)[1] != "self_attention":
         return query
     positions, own = np.arange(query.shape[2])[np.newaxis], own_config(config, site)
@@ -154,7 +147,6 @@ def _sharpened(settings: Settings, config: TransformerConfig, site: str, query: 
 
 
 def _shared(settings: Settings, x: Value, config: TransformerConfig) -> Value:
-    """Repeat the keys or values for every query head."""
     return (tiled_heads if settings.get("tiled") else repeat_heads)(x, config.num_heads)
 
 
@@ -213,7 +205,7 @@ INTERLEAVED = row("head-order", "split and merged interleaved", split=interleave
 
 
 def _by_members(heads: Value, config: TransformerConfig) -> Value:
-    """Merge heads by their number within the group: the first head of every group, then the second heads."""
+    """Merge the first heads of all groups, then the second heads, and so on."""
     batch, count, length, width = heads.shape
     groups = config.key_value_heads
     members = heads.reshape(batch, groups, count // groups, length, width).transpose(0, 3, 2, 1, 4)

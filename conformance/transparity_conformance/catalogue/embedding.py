@@ -89,10 +89,7 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def scaled(config: TransformerConfig, factor: float, named: str, what: str = "token embeddings") -> Fault:
-    """Return the fault of multiplying token embeddings, patches or frames by `factor`.
-
-    If `named` is a name in `SCALES`, the factor is recomputed for other model sizes.
-    """
+    """Return the fault of embeddings multiplied by `factor`; a factor `named` in `SCALES` fits any model size."""
     by = f"{named} ({factor:.4g})" if named in SCALES else f"{factor:.6g}"
     right = "√embed_dim" if config.embedding_scale == "embed_dim" else ""
     if config.embedding_multiplier != 1:
@@ -105,7 +102,6 @@ def scaled(config: TransformerConfig, factor: float, named: str, what: str = "to
 
 
 def based(config: TransformerConfig, base: float, named: str) -> Fault:
-    """Return the fault of using another base for sinusoidal positions."""
     description = f"the base of the positions' frequencies is {named} instead of {config.rope_theta:g}"
     change = partial(_replaced, {"base": base})
     return fault("position-frequency", f"base {named}", says=description, patch=change, value=base)
@@ -129,10 +125,7 @@ def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site
 
 
 def right_ids(state: WalkState, site: str, visible: np.ndarray | None = None) -> np.ndarray:
-    """Return the index of each position in the position table, as (batch or 1, length).
-
-    `visible` marks the tokens that are counted.
-    """
+    """Return each position's index in the position table, as (batch or 1, length); `visible` tokens are counted."""
     visible = padding_at(state, site)[:, 0, 0] if visible is None else visible
     return position_ids(stack_config(state.config, site), visible, np.arange(visible.shape[1])[None])
 
@@ -145,7 +138,6 @@ def right_positions(state: WalkState, site: str) -> np.ndarray:
 
 
 def position_table(state: WalkState, site: str) -> np.ndarray:
-    """Return the learned positions of the stack of a tap."""
     table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
     return table
 
@@ -159,7 +151,7 @@ def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) ->
 
 
 def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:
-    """Replace the learned position of each token by the row of the table that `count` returns, plus the offset."""
+    """Replace each token's learned position by the row of the table that `count` returns, plus the offset."""
     table, ids = position_table(state, site), count(padding_at(state, site)[:, 0, 0]) + state.config.position_offset
     return value - right_positions(state, site) + table[np.clip(ids, 0, len(table) - 1)]
 
@@ -169,10 +161,7 @@ def _replaced(settings: Settings, state: WalkState, site: str, value: Value) -> 
 
 
 def sinusoids(settings: Settings, config: TransformerConfig, length: int) -> np.ndarray:
-    """Return sines and cosines with a changed `base`, `exponents`, `layout`, `order` or `offset`.
-
-    The frequencies are base^−exponent.
-    """
+    """Return sinusoids with frequencies base^−exponent, and other `exponents`, `layout`, `order` or `offset`."""
     exponents = settings.get("exponents", EXPONENTS[TIMESCALES[config.sinusoidal_timescales]])(config)
     positions = np.arange(length) + settings.get("offset", 0)
     angles = positions[:, None] / settings.get("base", config.rope_theta) ** exponents

@@ -54,10 +54,7 @@ class Fault:
     patch: Patch | None = None
     """Changes the value at a tap."""
     formula: Formula | None = None
-    """Recomputes the value at a tap with changed `settings`.
-
-    Faults with the same formula can act together at one tap; each contributes its own settings.
-    """
+    """Recomputes the value at a tap with changed `settings`; faults with the same formula can act together."""
     settings: Settings = field(default_factory=dict)
     also_patched: tuple[str, ...] = ()
     """Other taps of the sublayer that `patch` or `formula` also changes."""
@@ -79,7 +76,6 @@ class Fault:
     """Whether the fault must also be applied at the tap whose parameters it uses."""
 
     def patched(self, state: WalkState, site: str, value: Any) -> Any:
-        """Return the value at a tap with only this fault applied."""
         if self.formula is not None:
             value = self.formula(self.settings, state, site, value)
         return self.patch(state, site, value) if self.patch else value
@@ -141,12 +137,7 @@ def row(
 
 
 def made(rows: Iterable[FaultRow], config: TransformerConfig, formula: Formula, **words: Any) -> Iterator[Fault]:
-    """Yield the faults of a table that are possible with `config`.
-
-    Args:
-        formula: The formula to which the settings belong.
-        words: Further values of placeholders in the descriptions.
-    """
+    """Yield the faults of a table that are possible with `config`; `words` are values of further placeholders."""
     for each in rows:
         if each.when(config):
             used = None if each.change.keys() <= {*PARTS, "says"} else formula
@@ -189,12 +180,11 @@ OTHER_FACTORS: Mapping[str, Callable[[float], float]] = {
 
 
 def is_same(one: float, other: float) -> bool:
-    """Return whether two factors, computed in different ways in float64, are equal."""
     return abs(one - other) <= RULES["float64"].budget(0.0, epsilon("float64"), max(abs(one), abs(other)))
 
 
 def usual(name: str) -> tuple[float, ...]:
-    """Return the usual values of a numeric field of the configuration, the most likely values first."""
+    """Return the usual values of a numeric field, the most likely values first."""
     found: tuple[float, ...] = TransformerConfig.__dataclass_fields__[name].metadata["usual"]
     return found
 
@@ -220,7 +210,6 @@ class Number:
         return Fault(self.id, self.variant.format(v=v), says, formula=self.formula, settings=settings, value=v)
 
     def usual(self, config: TransformerConfig) -> Iterator[Fault]:
-        """Yield a fault for each value that is usual in published models."""
         for v in usual(self.field):
             if v != getattr(config, self.field):
                 yield self.fault(config, v)
@@ -235,7 +224,6 @@ class Hypothesis:
 
     @functools.cached_property
     def patched(self) -> frozenset[str]:
-        """Return all taps whose values the fault changes directly."""
         if not (self.fault.patch or self.fault.formula):
             return frozenset()
         scopes = (site.rpartition(".")[0] for site in self.sites)
@@ -246,10 +234,7 @@ class Hypothesis:
 
 
 def groups(sites: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return all plausible sets of `sites`, the largest sets first.
-
-    A set contains all sites, or the sites that share one of `SCOPES`. Sets that contain a single site come last.
-    """
+    """Return plausible sets of `sites`, the largest first: all, those that share one of `SCOPES`, and single sites."""
     sites = tuple(sites)
     found = [sites] if sites else []
     for scope in SCOPES:

@@ -103,7 +103,6 @@ def gated(
 
 
 def bounded(limit: float | None, gate: Value, up: Value) -> tuple[Value, Value]:
-    """Bound the gate from above, and the up projection from both sides."""
     return (gate, up) if limit is None else (np.minimum(gate, limit), np.clip(up, -limit, limit))
 
 
@@ -225,7 +224,6 @@ def _scores(state: WalkState, site: str, config: TransformerConfig) -> tuple[Val
 
 
 def _changed(settings: Settings, state: WalkState, site: str) -> TransformerConfig:
-    """Return the layer's configuration with the fields that `settings` changes."""
     own = own_config(state.config, site)
     fields = {name: value for name, value in settings.items() if name in vars(own)}
     return dataclasses.replace(own, **fields)
@@ -244,10 +242,7 @@ def _chosen(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _by_groups(settings: Settings, config: TransformerConfig, scores: Value) -> Value:
-    """Choose experts from the best groups, ranked by the sum of their highest scores.
-
-    `settings["ranked"]` is the number of scores in each sum.
-    """
+    """Choose experts from the groups with the highest sum of their `settings["ranked"]` highest scores."""
     groups = scores.reshape(*scores.shape[:-1], config.router_groups, -1)
     ranks = np.sort(groups, axis=-1)[..., -settings["ranked"] :].sum(axis=-1)
     best = np.repeat(highest(ranks, config.topk_groups), groups.shape[-1], axis=-1)
@@ -277,10 +272,8 @@ PACKINGS: dict[str, tuple[int, Callable[[Value], Value]]] = {
     "scale twice": (1, lambda blocks: blocks * 2),
     "scale half": (1, lambda blocks: blocks / 2),
 }
-"""Wrong unpacking of four-bit weights, simulated by changing the features that the weights multiply.
-
-Each row has the size of a block, and a function that changes features of shape (…, blocks, size).
-"""
+"""Wrong unpackings of four-bit weights: a block's size, and the change of features (…, blocks, size) that has the same
+effect."""
 
 
 def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
@@ -289,7 +282,6 @@ def _unpacked(size: int, change: Callable[[Value], Value], x: Value) -> Value:
 
 
 def _of_experts(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults that show in the weighted sum of the experts' outputs."""
     orders: dict[str, Callable[[int, int], int]] = {
         "reversed": lambda expert, count: count - 1 - expert,
         "next": lambda expert, count: (expert + 1) % count,

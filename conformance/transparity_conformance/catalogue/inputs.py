@@ -1,6 +1,6 @@
 """Faults of image patches, audio frames, the attention mask and token types.
 
-A bias added to keys, which Whisper omits, is not listed as a fault: it shifts all scores of a query equally.
+A bias added to keys, which Whisper omits, is no fault: it shifts all scores of a query equally.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ Change = Callable[[TransformerConfig, np.ndarray], np.ndarray]
 
 
 def _of_patches(change: Change, state: WalkState, site: str, value: Value) -> Value:
-    """Return the embedding of the wrong patches that `change` returns."""
     config, weight = state.config, state.parameters["encoder.patch_projection.weight"]
     right = patches(config, state.inputs["pixels"].astype(weight.dtype))
     changed: np.ndarray = np.array(value)
@@ -66,7 +65,6 @@ def _ordered(axes: tuple[int, ...] | None, config: TransformerConfig, right: np.
 
 
 def _laid_out(axes: tuple[int, ...] | None, config: TransformerConfig, right: np.ndarray) -> np.ndarray:
-    """Reorder the numbers in each patch by a permutation, or reverse the channels."""
     size = config.patch_size or 1
     cut = right.reshape(*right.shape[:2], config.image_channels, size, size)
     other = cut[:, :, ::-1] if axes is None else cut.transpose(0, 1, *(2 + axis for axis in axes))
@@ -85,7 +83,6 @@ def _without_position(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _rows_of_positions(state: WalkState) -> np.ndarray:
-    """Return the learned positions as (length, embed_dim), or 0 if positions are not learned."""
     if state.config.positions != "learned":
         return np.zeros(())
     table: np.ndarray = state.parameters["encoder.position_embedding.weight"]
@@ -201,7 +198,6 @@ def token_type_and_mask_faults(config: TransformerConfig, site: str) -> Iterator
 
 
 def _mask_faults(config: TransformerConfig, *, is_embedding: bool) -> Iterator[Fault]:
-    """Yield faults of the attention mask: in attention, and in embeddings whose positions or types depend on it."""
     counts = config.position_count == "visible"
     for name in MASKS:
         # `masks` lists the faults in which only attention ignores or inverts the mask.
@@ -218,7 +214,6 @@ def _typed(wrong: OtherTypes | None, state: WalkState, site: str, value: Value) 
 
 
 def _embedded_otherwise(name: str, state: WalkState, site: str, value: Value) -> Value:
-    """Return the embeddings computed with the positions and token types that the mask `name` implies."""
     if not site.endswith(".embedding"):
         return value
     mask = MASKS[name](state, site)

@@ -27,10 +27,7 @@ def _masked(identity: str, variant: str, value: float | None = None, **change: A
 
 
 def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return attention weights with a changed mask, masked score, order or softmax axis.
-
-    The values of other taps are returned unchanged.
-    """
+    """Return attention weights with a changed mask, masked score, order or softmax axis; other taps are unchanged."""
     if not site.endswith(".weights"):
         return value
     scores, mask = scores_at(state, site), np.broadcast_to(MaskParts(state, site).seen(settings), value.shape)
@@ -54,7 +51,6 @@ def weighed(settings: Settings, state: WalkState, site: str, value: Value) -> Va
 
 
 def _masked_score(settings: Settings, config: TransformerConfig) -> float:
-    """Return the score of masked keys, with a changed value or with the mask and the scale in the other order."""
     masked, given = config.masked_score, config.mask_value
     if "turned" in settings:
         order: MaskOrder = "after-scale" if config.mask_order == "before-scale" else "before-scale"
@@ -66,15 +62,11 @@ def _masked_score(settings: Settings, config: TransformerConfig) -> float:
 
 
 def sinks_at(state: WalkState, site: str) -> Value | None:
-    """Return the sinks of the attention whose weights are the tap `site`; None without sinks."""
     return state.parameters.get(site.replace(".weights", ".sinks"))
 
 
 def _hiding(identity: str, variant: str, **settings: Any) -> Iterator[Fault]:
-    """Yield several faults with the same wrong mask.
-
-    If the mask hides all keys of a query, ports compute different weights for it. Each fault has one of these results.
-    """
+    """Yield faults with one wrong mask; each has another result for a query whose keys are all masked."""
     yield _masked(identity, variant, **settings)
     for kind in BLIND:
         yield _masked(identity, f"{variant}, {kind}", blind=kind, **settings)
@@ -186,7 +178,6 @@ def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fau
 
 
 def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
-    """Return the fault in which a layer has another layer's window."""
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
     return _masked(identity, variant, says=says, **settings)
 
@@ -212,8 +203,6 @@ def _of_the_next_kind(m: MaskParts) -> Window:
 
 
 def _hidden_row(name: str, description: str, blind: Patch) -> Fault:
-    """Return the fault in which a query without a visible key has the weights that `blind` returns."""
-
     def patch(state: WalkState, site: str, value: Value) -> Value:
         return np.where(right_mask(state, site).any(-1, keepdims=True), value, blind(state, site, value))
 
@@ -289,7 +278,7 @@ def sink_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _with_one_more(state: WalkState, site: str, value: Value) -> Value:
-    """Return the weights of a softmax with 1 added to its denominator."""
+    """Return weights whose softmax has 1 added to its denominator."""
     largest = value.argmax(axis=-1, keepdims=True)
     score, weight = (np.take_along_axis(each, largest, -1) for each in (scores_at(state, site), value))
     return value / (1 + weight * np.exp(-score))

@@ -51,11 +51,8 @@ class NormForm:
     more: float = 0.0
     """The number added to the gain."""
     statistics: str = "features"
-    """The axes of the statistics.
-
-    They are `features`, `heads` (heads and features) or `batch` (batch and positions). If `running`, the stored
-    statistics are used instead.
-    """
+    """The axes of the statistics: `features`, `heads` (heads and features), `batch` (batch and positions), or, if
+    `running`, the stored statistics."""
     eps: float = 0.0
     factor: float = 1.0
     """The factor by which the input is multiplied."""
@@ -100,7 +97,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _taken(name: str, other: str) -> Iterator[Fault]:
-    """Yield the swap of two norms' parameters, and the use of one norm's parameters in both norms."""
     pair = (min(name, other), max(name, other))
     swapped = f"the parameters of {pair[0]} and {pair[1]} are swapped"
     used = f"the parameters of {other} are also used for {name}"
@@ -193,7 +189,7 @@ def other_eps(config: TransformerConfig, eps: float) -> Fault:
 
 
 def has_eps(config: TransformerConfig, site: str) -> bool:
-    """Return whether a tap shows the result of a norm, including norms of latents and in a recurrence."""
+    """Return whether a tap shows a norm's result, including norms of latents and in a recurrence."""
     return sites.is_norm(config, site) or sites.is_latent(site) or sites.is_gated_norm(site)
 
 
@@ -228,7 +224,6 @@ def _formed_by(form: NormForm, state: WalkState, site: str, x: Value) -> Value:
 
 
 def normed_input(state: WalkState, site: str, x: Value) -> Value:
-    """Apply the reference's norm at the tap `site` to `x`."""
     return _formed_by(form_at(state.config, site), state, site, x)
 
 
@@ -237,10 +232,7 @@ UNWANTED: dict[str, str | None] = {"fresh": None, "the embeddings'": "embedding_
 
 
 def _normed_first(source: str | None, state: WalkState, site: str, value: Value) -> Value:
-    """Project the query, key or value from the layer's normalized input.
-
-    The norm uses the parameters of the norm `source`; without a `source`, its gain is 1.
-    """
+    """Project the query, key or value from the layer's input, normalized by the norm `source`, or with a gain of 1."""
     scope, _, role = split(site)
     stack, x = scope.partition(".")[0], sites.layer_input(state, scope)
     if source is None:

@@ -73,7 +73,6 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 
 
 def _logits(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the logits, computed with a changed `scale`, `cap`, `capping`, `pooler` or `transform`."""
     x, changes = state.taps["pooled"] if state.config.is_pooled else _output(state), dict[str, Any]()
     if state.config.has_pooler:
         x = settings.get("pooler", partial(_through_pooler, state.config.pooler))(state, x)
@@ -149,12 +148,10 @@ def _output(state: WalkState) -> Value:
 
 
 def _tokens(state: WalkState) -> np.ndarray | None:
-    """Return the tokens of the pooled stack, or None for an image."""
     return state.inputs.get(state.config.input_names[-1]) if state.config.token_inputs else None
 
 
 def _ends(state: WalkState) -> np.ndarray:
-    """Return whether each token is the end token."""
     return np.asarray(_tokens(state)) == state.config.eos_id
 
 
@@ -163,7 +160,7 @@ Pooled = tuple[Pooling, bool] | Callable[[WalkState], np.ndarray]
 
 
 def _poolings(config: TransformerConfig) -> Iterator[tuple[str, tuple[Pooled, str]]]:
-    """Yield the poolings that are possible; some of them need tokens, or an end token."""
+    """Yield the poolings that are possible; some need tokens or an end token."""
     for name, pooled in POOLINGS.items():
         by_end, by_token = name in ("eos", "last eos", "before eos"), name == "largest"
         if not (by_end or by_token) or (config.token_inputs and not (by_end and config.eos_id is None)):

@@ -27,7 +27,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_part(config: TransformerConfig, part: str) -> Iterator[Fault]:
-    """Yield faults of the weight and bias of one linear map."""
     shapes, role = parameter_shapes(config), part.rpartition(".")[2]
     shape = shapes.get(f"{part}.weight")
     if shape is not None and shape[0] == shape[1]:
@@ -75,7 +74,6 @@ TAPS = {role: tap for tap, role in PARTS.items()} | {"down": "output"}
 
 
 def _taken(role: str, pair: tuple[str, str], *, biases: bool = True) -> Iterator[Fault]:
-    """Yield the swap of two weights, and the use of one weight in place of both."""
     other = pair[role == pair[0]]
     swapped = f"the weights of {pair[0]} and {pair[1]} are swapped{'' if biases else ', their biases are not'}"
     used = f"the weight of {other} is also used for {role}{'' if biases else ', with its own bias'}"
@@ -176,7 +174,6 @@ def _tied(stack: str, config: TransformerConfig, parameters: Arrays, site: str, 
 
 
 def _shared_layers(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults in which several layers share one module."""
     parts = site.split(".")
     if len(parts) < 4:
         return
@@ -226,10 +223,7 @@ def packing_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _permuted_rows(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield the faults of weights whose rows are in the order of the wrong rotary layout.
-
-    Converters of Meta's checkpoints reorder rows in this way.
-    """
+    """Yield faults of rows in the order of the wrong rotary layout, as in converted checkpoints of Meta."""
     for layout, pairs in {"neighbours": "neighbors", "halves": "halves"}.items():
         if config.rotated_dim > 2:  # With two features, both layouts are the same.
             says = f"the rows of each head's weights are permuted, as for a rotation of {pairs}"
@@ -249,10 +243,7 @@ def _with_rows(layout: str, config: TransformerConfig, parameters: Arrays, site:
 
 
 def _is_packed(config: TransformerConfig, site: str) -> bool:
-    """Return whether a port may pack the queries, keys and values at a tap into one matrix.
-
-    Checkpoints of GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM contain such a matrix.
-    """
+    """Return whether ports may pack queries, keys and values as GPT-2, BLOOM, GPT-NeoX, Falcon and InternLM do."""
     _, sublayer, tap = split(site)
     is_plain = config.projection == "full" and not config.kv_lora_rank
     return sublayer == "self_attention" and tap in PACKED and is_plain
@@ -262,7 +253,6 @@ PACKED = ("query", "key", "value")
 
 
 def _cut_in_order(order: tuple[str, ...]) -> Fault:
-    """Return the fault of a port that reads packed rows of query, key and value in another order."""
     source = dict(zip(order, PACKED, strict=True))
     says = f"queries, keys and values are packed one after the other, but read in the order {', '.join(order)}"
     return fault(
@@ -288,10 +278,10 @@ def _packed_part(parameters: Arrays, part: str, kind: str) -> np.ndarray:
 
 
 def _packed_otherwise(config: TransformerConfig, parameters: Arrays, site: str, *, by_group: bool) -> Arrays:
-    """Return the weight and bias at `site`, read from a packed matrix whose heads are in another order.
+    """Return the weight and bias at `site`, read from a packed matrix in another order of heads.
 
-    If `by_group`, each group of queries is packed with its key and value, but read as if the roles were one after the
-    other. Otherwise, the reverse.
+    With `by_group`, each group of queries is packed with its key and value, but read role by role. Without it, the
+    reverse.
     """
     counts = np.array([config.num_heads, config.key_value_heads, config.key_value_heads])
     in_turn = np.split(np.arange(counts.sum()), ends := np.cumsum(counts)[:-1])

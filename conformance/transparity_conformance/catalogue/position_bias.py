@@ -39,10 +39,7 @@ def bias_at(state: WalkState, site: str) -> Value | None:
 
 
 Buckets = Callable[[TransformerConfig, np.ndarray, bool], np.ndarray]
-"""A function that returns the bucket of each distance.
-
-Its arguments are the configuration, the distances, and whether the two directions have different buckets.
-"""
+"""A function of the configuration, the distances, and whether directions have their own buckets; it returns buckets."""
 
 
 def _buckets(config: TransformerConfig, distances: np.ndarray, both: bool, most: int | None = None) -> np.ndarray:
@@ -85,10 +82,7 @@ def _all_exact(config: TransformerConfig, distances: np.ndarray, both: bool) -> 
 def _shared(
     whole: Callable[[np.ndarray], np.ndarray], part: int, config: TransformerConfig, distances: np.ndarray, both: bool
 ) -> np.ndarray:
-    """Return buckets: the first 1/`part` hold one distance each; the others grow logarithmically.
-
-    `whole` rounds the numbers of the logarithmic buckets to integers.
-    """
+    """Return buckets: the first 1/`part` for one distance each, the others logarithmic, made integers by `whole`."""
     offset, count, near = _halved(config, distances, both)
     exact = max(1, count // part) if part > 2 else count // part
     share = np.log(np.maximum(near, exact) / exact) / math.log(config.relative_max_distance / exact)
@@ -129,7 +123,6 @@ def sloped(slopes: Callable[[int], np.ndarray], state: WalkState, site: str, val
 
 
 def _bias_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    """Yield faults in which the bias has a wrong factor."""
     kind = "relative" if config.has_relative_bias else "alibi"
     yield _weighted(f"{kind}-missing", "missing", lambda c: 0.0)
     yield _weighted(f"{kind}-sign", "turned", lambda c: -1.0)

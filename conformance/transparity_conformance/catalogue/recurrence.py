@@ -130,8 +130,7 @@ GROUPED = (
     _norm("not grouped", lambda own: own.recurrent_key_heads > 1, over="all"),
     _norm("each head", lambda own: own.recurrent_key_heads != own.recurrent_heads, over="head"),
 )
-"""Faulty norms of a state-space model. The right model applies the gate before the norm, and normalizes groups of
-heads."""
+"""Faulty norms of a state-space model; the right one applies the gate first, and normalizes groups of heads."""
 
 ATTENTION_GATES: Mapping[str, Callable[[np.ndarray], Any]] = {
     "missing": lambda z: 1.0,
@@ -167,10 +166,7 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _of_rates(own: TransformerConfig, tap: str) -> Iterator[Fault]:
-    """Yield faults of the time step and of the decay.
-
-    With the delta rule, faults of the time step show only in the decay.
-    """
+    """Yield faults of the time step and the decay; with the delta rule, both show only in the decay."""
     bounded = own.time_step_min > 0 or own.time_step_max is not None
     if tap == ("log_decay" if own.mixer == "gated-delta" else "time_step"):
         steps = {**STEPS, **(BOUNDS if bounded else {})}
@@ -196,7 +192,6 @@ def _scope(site: str) -> str:
 
 
 def _convolved(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return a convolution and its activation, computed with changed settings."""
     part, own = site.removesuffix("_convolved"), own_config(state.config, site)
     kernel = sites.parameters_of(state, f"{part}_convolution")
     y = settings.get("kernel", _causal)(
@@ -208,7 +203,6 @@ def _convolved(settings: Settings, state: WalkState, site: str, value: Value) ->
 
 
 def _changed(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the update strength, or queries or keys of unit length, computed by another function."""
     if site.endswith(".beta"):
         x = sites.apply_linear(state, site, sites.recurrence_input(state, site))
     else:
@@ -217,7 +211,6 @@ def _changed(settings: Settings, state: WalkState, site: str, value: Value) -> V
 
 
 def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the time step or the decay, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
     x = sites.apply_linear(state, f"{scope}.decay", sites.recurrence_input(state, site))
     bias = state.parameters[f"{scope}.dt_bias"]
@@ -231,7 +224,6 @@ def _step(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
 
 
 def _read(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
-    """Return the output of the delta rule or of a state-space model, computed with changed settings."""
     own, scope = own_config(state.config, site), _scope(site)
     heads, is_delta, order = own.recurrent_heads, own.mixer == "gated-delta", settings.get("order", "")
     repeat = tiled_heads if settings.get("tiled") else repeat_heads

@@ -112,7 +112,7 @@ def _multiplied(factor: Callable[[float], float], state: WalkState, site: str, f
 
 
 def _residual(variant: str, description: str, source: Callable[[WalkState, str, str], Value]) -> Fault:
-    """Return the fault of a wrong residual, which `source` computes from the state, the layer and the sublayer."""
+    """Return the fault of a residual that `source` computes from the state, the layer and the sublayer."""
 
     def downstream(state: WalkState, site: str, flow: Value) -> Value:
         scope, sublayer = sites.sublayer_of(site)
@@ -137,7 +137,6 @@ def _normed_output(state: WalkState, site: str, value: Value) -> Value:
 
 
 def _behind_attention(norm: str, state: WalkState, scope: str) -> Value:
-    """Return the norm of the stream after attention, in a layer whose branches should be parallel."""
     x = sites.added(state, sites.layer_input(state, scope), state.taps[f"{scope}.self_attention.output"])
     return normed_input(state, f"{scope}.{norm}", x)
 

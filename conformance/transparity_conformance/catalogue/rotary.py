@@ -64,7 +64,6 @@ def faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
 
 
 def _position_faults(config: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults of large positions: rounded to half precision, or beyond the end of a table."""
     for kind in HALF:
         exact = int(2 / epsilon(kind))
         if config.max_length > exact:
@@ -94,7 +93,6 @@ SHARES = {"all": 1.0, "half": 0.5, "a quarter": 0.25}
 
 
 def _of_other_layers(config: TransformerConfig, own: TransformerConfig) -> Iterator[Fault]:
-    """Yield faults in which a layer is rotated like layers of another kind."""
     for kind, other in config.layer_kinds.items():
         for part, fields in PARTS.items() if other.positions == "rotary" else ():
             if any(getattr(other, name) != getattr(own, name) for name in fields):
@@ -113,7 +111,6 @@ def _turned_dim(share: float, config: TransformerConfig) -> int:
 
 
 def _with_ends(change: Callable[[float, float], tuple[float, float]], config: TransformerConfig) -> np.ndarray:
-    """Return YaRN's frequencies with another transition from unscaled to scaled ones; `change` returns its ends."""
     first, last = change(*yarn_ends(config))
     share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
     plain = _plain(config)
@@ -126,7 +123,6 @@ def _plain(config: TransformerConfig) -> np.ndarray:
 
 
 def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerConfig) -> np.ndarray:
-    """Return the frequencies of Llama 3.1 or YaRN, with a changed share of the unscaled frequencies."""
     right = rotary_frequencies(config)
     plain = _plain(config)
     slowed = plain / config.rotary_factor

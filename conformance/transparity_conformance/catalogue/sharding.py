@@ -81,7 +81,6 @@ def _of_one_rank(role: str, inputs: str, ranks: int, state: WalkState, site: str
 
 
 def _fused(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:
-    """Yield faults of a fused matrix that is sharded before it is split into its linear maps."""
     scope, sublayer, tap = split(site)
     shapes = parameter_shapes(config)
     for name, roles in FUSED.items():
@@ -158,6 +157,5 @@ def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, si
 
 
 def _window_of(size: int, m: MaskParts) -> int | None:
-    """Return the window of the layer with the same number in the first stage."""
     stack, is_self_attention = m.site.split(".")[0], split(m.site)[1] == "self_attention"
     return m.config.for_layer(stack, layer_of(m.site) % size).sliding_window if is_self_attention else None

@@ -23,12 +23,10 @@ def reads_tokens(config: TransformerConfig, site: str) -> bool:
 
 
 def has_padding(config: TransformerConfig, site: str) -> bool:
-    """Return whether some positions at a tap may be padding."""
     return reads_tokens(config, site) and (config.pad_id is not None or given_mask(config, site))
 
 
 def stack_config(config: TransformerConfig, site: str) -> TransformerConfig:
-    """Return the configuration of the stack of a tap."""
     return config.for_stack(site.split(".")[0])
 
 
@@ -38,7 +36,6 @@ def parameters_of(state: WalkState, scope: str) -> dict[str, np.ndarray]:
 
 
 def sublayers(config: TransformerConfig, scope: str) -> list[str]:
-    """Return the sublayers of a layer, in order."""
     crosses = scope.startswith("decoder") and config.has_encoder
     feeds = own_config(config, f"{scope}.output").feed_forward_dim > 0
     return ["self_attention", *["cross_attention"] * crosses, *["feed_forward"] * feeds]
@@ -50,7 +47,6 @@ def layer_input(state: WalkState, scope: str) -> Value:
 
 
 def _behind_layers(state: WalkState, stack: str, layers: int) -> Value:
-    """Return the activation after the first `layers` layers of a stack."""
     first = "embedding_norm" if state.config.embedding_norm else "embedding"
     return state.taps[f"{stack}.layers.{layers - 1}.output" if layers else f"{stack}.{first}"]
 
@@ -73,7 +69,6 @@ def stream(state: WalkState, scope: str, upto: str) -> Value:
 
 
 def added(state: WalkState, x: Value, y: Value) -> Value:
-    """Return the stream `x` after the output `y` of a sublayer is added."""
     return add_residual(state.config, x, y)
 
 
@@ -90,7 +85,7 @@ def branch_end(config: TransformerConfig, sublayer: str) -> str:
 def output_of(config: TransformerConfig, sublayer: str) -> str:
     """Return the tap that shows a sublayer's result, before any norm.
 
-    The taps of a recurrence start with `recurrence`, but the taps of its norms start with `self_attention`.
+    Taps of a recurrence start with `recurrence`, but taps of its norms start with `self_attention`.
     """
     scope, name = sublayer.rpartition(".")[::2]
     return f"{scope}.{own_config(config, sublayer).mixer_scope if name == MIXED else name}.output"
@@ -106,10 +101,7 @@ def sublayer_of(site: str) -> tuple[str, str]:
 
 
 def norm_input(state: WalkState, site: str) -> Value:
-    """Return the input of the norm whose result is `site`.
-
-    The output of a stack is such a result if the stack has a final norm.
-    """
+    """Return the input of the norm whose result is `site`, such as a stack's output if there is a final norm."""
     config, parts = state.config, site.split(".")
     if parts[1] == "embedding_norm":
         return state.taps[f"{parts[0]}.embedding"]
@@ -151,7 +143,6 @@ def is_norm(config: TransformerConfig, site: str) -> bool:
 
 
 def is_head_norm(site: str) -> bool:
-    """Return whether a tap is a norm over each head's queries or keys."""
     return site.endswith(("attention.query_norm", "attention.key_norm"))
 
 
@@ -161,7 +152,6 @@ def is_latent(site: str) -> bool:
 
 
 def is_gated_norm(site: str) -> bool:
-    """Return whether a tap is the gated norm of a recurrence."""
     return site.endswith("recurrence.gated_context")
 
 
@@ -179,7 +169,6 @@ def recurrence_input(state: WalkState, site: str) -> Value:
 
 
 def unpadded(state: WalkState, site: str, x: Value) -> Value:
-    """Return `x` with zeros at padding, if the mask hides padding."""
     hides = state.config.decoder_mask == "causal-and-padding" and has_padding(state.config, site)
     return x * padding_at(state, site)[:, 0, 0, :, None].astype(x.dtype) if hides else x
 
@@ -189,13 +178,11 @@ def apply_linear(state: WalkState, scope: str, x: Value) -> Value:
 
 
 def distances_at(state: WalkState, site: str) -> np.ndarray:
-    """Return the distances between queries and keys of self-attention, as (1, queries, keys)."""
     length = length_at(state, site)
     return distances(np.arange(length)[None], length)
 
 
 def token_table(config: TransformerConfig, stack: str) -> str:
-    """Return the name of the token embedding of `stack`."""
     return f"{'encoder' if config.shared_embedding else stack}.token_embedding.weight"
 
 

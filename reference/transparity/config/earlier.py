@@ -23,8 +23,7 @@ VALUES = {"norm_position": {"both": "sandwich", "branch": "post-branch"}, "windo
 
 
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename old fields and values. If a field has both its old and its new name, the old one stays and is rejected
-    later."""
+    """Rename old fields and values; an old field whose new name also occurs stays, and is rejected later."""
     found = {}
     for name, value in fields.items():
         current = FIELDS.get(name, name)

@@ -41,10 +41,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def full_attention_every(layers: int) -> dict[str, Any]:
-    """Return the fields of a model in which every `layers`-th layer ignores the `sliding_window`.
-
-    With 2, `sliding_attention` and `full_attention` alternate.
-    """
+    """Return the fields of a model in which each `layers`-th layer has no window; with 2, both kinds alternate."""
     types = (SLIDING,) * (layers - 1) + (FULL,)
     return {"layer_types": types, "layer_overrides": {FULL: {"sliding_window": None}}}
 
@@ -81,8 +78,7 @@ class Overrides(Mapping[str, Any]):
 
 
 def checked_types(name: str, value: Any) -> tuple[str, ...]:
-    """Return the shortest list of kinds that, repeated, is `value`; raise `ConfigError` unless `value` is a list of
-    names."""
+    """Return the shortest list of kinds that, repeated, is `value`; raise `ConfigError` for anything but names."""
     given = tuple(value) if isinstance(value, list | tuple) else (None,)
     if wrong := [kind for kind in given if not isinstance(kind, str) or not kind]:
         raise ConfigError(
@@ -110,10 +106,9 @@ def checked_overrides(name: str, value: Any) -> Overrides:
 
 
 def kinds_of(config: Any, types: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the configuration of each kind of layer, with the overrides of the kind applied.
+    """Return the configuration of each kind of layer of a `TransformerConfig`, whose file imports this one.
 
-    Raises `ConfigError` if `layer_types` and `layer_overrides` of a `TransformerConfig` (whose file imports this one)
-    do not fit together, or if a kind of layer is impossible.
+    Raises `ConfigError` if `layer_types` and `layer_overrides` do not fit together, or a kind is impossible.
     """
     if not types and not overrides:
         return {ALIKE: config}

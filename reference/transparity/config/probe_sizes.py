@@ -59,8 +59,7 @@ def probe_sizes(config: Any) -> dict[str, Any]:
 
 
 def _temperature_sizes(config: Any) -> dict[str, Any]:
-    """Return a `query_temperature_length` below the length of the longest probe. If `rotary_original_length` has the
-    same value, it changes with `query_temperature_length`."""
+    """Return a `query_temperature_length` below the longest probe; an equal `rotary_original_length` stays equal."""
     if not any(own.query_temperature for own in (config, *config.layer_kinds.values())):
         return {}
     is_one = config.query_temperature_length == config.rotary_original_length and config.rotary_scaling in ORIGINAL
@@ -85,7 +84,8 @@ def _recurrent_sizes(config: Any) -> dict[str, Any]:
 def recurrent_width(config: Any, embed_dim: int, heads: int) -> dict[str, int]:
     """Return the `recurrent_value_dim` that keeps the ratio of all heads' features to `embed_dim`.
 
-    Ports of models with only recurrences need this: Mamba-2's `expand` is this ratio, a whole number."""
+    Mamba-2's `expand` is this ratio, a whole number.
+    """
     times, rest = divmod(config.recurrent_dim, config.embed_dim)
     is_fixed = config.attends_never and not rest and not times * embed_dim % heads
     return {"recurrent_value_dim": times * embed_dim // heads} if is_fixed else {}
@@ -106,18 +106,13 @@ def _router_sizes(config: Any) -> dict[str, Any]:
 
 
 def feed_forward_width(config: Any, embed_dim: int) -> int:
-    """Return a feed-forward width in proportion to `embed_dim`.
-
-    With experts, it is a multiple of four, because PyTorch's `grouped_mm` requires this.
-    """
+    """Return a feed-forward width in proportion to `embed_dim`; with experts, a multiple of 4 for `grouped_mm`."""
     width = max(min(1, config.feed_forward_dim), config.feed_forward_dim * embed_dim // config.embed_dim)
     return -(-width // 4) * 4 if most_experts(config) else width
 
 
 def shared_expert_width(config: Any, embed_dim: int, expert_width: int) -> int:
-    """Return the width of a shared expert in proportion to `embed_dim`.
-
-    If the width is a multiple of an expert's width, as in DeepSeek-V3, the result is also a multiple."""
+    """Return the width of a shared expert in proportion to `embed_dim`; it stays a multiple of an expert's width."""
     if config.shared_expert_dim % config.feed_forward_dim == 0:
         return int(config.shared_expert_dim // config.feed_forward_dim * expert_width)
     return max(1, config.shared_expert_dim * embed_dim // config.embed_dim)

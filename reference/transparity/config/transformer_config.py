@@ -90,8 +90,8 @@ class TransformerConfig:
     num_heads: int = 8
     """Number of query heads in attention."""
     num_key_value_heads: int | None = None
-    """Number of key and value heads. Consecutive query heads share one key and value head (Ainslie et al. 2023). With
-    1, all query heads share it (Shazeer 2019). None means `num_heads`."""
+    """Number of key and value heads, each shared by consecutive query heads (Ainslie et al. 2023). With 1, all query
+    heads share it (Shazeer 2019). None means `num_heads`."""
     attention_head_dim: int | None = None
     """Features of each attention head. None means `embed_dim / num_heads`."""
     num_encoder_layers: int = whole(6, least=0, most=10_000)
@@ -106,11 +106,9 @@ class TransformerConfig:
     feed_forward_bias: bool = True
     """Whether the linear maps of the feed-forward have biases."""
     gated: bool = False
-    """Whether the feed-forward has a third projection, the gate. The activation is applied to the gate, which
-    multiplies the up projection (Shazeer 2020)."""
+    """Whether the feed-forward has a gate, a third projection: activation(gate) · up (Shazeer 2020)."""
     gate_limit: float | None = number(None, POSITIVE, None, 0.7, usual=(7.0, 10.0))
-    """Limit of a gated feed-forward (gpt-oss): before the activation, the gate is clipped to at most this, and the up
-    projection to ± this. None means no limit."""
+    """Upper bound of the gate before the activation, and ± bound of the up projection (gpt-oss). None: no bounds."""
     up_offset: float = number(0.0, NOT_NEGATIVE, 0.0, 1.0)
     """Number that is added to the up projection before the gate multiplies it (1 in gpt-oss)."""
     activation: Activation = "relu"
@@ -121,21 +119,18 @@ class TransformerConfig:
 
     num_experts: int = whole(0, 0, 4, least=0)
     """Number of experts: feed-forwards of width `feed_forward_dim`, of which a router chooses some for each token
-    (Shazeer et al. 2017). With 0, all tokens use the same feed-forward, and the other fields of experts have no
-    effect."""
+    (Shazeer et al. 2017). With 0, layers have one feed-forward, and the other fields of experts have no effect."""
     experts_per_token: int = whole(2, 1, 2, 3)
     """Number of experts that each token uses: the experts with the highest scores."""
     router_scores: RouterScores = "softmax"
-    """Function that turns the router's logits into scores: the `softmax` over all experts, or the `sigmoid` of each
-    logit (DeepSeek-V3)."""
+    """Scores of the router's logits: the `softmax` over all experts, or each logit's `sigmoid` (DeepSeek-V3)."""
     router_bias: bool = False
     """Whether the router's linear map has a bias."""
     router_score_bias: bool = False
-    """Whether a bias without a gradient is added to the scores for the choice of experts. The weights of the chosen
-    experts do not include this bias (Wang et al. 2024)."""
+    """Whether a bias without a gradient is added to the scores for the choice of experts, but not to their weights
+    (Wang et al. 2024)."""
     router_groups: int = whole(1, 1, 2)
-    """Number of groups of consecutive experts. Groups are ranked by the sum of their two highest scores
-    (DeepSeek-V3)."""
+    """Number of groups of consecutive experts, ranked by the sum of their two highest scores (DeepSeek-V3)."""
     topk_groups: int = whole(1, 1, 2)
     """Number of highest-ranked groups; a token's experts are chosen only from these."""
     normalize_topk: bool = True
@@ -144,8 +139,7 @@ class TransformerConfig:
     router_scale: float = number(1.0, POSITIVE, 1.0, 2.5)
     """Factor that multiplies the weights of the chosen experts (DeepSeek-V3)."""
     shared_expert_dim: int = whole(0, 0, 3, least=0)
-    """Hidden features of the shared expert, an additional expert that every token uses (Dai et al. 2024). 0 means no
-    shared expert."""
+    """Hidden features of an additional expert that every token uses (Dai et al. 2024). 0 means no shared expert."""
     shared_expert_gate: bool = False
     """Whether the shared expert's output is multiplied by the sigmoid of a linear map of the token (Qwen 2 MoE)."""
 
@@ -164,8 +158,7 @@ class TransformerConfig:
     )
     """Small number that is added to the variance under the root, or to the standard deviation (`layer-unbiased`)."""
     norm_momentum: float = number(0.1, SHARE)
-    """Weight of the new batch in the running statistics of `batch`. This is PyTorch's convention; Flax's momentum is 1
-    minus this."""
+    """Weight of the new batch in the running statistics of `batch`, as in PyTorch; Flax's momentum is 1 − this."""
     norm_position: NormPosition = "post"
     """Position of the norms around a sublayer f. `post`: norm(x + f(x)). `pre`: x + f(norm(x)). `sandwich`: x +
     norm(f(norm(x))) (Gemma 2). `post-branch`: x + norm(f(x)) (OLMo 2)."""
@@ -191,18 +184,17 @@ class TransformerConfig:
     qkv_bias: bool = True
     """Whether the projections of queries, keys and values have biases."""
     key_bias: bool = True
-    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has no key bias: such a bias shifts all
-    scores of a query equally, so it changes no attention weight."""
+    """Whether the key projection has a bias if `qkv_bias` is true. Whisper has none: a key bias shifts all scores of a
+    query equally, so it changes no attention weight."""
     output_bias: bool = True
     """Whether the attention's output projection has a bias."""
     q_lora_rank: int | None = None
-    """Features of the latent vector from which queries are projected, after an RMS norm. None means that queries are
-    projected from the layer's input. Requires `kv_lora_rank`."""
+    """Features of the queries' latent vector, after an RMS norm; needs `kv_lora_rank`. None means no such vector."""
     kv_lora_rank: int | None = None
     """Features of the latent vector from which keys and values are projected, after an RMS norm (latent attention,
-    DeepSeek-V2). The last `rotary_dim` features of each key are projected from the layer's input instead. All heads
-    share these `rotary_dim` features, and no other features are rotated. None means that keys and values are projected
-    from the layer's input."""
+    DeepSeek-V2). The last `rotary_dim` features of each key are instead projected from the layer's input; all heads
+    share them, and no other features are rotated. None means that keys and values are projected from the layer's input.
+    """
     value_head_dim: int | None = None
     """Features of each value head. None means the number of features of a key head. Requires `kv_lora_rank`."""
     query_key_norm: bool = False
@@ -216,14 +208,12 @@ class TransformerConfig:
     attention_softcap: float | None = number(None, POSITIVE, None, 1.5, usual=(50.0, 30.0, 20.0, 10.0))
     """Cap of the scores, which become cap · tanh(scores / cap) before the mask (Gemma 2). None means no cap."""
     attention_sinks: bool = False
-    """Whether each head's softmax has a sink: an additional learned logit, whose weight is dropped after the softmax
-    (gpt-oss)."""
+    """Whether each head's softmax has a sink: a learned logit, whose weight is then dropped (gpt-oss)."""
     sliding_window: int | None = whole(None, None, 1, 2, 3)
-    """Width of the attention window (Beltagy et al. 2020). A position attends only to positions at a smaller distance.
-    None means no window."""
+    """Attention reaches only positions at a smaller distance than this (Beltagy et al. 2020). None: no window."""
     window_kind: WindowKind = "sliding"
-    """`sliding`: each position has its own window. `chunked`: the sequence is cut into chunks of `sliding_window`
-    positions, and a position attends only to its own chunk (Llama 4)."""
+    """`sliding`: each position has its own window. `chunked`: a position attends only to its own chunk of
+    `sliding_window` positions (Llama 4)."""
     query_temperature: float = number(0.0, NOT_NEGATIVE, 0.0, 0.7)
     """Growth t of the query temperature with position (Llama 4, Ministral 3). Queries of self-attention are multiplied
     by 1 + t · ln(1 + ⌊(position + first) / length⌋). The first position and the length are the next two fields. 0 means
@@ -233,8 +223,8 @@ class TransformerConfig:
     query_temperature_first: int = whole(0, 0, 1, least=0)
     """Number of the first position in the formula of the query temperature: 0 (Ministral 3) or 1 (Llama 4)."""
     mask_value: float = number(-math.inf, NOT_POSITIVE, -math.inf, -1e20, -1e9, -100.0, -3.0, -1e-20, 0.0)
-    """Number that replaces masked scores. −inf means a very low finite number of the dtype. If all keys of a query are
-    masked, they therefore get equal weights instead of NaN."""
+    """Number that replaces masked scores. −inf means a very low finite number, with which a query whose keys are all
+    masked has equal weights instead of NaN."""
     mask_order: MaskOrder = "after-scale"
     """Whether masked scores are replaced before or after the scores are scaled."""
     target_mask: TargetMask = "causal"
@@ -245,8 +235,7 @@ class TransformerConfig:
     always applies."""
 
     attention_gate: bool = False
-    """Whether the heads' results are multiplied by a gate before the output projection: the sigmoid of a linear map of
-    the attention's input (Qwen3-Next)."""
+    """Whether σ(linear map of the input) multiplies the heads' results before their projection (Qwen3-Next)."""
 
     # Recurrence
 
@@ -290,20 +279,17 @@ class TransformerConfig:
     2021). `relative` adds to the scores a learned bias for each head and each bucket of distances (Raffel et al. 2020).
     `alibi` subtracts slope · distance from the scores, with one slope per head (Press et al. 2022)."""
     encoder_positions: EncoderPositions = "as-decoder"
-    """Positions of the encoder if they differ from the decoder's (Whisper: `sinusoidal` in the encoder, `learned` in
-    the decoder)."""
+    """Positions of the encoder, if not the decoder's: Whisper has `sinusoidal`, and `learned` in the decoder."""
     sinusoidal_timescales: Timescales = "exclusive"
     """Timescales of sinusoidal positions, for pair i of the features. `exclusive`: theta^(2 i / features), all below
     theta. `inclusive`: theta^(i / (features / 2 − 1)), the last one theta itself (tensor2tensor, Whisper)."""
     position_offset: int = whole(0, least=0)
-    """Index of the row for the first token in the table of learned positions. The table has `position_offset`
-    additional rows."""
+    """Row of the first token in the table of learned positions, which has this many additional rows."""
     position_count: PositionCount = "all"
-    """Tokens that are counted in positions: `all`, or only `visible` ones, which are not padding (RoBERTa, OPT). With
-    `visible`, padding has the position before the first."""
+    """Tokens that count as positions: `all`, or only `visible` ones, not padding (RoBERTa, OPT). With `visible`,
+    padding has the position before the first."""
     rope_layout: RopeLayout = "interleaved"
-    """Pairs of features that have the same angle in sinusoidal and rotary positions. `interleaved`: adjacent features.
-    `halves`: features half the width apart."""
+    """Features that share a sinusoidal or rotary angle: `interleaved`: adjacent; `halves`: half the width apart."""
     rope_theta: float = number(
         10_000.0, POSITIVE, 10_000.0, 5.0, usual=(10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 1000.0)
     )
@@ -326,8 +312,7 @@ class TransformerConfig:
     rotary_truncate: bool = True
     """Whether the transition of `yarn` is rounded to start and end at whole pairs; gpt-oss does not round."""
     rotary_attention_factor: float = number(1.0, POSITIVE, 1.0, 1.3)
-    """Factor of the rotated features of queries and keys; Hugging Face calls it `attention_factor` (YaRN and
-    LongRoPE)."""
+    """Factor of rotated features (YaRN, LongRoPE); `attention_factor` in Hugging Face."""
     rotary_short_factors: tuple[float, ...] = numbers(POSITIVE)
     """With `longrope`, the divisor of each angle in sequences of up to `rotary_original_length` tokens."""
     rotary_long_factors: tuple[float, ...] = numbers(POSITIVE)
@@ -335,33 +320,29 @@ class TransformerConfig:
     relative_bias: bool = False
     """Whether the scores also get the bias of `relative`, in addition to learned or sinusoidal positions (MPNet)."""
     relative_buckets: int = 32
-    """Number of buckets of distances. If queries see both earlier and later keys, half of the buckets are for each
-    direction."""
+    """Number of buckets of distances; half for each direction, if queries see earlier and later keys."""
     relative_max_distance: int = 128
     """Distance from which on all distances are in the last bucket."""
 
     # Embedding and head
 
     patch_size: int | None = None
-    """Side of the square patches of an image, in pixels. A linear map embeds each patch (Dosovitskiy et al. 2021). None
-    means that the input is not an image."""
+    """Side in pixels of an image's square patches, each embedded by a linear map (Dosovitskiy et al. 2021). None means
+    that the input is not an image."""
     image_channels: int = 3
     """Channels of an image. The pixels of a patch are ordered by channel, then row, then column."""
     patch_bias: bool = True
     """Whether the linear map of patches has a bias (CLIP's has none)."""
     class_token: bool = False
-    """Whether a learned vector precedes the patches. `max_length` is the number of patches of a square image, plus 1
-    for this vector."""
+    """Whether a learned vector precedes the patches; `max_length` counts the patches and this vector."""
     mel_bins: int | None = None
     """Mel bins of a log-mel spectrogram, the encoder's `source` of shape (batch, mel_bins, num_frames). Two
     convolutions of width 3, each followed by GELU, embed it; the second has stride 2 (Radford et al. 2022). None means
     that the input is no audio."""
     num_frames: int = whole(3000, least=2)
-    """Frames of every spectrogram, an even number. The encoder has half as many positions, independent of
-    `max_length`."""
+    """Frames of every spectrogram, an even number; the encoder has half as many positions at any `max_length`."""
     num_token_types: int = whole(0, least=0)
-    """Number of token types, such as sentences A and B of BERT. The embedding of the type is added to the embedding of
-    the token. 0 means no types."""
+    """Number of token types, such as BERT's sentences A and B, with embeddings added to the tokens'. 0: none."""
     embedding_scale: EmbeddingScale = "none"
     """`embed_dim` means that token embeddings are multiplied by √embed_dim before the positions are added."""
     embedding_multiplier: float = number(1.0, POSITIVE, 1.0, 3.0)
@@ -379,8 +360,7 @@ class TransformerConfig:
     of GPT-2). `eos`: the first `eos_id`, or the first position of a row without it (CLIP). `largest`: the token with
     the largest id, the first if there are several (the code of CLIP until 2023)."""
     pooler: Pooler = "tanh"
-    """Activation after a linear map of the pooled state (`tanh` in BERT, `relu` in DistilBERT's classifier). `none`
-    means neither a linear map nor an activation."""
+    """Activation after a linear map of the pooled state (BERT: `tanh`, DistilBERT: `relu`). `none`: no map, either."""
     num_classes: int = whole(2, 2, 3, 1)
     """Number of classes if `head` is `classes`."""
     tied_head: bool = False
@@ -434,16 +414,12 @@ class TransformerConfig:
 
     @property
     def mask_is_exact(self) -> bool:
-        """Return whether masked keys have exactly zero weight, so that no token depends on later tokens.
-
-        If all keys of a query are masked, they have equal weights nevertheless.
-        """
+        """Return whether masked keys weigh exactly 0, unless all keys of a query are masked."""
         return self.masked_score < EXACT_MASK_BELOW
 
     @property
     def angles_depend_on_length(self) -> bool:
-        """Return whether rotary angles change when a sequence becomes longer than `rotary_original_length`
-        (LongRoPE)."""
+        """Return whether rotary angles change beyond `rotary_original_length` (LongRoPE)."""
         kinds = [own for own in self.layer_kinds.values() if own.positions == "rotary"]
         return any(own.rotary_scaling == "longrope" and own.rotary_original_length < self.max_length for own in kinds)
 
@@ -461,8 +437,7 @@ class TransformerConfig:
 
     @property
     def token_scale(self) -> float:
-        """The factor of the token embeddings: `embedding_multiplier` times √embed_dim (Vaswani et al. 2017, §3.4) or
-        1."""
+        """The factor of token embeddings: `embedding_multiplier` times √embed_dim (Vaswani et al. 2017, §3.4) or 1."""
         return float({"none": 1.0, "embed_dim": self.embed_dim**0.5}[self.embedding_scale] * self.embedding_multiplier)
 
     @property
@@ -472,8 +447,7 @@ class TransformerConfig:
 
     @property
     def masked_score(self) -> float:
-        """The number that a masked score has after scaling; if masking comes before scaling, `mask_value` is scaled
-        too."""
+        """A masked score after scaling; `mask_value` is scaled, too, if masking comes first."""
         return self.mask_value * self.score_scale if self.mask_order == "before-scale" else self.mask_value
 
     @property
@@ -510,17 +484,14 @@ class TransformerConfig:
 
     @property
     def head_dim(self) -> int:
-        """Features of a head."""
         return self.attention_head_dim or self.embed_dim // self.num_heads
 
     @property
     def has_norm_bias(self) -> bool:
-        """Whether the norms over `embed_dim` features have biases."""
         return self.norm_bias and self.norm != "rms"
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads of keys and values."""
         return self.num_key_value_heads or self.num_heads
 
     @property
@@ -530,7 +501,6 @@ class TransformerConfig:
 
     @property
     def value_dim(self) -> int:
-        """Number of features of each value head."""
         return self.value_head_dim or self.head_dim
 
     @property
@@ -576,8 +546,7 @@ class TransformerConfig:
 
     @property
     def projected_key_dim(self) -> int:
-        """Features of a key that are projected for each head; in latent attention, the rotated features are shared and
-        do not count."""
+        """Features of a key projected for each head, without the rotated ones that latent attention shares."""
         return self.head_dim - (self.rotated_dim if self.kv_lora_rank else 0)
 
     @property
@@ -633,21 +602,17 @@ class TransformerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the vocabulary that the logits are over: the decoder's, or the encoder's if there is no
-        decoder."""
+        """The size of the logits' vocabulary: the decoder's, or the encoder's if there is no decoder."""
         return self.stack_vocab_size("decoder" if self.has_decoder else "encoder")
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The stacks of the model: `encoder`, `decoder` or both."""
         return ("encoder",) * self.has_encoder + ("decoder",) * self.has_decoder
 
     def stack_num_layers(self, stack: str) -> int:
-        """Return the number of layers of `stack` (`encoder` or `decoder`)."""
         return self.num_encoder_layers if stack == "encoder" else self.num_decoder_layers
 
     def stack_vocab_size(self, stack: str) -> int:
-        """Return the size of the vocabulary of `stack` (`encoder` or `decoder`)."""
         size = self.source_vocab_size if stack == "encoder" else self.target_vocab_size
         assert size is not None  # checked on construction
         return size
@@ -670,7 +635,6 @@ class TransformerConfig:
 
     @property
     def frame_positions(self) -> int:
-        """The number of encoder positions for a spectrogram."""
         return self.num_frames // 2
 
     @property
@@ -705,15 +669,13 @@ class TransformerConfig:
 
     @property
     def decoder_mask(self) -> TargetMask:
-        """The mask of the decoder's self-attention: `target_mask`, plus padding in a decoder with an
-        `attention_mask`."""
+        """The mask of the decoder's self-attention: `target_mask`, plus padding with an `attention_mask`."""
         masked = self.padding == "attention-mask" and self.architecture == "decoder"
         return "causal-and-padding" if masked else self.target_mask
 
     @property
     def further_inputs(self) -> tuple[str, ...]:
-        """The names of the additional inputs `attention_mask` and `token_types`, which have the shape of the first main
-        input."""
+        """The additional inputs `attention_mask` and `token_types`, shaped like the first main input."""
         masked, typed = self.padding == "attention-mask", self.num_token_types > 0
         return ("attention_mask",) * masked + ("token_types",) * typed
 
@@ -726,8 +688,8 @@ class TransformerConfig:
     def resized(self, **sizes: Any) -> TransformerConfig:
         """Return a small version of this model for comparisons; `sizes` replace the default small sizes.
 
-        The feed-forward keeps its proportion to `embed_dim` unless `feed_forward_dim` is given. Sizes of a stack that
-        the architecture lacks are ignored.
+        The feed-forward keeps its proportion to `embed_dim` unless `sizes` has `feed_forward_dim`. Sizes of a stack
+        that the architecture lacks are ignored.
         """
         unknown = set(sizes) - {field.name for field in dataclasses.fields(self)}
         if unknown:
@@ -790,7 +752,4 @@ class TransformerConfig:
 
 
 FIELD_TYPES = get_type_hints(TransformerConfig)
-"""The type of each field, by name."""
-
 CHECKS = {field.name: check_of(field, FIELD_TYPES[field.name]) for field in dataclasses.fields(TransformerConfig)}
-"""The check of each field, by name."""

@@ -115,7 +115,6 @@ def check_together(config: Any) -> None:
 
 
 def _check_needed(config: Any, needed: Mapping[str, Any], why: str) -> None:
-    """Raise `ConfigError` for the first field that differs from the `needed` value."""
     for name, value in needed.items():
         if getattr(config, name) != value:
             raise ConfigError(f"{name} is {getattr(config, name)!r}, but {why}: {value!r} would be right.")
@@ -141,7 +140,6 @@ def _check_pixels(config: Any) -> None:
 
 
 def _check_pooling(config: Any) -> None:
-    """Check a `pooling` that selects a token by its id."""
     if not config.is_pooled or config.pooling not in ("eos", "largest"):
         return
     if config.reads_pixels:
@@ -201,7 +199,6 @@ def _check_heads(config: Any) -> None:
 
 
 def _check_latent(config: Any) -> None:
-    """Check latent attention."""
     alone = [name for name in ("q_lora_rank", "value_head_dim") if getattr(config, name) is not None]
     if config.kv_lora_rank is None:
         if alone:
@@ -330,7 +327,6 @@ def _check_router(config: Any) -> None:
 
 
 def _check_ends(config: Any) -> None:
-    """Check embeddings, norms, layers and the head."""
     both = config.architecture == "encoder-decoder" and config.source_vocab_size == config.target_vocab_size
     if config.shared_embedding and not both:
         raise ConfigError(

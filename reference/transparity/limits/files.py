@@ -13,8 +13,8 @@ from transparity.errors import TransparityError
 from transparity.text import listed, reason
 
 LARGEST_HEADER = 16 * 2**20
-"""The largest header of a safetensors file that is read, in bytes. A tensor takes about 100 bytes of a header, so this
-is enough for 10,000 layers of 16 tensors; a configuration has at most 10,000 layers."""
+"""Bytes in the largest safetensors header that is read: enough for 10,000 layers (a configuration's most) of 16
+tensors, at about 100 bytes a tensor."""
 
 
 def file_size(path: str | os.PathLike[str], error: type[TransparityError]) -> int:

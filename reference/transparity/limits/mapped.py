@@ -1,7 +1,4 @@
-"""Matrices that stay in their file: a product reads one block of rows after another.
-
-A model whose matrices stay in the file needs memory only for its activations and one block.
-"""
+"""Matrices that stay in their file: a product reads one block of rows after another, in the memory of one block."""
 
 from __future__ import annotations
 

@@ -80,7 +80,6 @@ class Stored:
     begin: int
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """Read `count` bytes, starting at byte `first` of the tensor."""
         with Path(self.path).open("rb") as file:
             file.seek(self.begin + first)
             return np.frombuffer(file.read(count), np.uint8)

@@ -34,10 +34,7 @@ class _Room:
 
 
 class OnDisk(MutableMapping[str, np.ndarray]):
-    """Arrays in a temporary file in `TMPDIR`; a copy of the mapping reads the same file.
-
-    An array that is one number broadcast to a shape stays in memory.
-    """
+    """Arrays in a temporary file in `TMPDIR`, which copies of the mapping share; broadcast numbers stay in memory."""
 
     def __init__(self) -> None:
         self.room = _Room()

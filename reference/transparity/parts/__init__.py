@@ -1,2 +1,1 @@
-"""The parts of a model. Each lists its parameters, its activations, and how its parameters may be distributed over
-ranks."""
+"""Parts of a model: their parameters, their activations, and how their parameters are distributed over ranks."""

@@ -23,7 +23,6 @@ def attention(config: TransformerConfig, length: str, keys: str) -> Part:
 
 
 def head_taps(config: TransformerConfig, length: str, keys: str, *, rotated: bool) -> TapShapes:
-    """Return the activations of attention with their shapes."""
     steps = ["norm"] * config.query_key_norm + ["rotated"] * (rotated and config.positions == "rotary")
     query = ("batch", config.num_heads, length, config.head_dim)
     key = ("batch", config.key_value_heads, keys, config.head_dim)
@@ -43,7 +42,6 @@ def head_taps(config: TransformerConfig, length: str, keys: str, *, rotated: boo
 
 
 def _projected(config: TransformerConfig, role: str, cut: Cut) -> Part:
-    """Return the projection to queries, keys or values, with its norm."""
     heads = cut.heads or 0
     bias = config.qkv_bias and (config.key_bias or role != "key")
     out, into = heads * config.head_dim, config.embed_dim

@@ -14,7 +14,6 @@ NOT_YET = Cut(why_whole="experts are not distributed yet")
 def feed_forward(
     config: TransformerConfig, length: str, wide: int | None = None, cuts: tuple[Cut, Cut] = (Cut(0), Cut(1))
 ) -> Part:
-    """Return a feed-forward with `wide` hidden features."""
     wide, bias, into = wide or config.feed_forward_dim, config.feed_forward_bias, config.embed_dim
     up, down = cuts
     return joined(

@@ -29,8 +29,7 @@ NORMS = {
 
 
 def layer(config: TransformerConfig, length: str, memory: str | None) -> Part:
-    """Return a layer with the configuration of its kind; `memory` is the encoder's input in a decoder with an
-    encoder."""
+    """Return a layer with the configuration of its kind; `memory` is the encoder's input, if there is an encoder."""
     parts = [_sublayer(config, "self_attention", length, _mixer(config, length), has_norm=config.attention_norm)]
     if memory:
         inner = attention(config, length, memory).under("cross_attention")
@@ -50,10 +49,7 @@ def _mixer(config: TransformerConfig, length: str) -> Part:
 def _sublayer(
     config: TransformerConfig, name: str, length: str, inner: Part, *, before: Part = NOTHING, has_norm: bool = True
 ) -> Part:
-    """Return the sublayer `name` with its norms.
-
-    The norms' parameters follow the sublayer's. Activations are in the order of computation.
-    """
+    """Return the sublayer `name` with its norms: parameters of norms last, activations in the order of computation."""
     ends = [end for end in NORMS[config.norm_position] if end and has_norm]
     norms = {end: norm(f"{name}_{end}", config, length=length) for end in sorted(ends)}
     first, last = NORMS[config.norm_position]
@@ -63,10 +59,7 @@ def _sublayer(
 
 
 def model(config: TransformerConfig) -> Part:
-    """Return all parameters and activations of `config`.
-
-    They are cached on the object, because a cache by value would hash every field.
-    """
+    """Return all parameters and activations of `config`, cached on the object: a cache by value hashes every field."""
     kept = vars(config)
     if "_parts" not in kept:
         lengths = {config.input_stack(name): name for name in config.input_names}

@@ -37,13 +37,12 @@ class Part(NamedTuple):
 
     parameters: Shapes
     taps: TapShapes
-    """Shapes of activations. An axis is a number, `batch`, or the name of an input, which means its number of
-    positions."""
+    """Shapes of activations. An axis is a number, `batch`, or the name of an input with as many positions."""
     cuts: dict[str, Cut]
     """How parameters may be distributed; a parameter without an entry may not be."""
 
     def under(self, scope: str) -> Part:
-        """Return a copy of this part with `scope` before every name."""
+        """Prefix every name by `scope`."""
         return Part(_prefixed(scope, self.parameters), _prefixed(scope, self.taps), _prefixed(scope, self.cuts))
 
 
@@ -56,7 +55,6 @@ def tapped(taps: Mapping[str, tuple[int | str, ...]]) -> Part:
 
 
 def joined(*parts: Part) -> Part:
-    """Return one part with everything that `parts` have, in this order."""
     return Part(
         {name: value for each in parts for name, value in each.parameters.items()},
         {name: value for each in parts for name, value in each.taps.items()},
@@ -65,19 +63,16 @@ def joined(*parts: Part) -> Part:
 
 
 def linear(name: str, out: int, into: int, *, bias: bool, cut: Cut = WHOLE) -> Part:
-    """Return a linear map: `weight` (out, in), and `bias` if there is one."""
     shapes: Shapes = {f"{name}.weight": (out, into)} | ({f"{name}.bias": (out,)} if bias else {})
     return Part(shapes, {}, {key: cut.bias() if key.endswith("bias") else cut for key in shapes if cut != WHOLE})
 
 
 def vector(name: str, size: int, cut: Cut = WHOLE) -> Part:
-    """Return a parameter with one axis."""
     return Part({name: (size,)}, {}, {name: cut} if cut != WHOLE else {})
 
 
 def norm(name: str, config: TransformerConfig, *, length: str | None = None) -> Part:
-    """Return a norm over `embed_dim` features. If `length` names the axis of positions, the result of the norm is an
-    activation."""
+    """Return a norm over `embed_dim` features, tapped if `length` names the axis of positions."""
     ends = ["weight"] + ["bias"] * config.has_norm_bias + ["running_mean", "running_var"] * (config.norm == "batch")
     taps: TapShapes = {name: ("batch", length, config.embed_dim)} if length else {}
     return Part({f"{name}.{end}": (config.embed_dim,) for end in ends}, taps, {})

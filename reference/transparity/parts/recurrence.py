@@ -9,7 +9,6 @@ from transparity.parts.part import Cut, Part, joined, linear, tapped, vector
 
 
 def gated_delta(config: TransformerConfig, length: str) -> Part:
-    """Return a gated delta network."""
     keys = ("batch", config.recurrent_key_heads, length, config.recurrent_key_dim)
     numbers = ("batch", length, config.recurrent_heads)
     gain = vector("gated_norm.weight", config.recurrent_value_dim, Cut(why_whole="one gain serves all heads"))
@@ -18,7 +17,6 @@ def gated_delta(config: TransformerConfig, length: str) -> Part:
 
 
 def state_space(config: TransformerConfig, length: str) -> Part:
-    """Return a state-space model."""
     gain = vector("gated_norm.weight", config.recurrent_dim, _of_keys(config, 0))
     taps = {"time_step": ("batch", length, config.recurrent_heads)}
     return _recurrence(config, length, ("decay",), ("dt_bias", "A_log", "D"), gain, taps)

@@ -1,2 +1,1 @@
-"""Arithmetic: activations and other primitives, sums in higher precision, rounding, softcap, dropout, fused
-attention."""
+"""Activations and other primitives, sums in higher precision, rounding, softcap, dropout, fused attention."""

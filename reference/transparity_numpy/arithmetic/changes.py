@@ -13,10 +13,7 @@ from transparity.taps import Tap
 
 
 def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
-    """Return a tap that multiplies values by their masks and divides them by 1 − rate (Srivastava et al. 2014).
-
-    Activations without a mask are unchanged.
-    """
+    """Return a tap that multiplies each activation that has a mask by mask / (1 − rate) (Srivastava et al. 2014)."""
 
     def drop(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         if name not in masks:
@@ -27,8 +24,7 @@ def dropping(masks: Mapping[str, Bool[Array, "*batch"]], rate: float) -> Tap:
 
 
 def rounding(dtype: DTypeLike) -> Tap:
-    """Return a tap that rounds every activation to the nearest number of `dtype` and keeps the activation's own
-    dtype."""
+    """Return a tap that rounds every activation to `dtype`, and keeps the dtype of its array."""
 
     def rounded(name: str, value: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
         return value.astype(dtype).astype(value.dtype)

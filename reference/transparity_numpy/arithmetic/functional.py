@@ -1,7 +1,8 @@
 """The functions of `torch.nn.functional` and `jax.nn` that NumPy lacks.
 
-Every function preserves the dtype of its input. Complex inputs are supported for the complex step, which computes
-derivatives with imaginary steps. Therefore no function takes an absolute value or compares complex numbers."""
+Every function preserves the dtype of its input. Complex inputs serve the complex step, which computes derivatives.
+Therefore no function takes an absolute value or compares complex numbers.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def relu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
 def gelu(x: Inexact[Array, "*batch"]) -> Inexact[Array, "*batch"]:
     """x · Φ(x), where Φ is the normal distribution function (Hendrycks and Gimpel 2016).
 
-    NumPy has no error function, so Python's is applied to each number. For a complex x, the imaginary part is computed
-    from the derivative.
+    Python's error function is applied to each number, because NumPy has none. For a complex x, the imaginary part is
+    computed from the derivative.
     """
     real = x.real / math.sqrt(2)
     erf = np.fromiter(map(math.erf, real.ravel().tolist()), float, real.size).reshape(real.shape)
@@ -103,11 +104,9 @@ def as_precise_as(x: Array, value: Inexact[Array, "*batch"]) -> Inexact[Array, "
 def derivative(
     function: Callable[[Mapping[str, Array]], Array], parameters: Parameters, direction: Mapping[str, Array]
 ) -> Inexact[Array, "*batch"]:
-    """Return the derivative of `function` at `parameters` along `direction`: Im f(p + i·h·v) / h (Squire and Trapp
-    1998).
+    """Return the derivative along `direction`: Im f(p + i·h·v) / h (Squire and Trapp 1998).
 
-    Nothing is subtracted, so the derivative is as exact as the function. `direction` has arrays by parameter name;
-    parameters without an entry stay fixed.
+    Nothing is subtracted, so the derivative is as exact as `function`. Parameters that `direction` lacks stay fixed.
     """
     moved = {name: parameters[name] + 1j * STEP * toward for name, toward in direction.items()}
     value = function({**parameters, **moved})

@@ -1,5 +1,4 @@
-"""Fused attention for inference: it computes blocks of queries in place, so that their scores stay in the processor's
-cache."""
+"""Fused attention for inference, computed in place by blocks of queries, whose scores stay in the CPU's cache."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ BLOCK = 128
 
 
 def applies(tap: Tap, masked_score: float) -> bool:
-    """Return whether fused attention can replace the explicit computation: no activation is tapped, and masked keys
-    weigh 0."""
+    """Return whether fused attention is possible: no activation is tapped, and masked keys weigh 0."""
     return tap is identity and masked_score < EXACT_MASK_BELOW
 
 
@@ -35,8 +33,8 @@ def attention(
 ) -> Inexact[Array, "batch heads queries value_dim"]:
     """softmax(query · keyᵀ · scale) · value in blocks of queries; each block ends at the last key that its queries see.
 
-    The result is divided by the sum of the weights after the values are summed, which needs fewer divisions. If all
-    keys of a query are masked, they have equal weights, so the block of this query keeps every key.
+    Division by the sum of the weights follows the sum of the values, which needs fewer divisions. A query whose keys
+    are all masked has equal weights, so its block keeps every key.
     """
     given = [each for each in (query, key, value, bias, sinks) if each is not None]
     result = np.empty((*query.shape[:-1], value.shape[-1]), np.result_type(*given))

@@ -1,4 +1,4 @@
-"""Arithmetic in at least float32, because small terms would be lost in lower precision: sums, and soft capping."""
+"""Sums and soft capping in at least float32, because lower precision would lose small terms."""
 
 from __future__ import annotations
 

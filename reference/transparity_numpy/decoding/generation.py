@@ -22,10 +22,7 @@ def greedy_tokens(logits: NextLogits) -> NextIds:
 
 
 def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Apply temperature, top-k and top-p to the logits; the logits of removed tokens become −inf.
-
-    The result is shifted so that the largest logit is 0, and its dtype is at least float32.
-    """
+    """Apply temperature, top-k and top-p: removed logits become −inf, and the largest 0, in at least float32."""
     logits = upcast(logits)
     logits = (logits - logits.max(axis=-1, keepdims=True)) / logits.dtype.type(sampling.temperature)
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -40,10 +37,7 @@ def filter_logits(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Fl
 
 
 def sampled_tokens(logits: NextLogits, uniforms: Float[Array, " batch"]) -> NextIds:
-    """Sample a token of each row from softmax(logits) (document 001).
-
-    The sampled token is the first whose cumulative probability exceeds the row's uniform number in [0, 1).
-    """
+    """Return each row's first token whose cumulative probability exceeds its number in [0, 1) (document 001)."""
     cumulative = softmax(upcast(logits)).cumsum(axis=-1)
     total = cumulative[:, -1:]
     # A uniform number close to 1 may be rounded to 1. Even then, a token with a probability of 0 must not be sampled.
@@ -62,8 +56,7 @@ def allocate(
 
 
 class Written(NamedTuple):
-    """The tokens so far, the number of valid tokens of each row, and which rows have ended. All three are updated in
-    place."""
+    """The tokens, the number of valid tokens of each row, and which rows have ended; all are updated in place."""
 
     tokens: GeneratedIds
     lengths: Lengths

@@ -43,8 +43,7 @@ def prefill(
 ) -> Cache:
     """Return a cache for `batch` rows of up to `capacity` tokens.
 
-    If there is a `source`, the encoder runs, and the cache has every decoder layer's keys and values of its output. An
-    `attention_mask` applies to the source.
+    With a `source`, the encoder runs, and the cache has each decoder layer's keys and values for cross-attention.
     """
     tree = nest(shared(config, parameters))
     cache = empty_cache(config, batch, capacity, tree["decoder"]["token_embedding"]["weight"].dtype)
@@ -122,7 +121,7 @@ def next_logits(
     source: SourceIds | None,
     new: int,
 ) -> NextLogits:
-    """Return the logits after the first `lengths` tokens of each row; up to `new` of these tokens are not cached yet.
+    """Return the logits after the first `lengths` tokens of each row; at most `new` of these are not cached yet.
 
     Without a cache, the model runs on the last `max_length` tokens (document 001).
     """

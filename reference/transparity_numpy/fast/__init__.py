@@ -1,2 +1,1 @@
-"""Faster computations of the same results: linear maps in a faster layout, and batches distributed over cores or
-devices."""
+"""Faster computations of the same results: other layouts of linear maps, and batches split over cores or devices."""

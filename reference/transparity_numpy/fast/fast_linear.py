@@ -1,6 +1,6 @@
 """A faster linear map for float32 and float16: one product for the whole batch, with the bias added in place.
 
-In float64 and complex128, in which the reference is evaluated, the formula x Wᵀ + b itself is computed.
+The reference is evaluated in float64 and complex128, for which x Wᵀ + b itself is computed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from numpy import ndarray as Array
 from transparity_numpy.shapes import Parameters
 
 FEW = 64
-"""With up to this many rows, a product takes as long as reading its weight. The weight is then the left factor, because
-it is then read in the order of memory."""
+"""Up to this many rows, reading the weight takes longest. A weight that is the left factor is read in memory order."""
 
 
 def applies(x: Inexact[Array, "*batch features_in"]) -> bool:

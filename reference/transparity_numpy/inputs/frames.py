@@ -18,8 +18,7 @@ def convolved(
 ) -> Inexact[Array, "batch length features_out"]:
     """gelu(convolution of width 3 over time), with a frame of zeros at each end.
 
-    The convolution is computed as a linear map of three adjacent frames, in the order of the kernel (features_out,
-    features_in, 3).
+    The kernel (features_out, features_in, 3) becomes a linear map of three adjacent frames.
     """
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     neighbours = np.stack([padded[:, i : i + x.shape[1] : stride] for i in range(3)], axis=-1)

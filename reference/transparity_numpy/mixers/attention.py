@@ -47,11 +47,7 @@ def merge_heads(x: Heads) -> Hidden:
 
 
 def project_heads(parameters: Parameters, x: Hidden, num_heads: int, projection: Projection) -> Heads:
-    """Return the query, key or value of every head.
-
-    The features are projected and then split. With `shared-per-head`, the features are first split, and then one map
-    for all heads projects each head (document 002).
-    """
+    """Project `x` and split it into heads; with `shared-per-head`, split `x`, then project each head (document 002)."""
     if projection == "shared-per-head":
         return linear(parameters, split_heads(x, num_heads))
     return split_heads(linear(parameters, x), num_heads)
@@ -72,11 +68,10 @@ def attention_scores(
 
 
 def attention_weights(scores: Scores, mask: Mask, masked_score: float, sinks: Sinks | None = None) -> Scores:
-    """softmax(where(mask, scores, masked_score)) over the keys and the head's sink, whose weight is then dropped
-    (gpt-oss).
+    """softmax(where(mask, scores, masked_score)) over keys and the head's sink, whose weight is dropped (gpt-oss).
 
-    A masked score is at least half the lowest number of the dtype, for which exp(score − largest) is exactly 0, as for
-    −inf. If all keys of a query are masked, they have equal weights instead of NaN.
+    Half the lowest number of the dtype replaces a lower `masked_score`, such as −inf. Masked keys still weigh exactly
+    0. A query whose keys are all masked gets equal weights instead of NaN.
     """
     lowest = float(np.finfo(scores.dtype).min) / 2
     shown = np.where(mask, scores, scores.dtype.type(max(masked_score, lowest)))
@@ -158,8 +153,7 @@ def self_attention(
     context: LayerContext,
     projections: tuple[Callable[..., Queries], Callable[..., tuple[Keys, Values]]] = (project_query, project_key_value),
 ) -> Hidden:
-    """Multi-head attention from `x` to itself (Vaswani et al. 2017, §3.2.2); with a cache, also to the cached
-    tokens."""
+    """Multi-head attention from `x` to itself and to any cached tokens (Vaswani et al. 2017, §3.2.2)."""
     of_query, of_key_value = projections
     query = of_query(config, parameters, x, context.tap, context.rotary)
     query = query if context.temperature is None else query * context.temperature
@@ -188,8 +182,7 @@ def _attend(
     heads: tuple[Array, Array, Array],
     context: LayerContext,
 ) -> Hidden:
-    """Return the output projection of attention. A configured gate, computed from `x`, multiplies attention before the
-    projection."""
+    """Compute attention, multiply it by the gate of `x` if configured, and apply the output projection."""
     y = attention(
         *heads,
         context.mask,

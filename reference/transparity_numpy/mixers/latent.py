@@ -15,8 +15,7 @@ from transparity_numpy.state.context import LayerContext
 
 
 def latent(config: TransformerConfig, parameters: Parameters, name: str, x: Hidden, tap: Tap = identity) -> Channels:
-    """norm(x Wᵀ), the latent vector from which the queries (`query`), or the keys and values (`key_value`), are
-    projected."""
+    """norm(x Wᵀ), the latent vector of the queries (`query`) or of the keys and values (`key_value`)."""
     low = linear(parameters[f"{name}_latent"], x)
     return tap(f"{name}_latent", head_norm(config, parameters[f"{name}_latent_norm"], low))
 

@@ -1,2 +1,1 @@
-"""Positions other than rotary positions: tables that are added to embeddings, biases of scores, and a factor of
-queries."""
+"""Positions other than rotary: tables added to embeddings, biases of scores, and a factor of queries."""

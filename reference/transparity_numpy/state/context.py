@@ -15,8 +15,8 @@ from transparity_numpy.state.cache import Cache
 class LayerContext(NamedTuple):
     """The inputs of a layer besides x and its weights.
 
-    The window in the mask, the rotary tables and the temperature differ between kinds of layers. `tap` and `cache`
-    differ between layers."""
+    The mask, the rotary tables and the temperature depend on the kind of the layer; `tap` and `cache`, on the layer.
+    """
 
     mask: Mask
     """True where self-attention may attend."""
@@ -25,11 +25,9 @@ class LayerContext(NamedTuple):
     rotary: RotaryTables | None = None
     """Cosines and sines for queries and keys of self-attention."""
     is_token: IsQuery | None = None
-    """True for tokens that are not padding. None means that padding is not masked. Only recurrences, which have no
-    mask, use `is_token`."""
+    """For recurrences, which have no mask: True for tokens that are not padding; None does not mask padding."""
     valid_lengths: Lengths | None = None
-    """Number of tokens of each row that are not fillers. None means all. Only recurrences with a cache use
-    `valid_lengths`."""
+    """For recurrences with a cache: the number of tokens of each row that are not fillers. None means all."""
     temperature: Inexact[Array, "#batch 1 queries 1"] | None = None
     """The query temperature: a factor of the queries of self-attention."""
     bias: Inexact[Array, "#batch heads queries keys"] | None = None

@@ -20,8 +20,7 @@ from transparity_numpy.transformer import transformer
 def cross_entropy(
     logits: Inexact[Array, "batch length vocab"], targets: TokenIds, pad_id: int | None, label_smoothing: float = 0.0
 ) -> Inexact[Array, ""]:
-    """Return the mean of −log softmax(logits)[target] over the targets that are not padding (document 001), in at least
-    float32.
+    """Return the mean −log softmax(logits)[target] of targets that are not padding, in float32 or more (document 001).
 
     With `label_smoothing`, this share of each target is spread evenly over the vocabulary (Szegedy et al. 2016, §7).
     The loss of a batch with only padding is NaN, as in the frameworks.
@@ -50,10 +49,7 @@ def loss_of(
 def loss_and_gradients(
     config: TransformerConfig, parameters: Parameters, targets: TokenIds, *, training: bool = False, **tokens: Any
 ) -> tuple[Inexact[Array, ""], dict[str, Array]]:
-    """Return the loss, and its gradients with respect to all learned parameters.
-
-    This takes one forward pass for each number in the parameters.
-    """
+    """Return the loss and its gradients by all learned parameters, in one forward pass per number in the parameters."""
 
     def loss(parameters: Parameters) -> Array:
         return loss_of(config, parameters, targets, training=training, **tokens)

@@ -30,11 +30,10 @@ def train(
     training: Training,
     differentiate: Callable[..., tuple[Array, dict[str, Array]]] = loss_and_gradients,
 ) -> tuple[list[float], dict[str, Array]]:
-    """Take one step per batch (`targets` and inputs); return the loss before each step and the final learned
-    parameters.
+    """Take one step per batch (inputs and `targets`); return the loss before each step and the learned parameters.
 
-    Batch norms normalize by the batch, and running statistics do not change. For many steps, pass a faster function
-    than the default as `differentiate`.
+    Batch norms normalize by the batch, and running statistics do not change. For many steps, pass a faster
+    `differentiate`.
     """
     parameters, losses = dict(parameters), []
     first: dict[str, Array] = {}
@@ -62,6 +61,5 @@ def train(
 
 
 def _weight_so_far(beta: float, step: int) -> float:
-    """1 − betaᵗ, the total weight of the gradients in a running average that started with 0 (Kingma and Ba 2015,
-    §3)."""
+    """1 − betaᵗ, the total weight of a running average that started with 0 (Kingma and Ba 2015, §3)."""
     return 1 - beta**step

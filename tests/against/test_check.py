@@ -271,7 +271,7 @@ ONE_MAP = {
         "key, query, value = self.all(x).split([6, 12, 6], -1)"
     ),
 }
-"""Edits that fuse three maps of unequal sizes, in another order than that of their definition."""
+"""Edits that fuse three maps of unequal sizes; the first map becomes the second part."""
 
 
 @pytest.mark.parametrize("is_port", [True, False], ids=["port", "reference"])

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from transparity.errors import TransparityError
+from transparity_conformance.against.probes import source_of
 from transparity_conformance.against.small.build import build, class_of, example_inputs, made_small, read_config
 from transparity_conformance.against.small.inputs import tensors
 
@@ -75,6 +76,11 @@ def test_each_kind_of_layer_is_kept_twice(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2", "gptj", "codegen", "bloom", "xlnet", "mpt"])
 def test_two_layers_of_one_kind_are_kept(model_type: str) -> None:
     assert made_small(config_of(model_type)).num_hidden_layers == 2
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mpt"])
+def test_texts_are_at_most_as_long_as_the_model_allows(model_type: str) -> None:
+    assert source_of(build(config_of(model_type))).longest == 64
 
 
 def test_windows_experts_and_token_ids_fit_short_texts() -> None:

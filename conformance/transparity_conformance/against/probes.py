@@ -86,9 +86,9 @@ def source_of(model: Any) -> Source:
     longest text."""
     if not is_configured(model):
         return _found_by_calls(model)
-    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
+    limits = [getattr(model.config, name, None) or LONGEST for name in ("max_position_embeddings", "max_seq_len")]
     is_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
-    return Source(functools.partial(_draw, model), min(LONGEST, int(positions)), is_text)
+    return Source(functools.partial(_draw, model), min(LONGEST, *map(int, limits)), is_text)
 
 
 def probes_of(source: Source) -> dict[str, Inputs]:

@@ -58,7 +58,7 @@ def noisy() -> Build:
 
 
 def wrong_when(condition: Callable[[TransformerConfig, Arrays], Any]) -> Build:
-    """Return a port whose logits are off by 1 % if `condition` is true for the configuration and the tokens."""
+    """Return a port whose logits are off by 1 % if `condition` holds for the configuration and the tokens."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward = numpy_build(config, parameters)
@@ -81,6 +81,8 @@ def batch(tokens: Arrays) -> int:
 
 
 def in_integers(dtype: Any) -> Build:
+    """Return a port that converts tokens to another integer type."""
+
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         forward, size = numpy_build(config, parameters), config.vocab_size
         return lambda **tokens: forward.logits(
@@ -95,7 +97,7 @@ def with_fields(**fields: Any) -> Build:
 
 
 def refusing(what: str) -> Build:
-    """Return a port that raises for sizes other than 24 features and 3 heads, in its build or its call."""
+    """Return a port that refuses sizes other than 24 features and 3 heads, in its build or its call."""
 
     def build(config: TransformerConfig, parameters: Arrays) -> Any:
         fits = config.embed_dim == 24 and config.num_heads == 3
@@ -141,7 +143,7 @@ def replaced(wrong: Callable[..., Any], name: str = "forward", *offers: str) -> 
 
 
 def nudged_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
-    """Return a method whose logits are off if `condition` is true for the state."""
+    """Return a method whose logits are off if `condition` holds for the state."""
     return lambda state, forward, **tokens: forward(**tokens) * (1.001 if condition(state) else 1)
 
 
@@ -155,7 +157,7 @@ def raises_if(condition: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
 
 
 def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., Any]:
-    """Return a method that repeats earlier logits for tokens with an equal key, after `first` calls."""
+    """Return a method that repeats earlier logits for tokens with the same key, after the first calls."""
 
     def wrong(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
         (given,) = tokens.values()
@@ -166,7 +168,7 @@ def kept_by(key: Callable[[np.ndarray], Any], first: int = 0) -> Callable[..., A
 
 
 def after_a_longer_input(state: dict[Any, Any], forward: Callable[..., Any], **tokens: Any) -> Any:
-    """Return wrong logits after a long and then a short input, as if a buffer still contained the long input's end."""
+    """Return wrong logits after a long and then a short input, as if the end of the long input stayed in a buffer."""
     (given,) = tokens.values()
     lengths = state["lengths"] = [*state.get("lengths", []), given.shape[1]]
     return forward(**tokens) * (1.001 if lengths[-3:-1] == [11, 1] else 1)
@@ -198,6 +200,7 @@ def loss_of_one_row(state: dict[Any, Any], loss: Callable[..., Any], targets: np
 
 
 def ends_otherwise(state: dict[Any, Any], method: Callable[..., Any], prompt: Any, steps: int, **named: Any) -> Any:
+    """Change the last token of repeated generations."""
     tokens = np.array(method(prompt, steps, **named))
     if state.setdefault(str(steps), 0) and tokens.shape[1] > 3:
         tokens[:, -1] = (tokens[:, -1] + 1) % 20

@@ -122,8 +122,8 @@ def paired(
         return listen()
 
     cuts = _cuts(theirs, port)
-    best, shown = None, 0
-    for each in _orders(cuts):
+    best, shown = None, -1
+    for each in (orders := list(_orders(cuts))):
         parts = dict(_in_parts(theirs, each))
         search = _Search(program, shares(program, dtype), theirs, parts, port, listen_with)
         found = search.run(Paired(_guessed(parts, port, each), each))
@@ -132,12 +132,17 @@ def paired(
             return found
         if len(cut & found.confirmed) > shown:
             best, shown = found, len(cut & found.confirmed)
-    if best is None:
+    if len(orders) > 1 and not shown:
         raise PortError(
             "The port computes no value of the reference that shows the order of the parts of "
             f"{', '.join(sorted({_pattern(name) for _, name in cuts}))}; give two loaders and --checkpoint FOLDER."
         )
+    assert best is not None
     return best
+
+
+Surplus = Counter[tuple[int, ...]]
+"""The number of the port's tensors minus the number of the reference's tensors, by their sorted sizes."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,11 @@ class _Group:
     def sizes(self) -> tuple[int, ...]:
         return tuple(sorted(self.shape))
 
+    @property
+    def module(self) -> list[str]:
+        """The path of the module that contains these tensors' modules."""
+        return _pattern(self.names[0]).split(".")[:-2]
+
 
 def _groups(tensors: Tensors, side: int) -> list[_Group]:
     found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
@@ -162,43 +172,40 @@ def _groups(tensors: Tensors, side: int) -> list[_Group]:
 
 
 def _cuts(theirs: Tensors, port: Tensors) -> Cuts:
-    """Cut fused tensors of both sides so that the fewest tensors have no counterpart."""
+    """Cut fused tensors of both sides as long as this leaves fewer tensors without a counterpart."""
     groups = [*_groups(port, 1), *_groups(theirs, -1)]
-    surplus: Counter[tuple[int, ...]] = Counter()
+    surplus: Surplus = Counter()
     for group in groups:
         surplus[group.sizes] += group.side * len(group.names)
-    return {(whole.side, name): cut for whole, cut in _fewest_left(surplus, groups, 0) for name in whole.names}
+    cuts: dict[tuple[int, str], Cut] = {}
+    for may_turn in (False, True):
+        while options := list(_options(surplus, groups, may_turn=may_turn)):
+            whole, cut, surplus = min(options, key=lambda each: _left(each[2]))
+            groups.remove(whole)
+            cuts |= {(whole.side, name): cut for name in whole.names}
+    return cuts
 
 
-def _fewest_left(surplus: Counter[tuple[int, ...]], groups: list[_Group], first: int) -> list[tuple[_Group, Cut]]:
-    """Return the cuts of the groups from index `first` on that leave the fewest tensors without a counterpart."""
-
-    def left(cuts: list[tuple[_Group, Cut]]) -> int:
-        return sum(map(abs, _after(surplus, cuts).values()))
-
-    best: list[tuple[_Group, Cut]] = []
-    for number, whole in enumerate(groups[first:], first + 1):
-        for cut in _possible(whole, [each for each in groups if _is_surplus(each, surplus)]):
-            after = _after(surplus, [(whole, cut)])
-            found = [(whole, cut), *_fewest_left(after, groups, number)]
-            best = min(best, found, key=left)
-            if not left(best):
-                return best
-    return best
+def _options(surplus: Surplus, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[tuple[_Group, Cut, Surplus]]:
+    """Yield each cut that leaves fewer tensors without a counterpart, with its group and the surplus after the cut."""
+    spare = [each for each in groups if surplus[each.sizes] * each.side >= len(each.names)]
+    for whole in spare:
+        for cut in _possible(whole, spare, may_turn=may_turn):
+            after = _after(surplus, whole, cut)
+            if _left(after) < _left(surplus):
+                yield whole, cut, after
 
 
-def _is_surplus(group: _Group, surplus: Counter[tuple[int, ...]]) -> bool:
-    return surplus[group.sizes] * group.side >= len(group.names)
+def _left(surplus: Surplus) -> int:
+    """Return the number of tensors without a counterpart."""
+    return sum(map(abs, surplus.values()))
 
 
-def _after(surplus: Counter[tuple[int, ...]], cuts: list[tuple[_Group, Cut]]) -> Counter[tuple[int, ...]]:
-    """Return the surplus of each shape after the cuts."""
-    found = surplus.copy()
-    for whole, cut in cuts:
-        count = whole.side * len(whole.names)
-        found[whole.sizes] -= count
-        for size in cut.sizes:
-            found[tuple(sorted(_with_size(whole.shape, cut.axis, size)))] += count
+def _after(surplus: Surplus, whole: _Group, cut: Cut) -> Surplus:
+    found, count = surplus.copy(), whole.side * len(whole.names)
+    found[whole.sizes] -= count
+    for size in cut.sizes:
+        found[tuple(sorted(_with_size(whole.shape, cut.axis, size)))] += count
     return found
 
 
@@ -206,21 +213,24 @@ def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def _possible(whole: _Group, groups: list[_Group]) -> Iterator[Cut]:
-    """Yield cuts that split fused tensors into two or three neighboring groups of the other side."""
-    if whole not in groups:
-        return
+def _possible(whole: _Group, groups: Sequence[_Group], *, may_turn: bool) -> Iterator[Cut]:
+    """Yield cuts that split fused tensors into two or three neighboring groups of one module of the other side."""
     others = [each for each in groups if each.side != whole.side and len(each.names) == len(whole.names)]
-    for axis, size in enumerate(whole.shape):
-        rest = tuple(sorted(_with_size(whole.shape, axis, 0)))
-        sizes = []
-        for other in others:
-            for along in range(len(other.shape)):
-                if tuple(sorted(_with_size(other.shape, along, 0))) == rest:
-                    sizes.append(other.shape[along])
-                    break
-        runs = [range(start, start + count) for count in (3, 2) for start in range(len(sizes) - count + 1)]
-        yield from (Cut(axis, run) for each in runs if sum(run := tuple(sizes[i] for i in each)) == size)
+    for axis, total in enumerate(whole.shape):
+        sizes = {each: _size_along(each.shape, whole.shape, axis, may_turn=may_turn) for each in others}
+        fitting = [each for each, size in sizes.items() if size]
+        for run in (fitting[start : start + count] for count in (3, 2) for start in range(len(fitting) - count + 1)):
+            parts = tuple(sizes[each] for each in run)
+            if sum(parts) == total and all(each.module == run[0].module for each in run):
+                yield Cut(axis, parts)
+
+
+def _size_along(part: tuple[int, ...], whole: tuple[int, ...], axis: int, *, may_turn: bool) -> int:
+    """Return the size of a part along an axis of the fused tensor; 0 if the other axes do not fit."""
+    for shape in (part, part[::-1]) if may_turn else (part,):
+        if len(shape) == len(whole) and _with_size(shape, axis, 0) == _with_size(whole, axis, 0):
+            return shape[axis]
+    return 0
 
 
 def _orders(cuts: Cuts) -> Iterator[Cuts]:
@@ -366,7 +376,8 @@ class _Search:
 
     def _has(self, step: Step, known: Known) -> bool:
         """Return whether the port computes a step's value, or all parts into which later steps split the value."""
-        if all(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in step.outputs):
+        every = all if short(step) in PARTS else any
+        if every(known.equal_to(self.program.values[each], self.within.get(each, 0.0)) for each in step.outputs):
             return True
         readers = [self.program.steps[number] for number in self.program.readers_of(step.number)]
         views = [each for each in readers if short(each) in VIEWS]

@@ -43,7 +43,7 @@ class Departure:
     matched: Collection[int] = frozenset()
     """The port's operations that matched a value before this edit."""
     users: frozenset[int] = frozenset()
-    """The port's operations that use the values which the edit gives, if the edit gives no value computed from them."""
+    """The port's operations that use the explained values; empty if one explained operation uses another."""
     made: Any = None
     """The port's value that replaces the reference's value, if no edit explains the difference."""
 
@@ -146,7 +146,7 @@ class Departures:
     def _users(self, found: Explanation, now: Comparison) -> frozenset[int]:
         """Return the port's operations that use the values which an edit gives.
 
-        The set is empty if the edit also gives a value that is computed from one of these values.
+        The set is empty if the edit explains an operation of the port together with an operation that uses its value.
         """
         port, matched = self.comparer.port, found.after.matched
         explained = set(now.lost) - set(found.after.lost)

@@ -204,8 +204,8 @@ def _attention(record: Record, given: Mapping[str, Any], stack: tuple[Source, ..
 
 
 def _bias(record: Record, mask: Any, origins: Origins) -> tuple[Any, int] | None:
-    """Return the bias from which an additive mask was computed, and the index of its operation. The mask equals the
-    bias where it hides no key."""
+    """Return the bias from which an additive mask was computed, and the index of the bias's operation. The mask equals
+    the bias where it hides no key."""
     import torch
 
     added, waiting = mask.detach().cpu().double(), [*origins]

@@ -61,6 +61,11 @@ class Cut:
     axis: int
     sizes: tuple[int, ...]
 
+    @property
+    def has_order(self) -> bool:
+        """Whether the parts are unequal, so that their order matters for the cut."""
+        return len(set(self.sizes)) > 1
+
     def starts(self) -> Iterator[tuple[int, int]]:
         """Yield (start, size) of each part."""
         return zip(itertools.accumulate((0, *self.sizes)), self.sizes, strict=False)
@@ -121,24 +126,30 @@ def paired(
         ask(forward, "assign", dict(values))
         return listen()
 
-    cuts = _cuts(theirs, port)
-    best, shown = None, -1
-    for each in (orders := list(_orders(cuts))):
+    cuts, within = _cuts(theirs, port), shares(program, dtype)
+    best, shown = None, 0
+    for each in _orders(cuts):
         parts = dict(_in_parts(theirs, each))
-        search = _Search(program, shares(program, dtype), theirs, parts, port, listen_with)
+        search = _Search(program, within, theirs, parts, port, listen_with)
         found = search.run(Paired(_guessed(parts, port, each), each))
-        cut = {part for part, place in found.places.items() if part not in theirs or place.size >= 0}
-        if cut <= found.confirmed:
+        ordered = {part for part, place in found.places.items() if _has_order(each, part, place)}
+        if ordered <= found.confirmed:
             return found
-        if len(cut & found.confirmed) > shown:
-            best, shown = found, len(cut & found.confirmed)
-    if len(orders) > 1 and not shown:
+        if len(ordered & found.confirmed) > shown:
+            best, shown = found, len(ordered & found.confirmed)
+    if best is None:
+        fused = sorted({_pattern(name) for (_, name), cut in cuts.items() if cut.has_order})
         raise PortError(
             "The port computes no value of the reference that shows the order of the parts of "
-            f"{', '.join(sorted({_pattern(name) for _, name in cuts}))}; give two loaders and --checkpoint FOLDER."
+            f"{', '.join(fused)}; give two loaders and --checkpoint FOLDER."
         )
-    assert best is not None
     return best
+
+
+def _has_order(cuts: Cuts, part: str, place: Place) -> bool:
+    """Return whether a pair of tensors belongs to a cut into unequal parts."""
+    cut = cuts.get((1, place.name)) or cuts.get((-1, part.rpartition("[")[0]))
+    return cut is not None and cut.has_order
 
 
 Surplus = Counter[tuple[int, ...]]
@@ -258,10 +269,6 @@ def _in_parts(theirs: Tensors, cuts: Cuts) -> Iterator[tuple[str, np.ndarray]]:
             continue
         parts = np.split(value, np.cumsum(cut.sizes)[:-1], cut.axis)
         yield from ((f"{name}[{number}]", each) for number, each in enumerate(parts))
-
-
-def _sizes(value: np.ndarray) -> tuple[int, ...]:
-    return tuple(sorted(value.shape))
 
 
 def _guessed(theirs: Tensors, port: Tensors, cuts: Cuts) -> dict[str, Place]:

@@ -234,7 +234,7 @@ class Search:
         return of_sizes
 
     def _refit(self, fittable: Fittable, probe: Probe) -> Hypothesis | None:
-        """Fit the fault's number to `probe`, which has another size."""
+        """Fit the number of a fault again, to a probe of a model with other sizes."""
         numeric, sites = fittable
         kind = numeric.make(1.0).id
         same = (each for each in fittables(probe.config, list(sites)) if each[1] == sites)

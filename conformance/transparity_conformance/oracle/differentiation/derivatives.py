@@ -170,7 +170,8 @@ ALL_AT_ONCE = 8
 FAINTEST = 1e-2
 """Directions are divided by the gradient's norm, or by at least this share of the median norm.
 
-A gradient may be 0 except for rounding, such as that of a key's bias: dividing by its norm would amplify rounding.
+The true gradient of a parameter may be 0, for example that of a key's bias. Division by its norm would then amplify
+rounding.
 """
 
 POINTS = 3

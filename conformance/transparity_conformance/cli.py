@@ -306,9 +306,6 @@ def describe(
         bool,
         _option("--fields", None, "Without PRESET: list the fields of configurations, with their possible values."),
     ] = False,
-    diagram: Annotated[
-        bool, _option("--mermaid", None, "Instead of the lists, print a diagram of the model as Mermaid text.")
-    ] = False,
     json_file: Annotated[
         Path | None, _option("--json", "FILE", "Write the fields of the configuration as JSON; - is standard output.")
     ] = None,
@@ -318,8 +315,13 @@ def describe(
         if (preset is None) != fields:
             raise UsageError("describe needs either a PRESET or --fields; give exactly one of the two.")
         from transparity_conformance.checking.systems import named_config
-        from transparity_conformance.report.describing.describe import mermaid, parameters_table, taps_table
-        from transparity_conformance.report.describing.fields import as_rows, described, lines
+        from transparity_conformance.report.describing.fields import (
+            as_rows,
+            described,
+            lines,
+            parameters_table,
+            taps_table,
+        )
 
         config = None if preset is None else named_config(preset, resized=False)
         if json_file is not None:
@@ -328,8 +330,6 @@ def describe(
             for values, meaning in lines():
                 print_line(values)
                 print_line(meaning, indent=4)
-        elif diagram:
-            typer.echo(mermaid(config), nl=False)
         else:
             print_text(parameters_table(config))
             print_text(taps_table(config))

@@ -77,9 +77,6 @@ def test_describe_shows_parameters_taps_and_a_diagram(name: str) -> None:
     assert result.exit_code == 0
     assert "self_attention.query.weight" in result.stdout
     assert "self_attention.scores" in result.stdout
-    assert "flowchart" not in result.stdout
-    drawn = invoke("describe", name, "--mermaid").stdout
-    assert drawn.startswith("flowchart TD\n") and "head --> logits" in drawn
 
 
 def test_describe_takes_any_configuration(tmp_path: Path) -> None:

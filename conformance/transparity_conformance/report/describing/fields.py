@@ -1,4 +1,4 @@
-"""Descriptions of the fields of a configuration, as text and as JSON: their values, defaults and meanings."""
+"""Descriptions of configurations as text and as JSON: the fields, the parameters and the activations."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
+
+from rich.table import Table
 
 from transparity.config import FIELD_TYPES, PER_LAYER, TransformerConfig
 from transparity.config.fields import COUNT
 from transparity.parameters import parameter_shapes
 from transparity.presets import departures
 from transparity.taps import tap_shapes
-from transparity_conformance.report.describing.describe import BATCH, LENGTHS, OPEN
+from transparity_conformance.report.terminal import plain_table
+
+BATCH = -1
+LENGTHS = {"source": -2, "target": -3, "tokens": -4, "pixels": -4}
+"""Placeholders of open sizes; they are negative, so that they differ from all real sizes."""
+
+OPEN = {BATCH: "batch", -2: "source", -3: "target", -4: "tokens"}
 
 
 @functools.cache
@@ -75,11 +84,60 @@ def described(config: TransformerConfig) -> dict[str, Any]:
 
     Open sizes, such as the batch, are words.
     """
-    lengths = {name: LENGTHS[name] for name in config.input_names}
-    taps = tap_shapes(config, BATCH, **lengths)
     return {
         "config": config.as_dict(),
         "departures": departures(config),
         "parameters": {name: list(shape) for name, shape in parameter_shapes(config).items()},
-        "taps": {name: [OPEN.get(size, size) for size in shape] for name, shape in taps.items()},
+        "taps": {name: [OPEN.get(size, size) for size in shape] for name, shape in _taps(config).items()},
     }
+
+
+def _taps(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    return tap_shapes(config, BATCH, **{name: LENGTHS[name] for name in config.input_names})
+
+
+def parameters_table(config: TransformerConfig) -> Table:
+    """Return a table of all parameters with their shapes, equal layers in one row, and the total."""
+    shapes = parameter_shapes(config)
+    total = sum(math.prod(shape) for shape in shapes.values())
+    table = _table("parameter", "shape", "numbers")
+    for name, shape, layers in _by_layer(shapes):
+        table.add_row(name, _shown(shape), f"{math.prod(shape) * layers:,}")
+    table.add_section()
+    table.add_row("all", "", f"{total:,}")
+    return table
+
+
+def taps_table(config: TransformerConfig) -> Table:
+    """Return a table of all taps in the order of the forward pass, equal layers in one row."""
+    table = _table("activation", "shape")
+    for name, shape, _ in _by_layer(_taps(config)):
+        table.add_row(name, _shown(shape))
+    return table
+
+
+def _by_layer(shapes: Mapping[str, tuple[int, ...]]) -> Iterable[tuple[str, tuple[int, ...], int]]:
+    """Yield names, shapes and numbers of layers; the layers of a stack share one name."""
+    layers: dict[str, set[int]] = {}
+    folded: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        found = re.search(r"\.layers\.(\d+)\.", name)
+        general = name if found is None else name.replace(found[0], ".layers.*.", 1)
+        folded.setdefault(general, shape)
+        layers.setdefault(general, set()).add(int(found[1]) if found else 0)
+    for name, shape in folded.items():
+        count = len(layers[name])
+        last = "0" if count == 1 else f"0…{count - 1}"
+        yield name.replace(".*.", f".{last}."), shape, count
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    sizes = ", ".join(OPEN.get(size, f"{size:,}") for size in shape)
+    return f"({sizes})"
+
+
+def _table(*columns: str) -> Table:
+    table = plain_table()
+    for column in columns:
+        table.add_column(column, justify="right" if column == "numbers" else "left", no_wrap=column != "shape")
+    return table

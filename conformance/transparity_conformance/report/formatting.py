@@ -1,11 +1,12 @@
-"""Numbers as text (shares of a budget, counts), heights of bars, colors of cells, and templates of pages."""
+"""Numbers as text and as JSON (shares of a budget, counts), heights of bars, colors of cells, and page templates."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jinja2
@@ -46,6 +47,22 @@ def scientific(number: float) -> str:
     if not math.isfinite(number):
         return "∞"
     return f"{number:.2e}" if number and not 0.01 <= abs(number) < 1000 else f"{number:.3g}"
+
+
+def plain(value: Any) -> Any:
+    """Return the JSON values of dataclasses, containers and numbers; NaN and infinity become the string `"inf"`.
+
+    Any other value becomes its text.
+    """
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else "inf"
+    return value if value is None or isinstance(value, str | bool | int) else str(value)
 
 
 def count(number: int, noun: str) -> str:

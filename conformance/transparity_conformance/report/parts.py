@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity.text import SENTENCE, safe
-from transparity_conformance.report.comparison import share
+from transparity_conformance.report.comparison import Compared
 from transparity_conformance.report.formatting import format_share, some
 
 MOST_NAMED = 6
@@ -40,9 +39,6 @@ class Coverage:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "untested", tuple(safe(reason, SENTENCE) for reason in self.untested))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     def rate(self) -> float:
@@ -79,7 +75,7 @@ def _values(values: tuple[int, ...], noun: str) -> str:
 
 
 @dataclass(frozen=True)
-class RanksComparison:
+class RanksComparison(Compared):
     """The comparison of several ranks with one rank of the same code."""
 
     count: int
@@ -103,10 +99,9 @@ class RanksComparison:
             return f"1 rank and {self.count} ranks of the same code agree. "
         if self.one_rank == "inconclusive":
             return f"{self.count} ranks were run; one rank of the same code could not be compared with them. "
-        used = format_share(share(self.error, self.budget))
-        by = (
-            f"{self.error:.2g} ({used} its tolerance)" if math.isfinite(self.error) else "its shape or infinite numbers"
-        )
+        by = f"{self.error:.2g} ({format_share(self.share)} its tolerance)"
+        if not math.isfinite(self.error):
+            by = "its shape or infinite numbers"
         return f"The output on {self.count} ranks differs from the output on 1 rank by {by} at {self.where}:  "
 
 
@@ -144,7 +139,7 @@ class ThirdComparison:
         return f"No two of the three agree: your port, {self.reference} and {self.third}. "
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"stands_alone": self.stands_alone, "sentence": self.sentence.strip()}
+        return vars(self) | {"stands_alone": self.stands_alone, "sentence": self.sentence.strip()}
 
 
 @dataclass(frozen=True)
@@ -162,8 +157,7 @@ class Timing:
         return Timing(self.seconds - before.seconds, self.processor - before.processor, port)
 
     def as_dict(self) -> dict[str, float | None]:
-        port = None if self.port is None else round(self.port, 3)
-        return {"seconds": round(self.seconds, 3), "processor": round(self.processor, 3), "port": port}
+        return {name: None if seconds is None else round(seconds, 3) for name, seconds in vars(self).items()}
 
 
 class Stopwatch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +14,8 @@ from typing import Any, Literal
 
 from transparity.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.audit import Audit
-from transparity_conformance.report.comparison import share
-from transparity_conformance.report.formatting import count, format_share
+from transparity_conformance.report.comparison import Compared, share
+from transparity_conformance.report.formatting import count, format_share, plain
 from transparity_conformance.report.parts import Coverage, RanksComparison, ThirdComparison, Timing
 
 Verdict = Literal["agrees", "diverges", "inconclusive"]
@@ -131,7 +130,7 @@ def largest_impact(impacts: Iterable[Impact | None]) -> Impact | None:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Divergence(Compared):
     """A segment of the port whose result is wrong even with right inputs."""
 
     where: str
@@ -159,7 +158,7 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Compared):
     """The comparison of one tap on one probe: end to end, and from the port's previous activations."""
 
     tap: str
@@ -173,16 +172,12 @@ class Measured:
     profile: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def share(self) -> float:
-        return share(self.error, self.budget)
-
-    @property
     def segment_share(self) -> float:
         return share(self.segment_error, self.segment_budget)
 
 
 @dataclass(frozen=True)
-class ClaimResult:
+class ClaimResult(Compared):
     id: str
     verdict: Verdict
     error: float
@@ -194,7 +189,7 @@ class ClaimResult:
     @property
     def used(self) -> str:
         """The used share of the budget; `exact` if neither rounding was allowed nor an error found."""
-        return "exact" if self.budget == self.error == 0 else format_share(share(self.error, self.budget))
+        return "exact" if self.budget == self.error == 0 else format_share(self.share)
 
 
 @dataclass(frozen=True)
@@ -268,38 +263,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values that follow report.schema.json; an infinite number is the string `"inf"`."""
-        fields = {
-            "port": self.port,
-            "preset": self.preset,
-            "verdict": self.verdict,
-            "dtype": self.dtype,
-            "first_divergence": self.first_divergence,
-            "faults": [dataclasses.asdict(fault) for fault in self.faults],
-            "claims": [dataclasses.asdict(claim) for claim in self.claims],
-            "coverage": self.coverage.as_dict(),
-            "audit": None if self.audit is None else dataclasses.asdict(self.audit),
-            "ranks": None if self.ranks is None else dataclasses.asdict(self.ranks),
-            "reference": self.reference,
-            "third": None if self.third is None else self.third.as_dict(),
-            "taps": [dataclasses.asdict(item) | {"share": item.share} for item in self.measured],
-            "not_compared": self.not_compared,
-            "notes": self.notes,
-            "other_fields": {name: {"given": a, "port": b} for name, (a, b) in self.other_fields.items()},
-            "environment": dict(self.environment),
-            "timing": {stage: time.as_dict() for stage, time in self.timing.items()},
-        }
-        plain: dict[str, Any] = _plain(fields)
-        return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else "inf"
-    return value
+        fields = dict(vars(self))
+        fields["taps"] = [vars(item) | {"share": item.share} for item in fields.pop("measured")]
+        fields["third"] = None if self.third is None else self.third.as_dict()
+        fields["other_fields"] = {name: {"given": a, "port": b} for name, (a, b) in self.other_fields.items()}
+        fields["timing"] = {stage: time.as_dict() for stage, time in self.timing.items()}
+        found: dict[str, Any] = plain(fields)
+        return found
 
 
 @dataclass(frozen=True)

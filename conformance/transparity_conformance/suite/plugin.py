@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
+import pickle
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,16 +26,11 @@ class Ledger:
     not_compared: list[tuple[str, str, str]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> str:
-        evidence = [item.as_dict() for item in self.evidence]
-        return json.dumps([evidence, self.skipped, self.not_compared, self.environment])
-
-    def add_json(self, text: str) -> None:
-        evidence, skipped, not_compared, environment = json.loads(text)
-        self.evidence += map(ClaimEvidence.from_dict, evidence)
-        self.skipped += skipped
-        self.not_compared += [(claim, subject, reason) for claim, subject, reason in not_compared]
-        self.environment |= environment
+    def add(self, other: Ledger) -> None:
+        self.evidence += other.evidence
+        self.skipped += other.skipped
+        self.not_compared += other.not_compared
+        self.environment |= other.environment
 
 
 LEDGER = pytest.StashKey[Ledger]()
@@ -73,14 +68,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ledger.evidence:
         ledger.environment |= environment(ledger)
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["transparity"] = ledger.to_json()
+        session.config.workeroutput["transparity"] = pickle.dumps(ledger)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Merge an xdist worker's ledger into the controller's ledger."""
-    if text := getattr(node, "workeroutput", {}).get("transparity"):
-        node.config.stash[LEDGER].add_json(text)
+    if sent := getattr(node, "workeroutput", {}).get("transparity"):
+        node.config.stash[LEDGER].add(pickle.loads(sent))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
-from transparity_conformance.report.formatting import percent, times
+from transparity_conformance.report.formatting import percent, plain, times
 
 NotCompared = tuple[str, BackendSubject | str, str]
 """A claim, the subject (or its name) for which the claim was not compared, and the reason."""
@@ -61,8 +61,10 @@ class Group:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the worst comparison as JSON values, with the number of comparisons."""
-        numbers = {name: number(getattr(self.worst, name)) for name in ("error", "budget", "share")}
-        return self.worst.as_dict() | numbers | {"comparisons": self.comparisons, "agrees": self.agrees}
+        worst = vars(self.worst) | vars(self.worst.subject) | {"share": self.worst.share}
+        del worst["subject"]
+        fields: dict[str, Any] = plain(worst | {"comparisons": self.comparisons, "agrees": self.agrees})
+        return fields
 
 
 @dataclass(frozen=True)
@@ -263,8 +265,3 @@ def _in_order(columns: Iterable[Column]) -> list[Column]:
 def name_of(claim: str) -> str:
     """Return `weights` for the claim `attention.weights`."""
     return claim.partition(".")[2] or claim
-
-
-def number(value: float) -> float | str:
-    """Return the number, or the string `"inf"` if it is infinite or NaN, which JSON cannot express."""
-    return float(value) if math.isfinite(value) else "inf"

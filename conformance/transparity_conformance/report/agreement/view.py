@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
@@ -25,10 +24,9 @@ from transparity_conformance.report.agreement.matrix import (
     column_of,
     grouped,
     name_of,
-    number,
 )
 from transparity_conformance.report.comparison import ClaimEvidence
-from transparity_conformance.report.formatting import count, format_share, heat, scientific, template
+from transparity_conformance.report.formatting import count, format_share, heat, plain, scientific, template
 
 
 @dataclass(frozen=True)
@@ -106,18 +104,18 @@ def write_json(path: str | Path, agreement: Agreement) -> None:
 def as_json(agreement: Agreement) -> dict[str, Any]:
     """Return JSON values: the verdict, the cells of each claim, and the evidence by claim, subject and case."""
     matrix = agreement.matrix
-    return {
+    fields: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "verdict": matrix.verdict,
         "summary": agreement.summary,
-        "environment": _strict(agreement.environment),
-        "columns": [asdict(column) for column in matrix.columns],
+        "environment": agreement.environment,
+        "columns": matrix.columns,
         "claims": [
             {"id": claim, "cases": matrix.most_cases(claim), "cells": list(map(_cell, matrix.row(claim).values()))}
             for claim in matrix.claims
         ],
         "document_breaks": [
-            {"case": note.case, "note": note.note, "claims": [*note.claims], "agrees": note.agrees, "says": str(note)}
+            {"case": note.case, "note": note.note, "claims": note.claims, "agrees": note.agrees, "says": str(note)}
             for note in matrix.footnotes
         ],
         "evidence": [group.as_dict() for group in matrix.groups],
@@ -125,8 +123,10 @@ def as_json(agreement: Agreement) -> dict[str, Any]:
             {"claim": claim, "subject": str(subject), "reason": reason}
             for claim, subject, reason in agreement.not_compared
         ],
-        "skipped": list(agreement.skipped),
+        "skipped": agreement.skipped,
     }
+    found: dict[str, Any] = plain(fields)
+    return found
 
 
 def _cell(cell: Cell) -> dict[str, Any] | None:
@@ -136,23 +136,12 @@ def _cell(cell: Cell) -> dict[str, Any] | None:
         "says": cell.text,
         "agrees": cell.agrees,
         "exact": cell.exact,
-        "share": None if cell.worst is None else number(cell.worst.share),
+        "share": None if cell.worst is None else cell.worst.share,
         "comparisons": cell.comparisons,
         "cases": len(cell.cases),
         "worst": None if cell.worst is None else Group(cell.worst, 1, cell.worst.agrees, cell.exact).as_dict(),
-        "breaks": list(cell.breaks),
+        "breaks": cell.breaks,
     }
-
-
-def _strict(value: Any) -> Any:
-    """Convert a value to JSON values; a value without a JSON type becomes text."""
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_strict(item) for item in value]
-    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    return str(value)
 
 
 def write_html(path: str | Path, agreement: Agreement) -> None:

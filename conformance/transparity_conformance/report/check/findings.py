@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ from typing import Any
 
 from transparity.text import listed
 from transparity_conformance.report.audit import CAUSES
-from transparity_conformance.report.check.lines import PortLine, lines_of, lines_of_reference
+from transparity_conformance.report.check.lines import PortLine, lines_of
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, some
 from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
 
 PRACTICALLY_ALL = 0.99
 """A disagreement is fully explained if its causes explain at least this share of it."""
+
+SHARE = operator.attrgetter("share")
+"""Sorts comparisons; the last uses the largest share of its budget."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")
@@ -31,7 +35,7 @@ class Finding:
 
     @property
     def worst(self) -> Divergence:
-        return max(self.faults, key=lambda fault: share(fault.error, fault.budget))
+        return max(self.faults, key=SHARE)
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -40,10 +44,6 @@ class Finding:
     @property
     def is_misshapen(self) -> bool:
         return self.worst.is_misshapen and not self.causes
-
-    @property
-    def share(self) -> float:
-        return share(self.worst.error, self.worst.budget)
 
     @property
     def explained(self) -> float:
@@ -76,12 +76,12 @@ class Finding:
     @property
     def lines(self) -> tuple[PortLine, ...]:
         """The lines of the port that compute the first wrong values; empty if they are unknown."""
-        return lines_of(self.faults)
+        return lines_of(*(fault.source for fault in self.faults))
 
     @property
     def departs_from(self) -> tuple[PortLine, ...]:
         """The lines of the other implementation with which `--against` compares."""
-        return lines_of_reference(self.faults)
+        return lines_of(*(fault.reference_source for fault in self.faults))
 
     @property
     def places(self) -> list[str]:
@@ -98,7 +98,7 @@ class Finding:
         if not math.isfinite(self.worst.error):
             return immeasurable(self.worst)
         where = "; ".join(self.spread)
-        return f"wrong by {format_share(self.share)} its tolerance" + (f" in {where}" if where else "")
+        return f"wrong by {format_share(self.worst.share)} its tolerance" + (f" in {where}" if where else "")
 
 
 def findings(report: Report) -> list[Finding]:
@@ -206,7 +206,7 @@ def partly(finding: Finding) -> str:
 
 
 def _with_its_line(cause: Cause) -> str:
-    return "".join(f"{line.place} `{line.code}`, " for line in lines_of([cause])) + cause.says
+    return "".join(f"{line.place} `{line.code}`, " for line in lines_of(cause.source)) + cause.says
 
 
 def immeasurable(fault: Divergence) -> str:
@@ -226,7 +226,7 @@ def worst_share(report: Report) -> str:
 def worst(report: Report) -> tuple[float, str]:
     """Return the largest used share of a tolerance, and its activation or claim; empty if nothing was compared."""
     shares = [(each.share, f"{each.tap}, probe {each.probe}") for each in report.measured]
-    shares += [(share(each.error, each.budget), f"{each.id}: {each.where}") for each in report.claims]
+    shares += [(each.share, f"{each.id}: {each.where}") for each in report.claims]
     return max(shares, key=lambda each: each[0], default=(0.0, ""))
 
 

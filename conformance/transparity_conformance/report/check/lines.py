@@ -6,13 +6,12 @@ import ast
 import contextlib
 import linecache
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from transparity.text import safe
-from transparity_conformance.report.report import Cause, Divergence
 
 AROUND = 3
 """The number of lines that are shown before and after a line."""
@@ -68,16 +67,6 @@ def _carets(expression: str) -> str:
     return "^" * len(expression)
 
 
-def lines_of(faults: Iterable[Divergence | Cause]) -> tuple[PortLine, ...]:
-    """Return the distinct lines of several divergences or causes, in order."""
-    return _each_once(fault.source for fault in faults)
-
-
-def lines_of_reference(faults: Iterable[Divergence]) -> tuple[PortLine, ...]:
-    """Return the distinct lines of the other implementation that correspond to the divergences, in order."""
-    return _each_once(fault.reference_source for fault in faults)
-
-
-def _each_once(sources: Iterable[Mapping[str, Any] | None]) -> tuple[PortLine, ...]:
-    known = (source for source in sources if source is not None)
-    return tuple(dict.fromkeys(PortLine(**source) for source in known))
+def lines_of(*sources: Mapping[str, Any] | None) -> tuple[PortLine, ...]:
+    """Return the distinct lines of the `source` of several divergences or causes, in order."""
+    return tuple(dict.fromkeys(PortLine(**source) for source in sources if source is not None))

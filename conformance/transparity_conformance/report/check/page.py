@@ -43,7 +43,13 @@ AXES = ("layer", "head", "position", "row", "feature")
 def as_html(reports: Sequence[Report]) -> str:
     """Return the page: a section for each report; sections of wrong ports are open."""
     functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
+    functions |= {
+        "summary": _summary,
+        "next_step": _next,
+        "meanings": meanings(),
+        "page_of": page_of,
+        "fields_of": vars,
+    }
     functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
     views = list(map(CheckView, reports))
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)

@@ -165,7 +165,7 @@ def _block(view: CheckView, finding: Finding) -> Iterator[RenderableType]:
     yield from _code(finding.departs_from, "departs from ", around=False)
     places = some(finding.places, MOST_PLACES)
     for cause in finding.causes:
-        yield from _code(lines_of([cause]), "", around=False)
+        yield from _code(lines_of(cause.source), "", around=False)
         says, is_placed, more = cause.says.rpartition(f", at {cause.at}") if cause.at else ("", "", "")
         where = f"at {cause.at or places}{more if is_placed else ''}"
         yield _row(cause.mistake, Text(says if is_placed else cause.says), Text(where, style="dim"))

@@ -50,10 +50,8 @@ def scientific(number: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return the JSON values of dataclasses, containers and numbers; NaN and infinity become the string `"inf"`.
-
-    Any other value becomes its text.
-    """
+    """Return the JSON values of dataclasses, containers and numbers; NaN and infinity become the string `"inf"`. Any
+    other value becomes its text."""
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

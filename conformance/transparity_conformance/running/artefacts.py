@@ -11,10 +11,8 @@ from transparity.limits.files import is_file, is_folder
 @dataclass(frozen=True)
 class Runtime:
     module: str
-    """The module in `running` with a function `load(path)`, which returns a `build` with `limits`.
-
-    Empty for GGUF files: their tensors are compared, but no runtime runs them.
-    """
+    """The module in `running` with a function `load(path)`, which returns a `build` with `limits`. Empty for GGUF
+    files: their tensors are compared, but no runtime runs them."""
     package: str
 
 

@@ -23,7 +23,7 @@ from transparity_conformance.oracle.undetermined import undetermined_positions
 from transparity_conformance.report.comparison import as_numbers, share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.running.inputs import shapes_of, taps_in
-from transparity_conformance.running.process.running import RemotePort
+from transparity_conformance.running.process.isolation import RemotePort
 from transparity_numpy.arithmetic.functional import log_softmax, softmax
 
 Arrange = Callable[[np.ndarray], np.ndarray]
@@ -172,11 +172,9 @@ class AnswerForm:
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
-    """Return the form of a port's results; None if they have the shape of logits, or if no form fits.
-
-    A form whose numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree,
-    only two kinds of forms are considered: logits in any arrangement, and other values in the usual arrangement.
-    """
+    """Return the form of a port's results; None if they have the shape of logits, or if no form fits. A form whose
+    numbers agree is preferred, then logits, then the form with the smallest error. If no numbers agree, only two kinds
+    of forms are considered: logits in any arrangement, and other values in the usual arrangement."""
     answers = {key: taps["logits"] for key, taps in actual.items()}
     first = next(iter(answers))
     expected = probes[first].oracle.expected["logits"]

@@ -19,7 +19,7 @@ from transparity_conformance.matching.forms import stacked, within_sequence
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
 from transparity_conformance.report.comparison import as_numbers
-from transparity_conformance.running.process.running import RemotePort
+from transparity_conformance.running.process.isolation import RemotePort
 
 SPREAD = 0.3
 """Random vectors have this standard deviation around their mean initial value, clipped to ±1.

@@ -207,9 +207,7 @@ def run_together(
     command: str, bundle: str | Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
 ) -> list[Completed]:
     """Run a program several times in parallel, as `run_command` does; each run has its own output file and environment.
-
-    If one run fails, the other runs are stopped, because these may wait for the failed run.
-    """
+    If one run fails, the other runs are stopped, because these may wait for the failed run."""
     programs: list[_Program] = []
     try:
         for number, (actual, environment) in enumerate(copies):

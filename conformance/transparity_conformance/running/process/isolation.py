@@ -26,23 +26,17 @@ from transparity_conformance.running.artefacts import runtime_of
 from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.process.child import checked_timeout
 from transparity_conformance.running.process.ranks import ProcessGroup
-from transparity_conformance.running.process.running import MISSHAPEN, RemotePort
-from transparity_conformance.running.process.wire import (
-    Handle,
-    received,
-)
+from transparity_conformance.running.process.wire import MISSHAPEN, Handle, received
 
 
 def isolated_build(
     spec: str, timeout: float | None = None, adapter: str | None = None, ranks: int = 1
 ) -> IsolatedBuild:
-    """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`.
-
-    If `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is
-    empty, the model keeps its own weights. The process loads the port in the background, and the first use raises
-    `LoadError` if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
-    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds.
-    """
+    """Start a process for the port `spec` (`file.py:build`), or one process per rank; return the port's `build`. If
+    `adapter` is the path of an adapter, the port builds a model whose tensors the adapter fills. If `adapter` is empty,
+    the model keeps its own weights. The process loads the port in the background, and the first use raises `LoadError`
+    if the port does not exist. A call raises `PortCallError` if the port raises an exception. A call raises
+    `PortProcessError` if the process ends, or gives no answer within `timeout` seconds."""
     return IsolatedBuild(ProcessGroup(spec, checked_timeout(timeout), adapter, ranks, is_launched=ranks > 1))
 
 
@@ -60,19 +54,25 @@ def spec_of(build: Callable[..., Any] | str) -> str:
     return f"{os.path.realpath(file)}:{name}"
 
 
-class _Remote:
-    def __init__(self, call: Callable[..., Any], described: Any) -> None:
-        self._call, self._described = call, described
+class _Described:
+    """An object in another process, which described its signature."""
+
+    _described: Any
 
     @property
     def __signature__(self) -> inspect.Signature:
         return _signature(self._described)
 
+
+class _Method(_Described):
+    def __init__(self, call: Callable[..., Any], described: Any) -> None:
+        self._call, self._described = call, described
+
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._call(*args, **named)
 
 
-class RemoteForward(RemotePort):
+class RemotePort(_Described):
     """A built port in another process; calling it runs the forward pass."""
 
     is_filled = True
@@ -82,10 +82,6 @@ class RemoteForward(RemotePort):
         self, process: ProcessGroup, handle: Handle, config: TransformerConfig | None, described: Any = None
     ) -> None:
         self._process, self.handle, self._config, self._described = process, handle, config, described
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return _signature(self._described)
 
     def __call__(self, **tokens: np.ndarray) -> Any:
         """Run the forward pass; the answer may be as large as all activations together."""
@@ -103,10 +99,8 @@ class RemoteForward(RemotePort):
     def listened(
         self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
     ) -> tuple[Any, list[Operation]]:
-        """Call a method, or by default the forward pass, and record its operations.
-
-        Operations with values larger than half of the largest answer are left out.
-        """
+        """Call a method, or by default the forward pass, and record its operations. Operations with values larger than
+        half of the largest answer are left out."""
         request = self.handle.number, method, args, named, _stays(method), whole_numbers
         answer = self._process.answer(method or "forward", "listen", *request)
         try:
@@ -121,10 +115,11 @@ class RemoteForward(RemotePort):
         return self._process.sharding_of(self.handle)
 
     def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        return self._process.replicas()
+        """Return the values that differed between ranks in the last call: one array per rank, by name."""
+        return self._process.differing.last
 
 
-class IsolatedModel(RemoteForward):
+class IsolatedModel(RemotePort):
     """A model in another process, with the methods of `adapters.model.Model`."""
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -152,15 +147,15 @@ class IsolatedModel(RemoteForward):
         self.asked("narrow")
 
 
-class IsolatedBuild:
+class IsolatedBuild(_Described):
     """The `build` of a port in another process; with a `model_type`, the port is a loader of folders of that family."""
 
     def __init__(self, process: ProcessGroup, model_type: str | None = None, edit: Edit | None = None) -> None:
         self.process, self.model_type, self.edit = process, model_type, edit
 
     @property
-    def __signature__(self) -> inspect.Signature:
-        return _signature(self.process.loaded()[1])
+    def _described(self) -> Any:  # type: ignore[override] # the process describes it when it has loaded the port
+        return self.process.loaded()[1]
 
     @property
     def has_own_weights(self) -> bool:
@@ -184,31 +179,26 @@ class IsolatedBuild:
         """Return the fields of `Limits`: the calls that an exported model accepts."""
         return dict(self.process.answer("the request for its limits", "limits", self.process.loaded()[0]))
 
-    def __call__(self, *args: Any, **named: Any) -> RemoteForward:
+    def __call__(self, *args: Any, **named: Any) -> RemotePort:
         handle, signature, offered = self._built(args, named)
-        forward = RemoteForward(self.process, handle, args[0], signature)
+        forward = RemotePort(self.process, handle, args[0], signature)
         for name in [name for name in ATTRIBUTES if name in offered]:
-            setattr(forward, name, _Remote(functools.partial(_called, self.process, handle, name), offered[name]))
+            setattr(forward, name, _Method(functools.partial(_called, self.process, handle, name), offered[name]))
         return forward
 
-    def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemoteForward:
-        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names.
-
-        The module's tensors are filled with `weights` if all names are equal.
-        """
+    def model(self, folder: str | None, weights: Mapping[str, np.ndarray] | None = None) -> RemotePort:
+        """Load a folder, or build a module; return a forward pass that takes inputs by the model's own names. The
+        module's tensors are filled with `weights` if all names are equal."""
         what = "load(folder)" if folder is not None else "building the module"
         number, _ = self.process.loaded()
         made, signature, is_filled = self.process.answer(what, "model", number, folder, weights)
-        forward = RemoteForward(self.process, self.process.handle(made), None, signature)
+        forward = RemotePort(self.process, self.process.handle(made), None, signature)
         forward.is_filled = bool(is_filled)
         return forward
 
     def made(self, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray]) -> IsolatedModel:
-        """Build and return a port's model with its own weights.
-
-        A port that takes parameters receives `parameters`. Without a configuration, the inputs have the model's own
-        names.
-        """
+        """Build and return a port's model with its own weights. A port that takes parameters receives `parameters`.
+        Without a configuration, the inputs have the model's own names."""
         return IsolatedModel(self.process, self._built((config, dict(parameters)), {})[0], config)
 
     def _built(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Handle, Any, Mapping[str, Any]]:
@@ -226,10 +216,8 @@ class IsolatedBuild:
 
 
 def _called(process: ProcessGroup, handle: Handle, name: str, *args: Any, **named: Any) -> Any:
-    """Call a method of a built port.
-
-    `RemoteForward` stores partial calls of this function. Bound methods would keep the object alive.
-    """
+    """Call a method of a built port. `RemotePort` stores partial calls of this function. Bound methods would keep the
+    object alive."""
     value = process.answer(name, "call", handle.number, name, args, named, _stays(name))
     _keep_track(process, value)
     return value

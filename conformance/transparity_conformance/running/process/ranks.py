@@ -89,10 +89,8 @@ class ProcessGroup:
         return self._loaded
 
     def answer(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> Any:
-        """Send a request to all ranks, and return the joined answer.
-
-        `what` names the request in messages. An answer may have at most `largest` bytes.
-        """
+        """Send a request to all ranks, and return the joined answer. `what` names the request in messages. An answer
+        may have at most `largest` bytes."""
         self.loaded()
         self.differing.last = {}
         answers = self._asked(what, name, *arguments, largest=largest)
@@ -162,10 +160,6 @@ class ProcessGroup:
     def sharding_of(self, handle: Handle) -> Sharding:
         return self.shardings.get(handle.number, ALONE)
 
-    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values that differed between ranks in the last call: one array per rank, by name."""
-        return self.differing.last
-
     def handle(self, number: int) -> Handle:
         handle = Handle(number, "port")
         return self.forgotten_with(RankHandle([handle] * self.ranks) if self.is_launched else handle)
@@ -215,10 +209,8 @@ LOCAL = {
     "GLOO_SOCKET_IFNAME": "lo",
     "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
 }
-"""Variables that are set unless the user sets them.
-
-As with `torchrun`, each rank has one thread. Collectives use the loopback interface.
-"""
+"""Variables that are set unless the user sets them. As with `torchrun`, each rank has one thread. Collectives use the
+loopback interface."""
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
@@ -253,10 +245,8 @@ class SharedCall:
         self.waited = self._receive()
 
     def _receive(self) -> list[int]:
-        """Receive the answers, and return the ranks without one.
-
-        If a rank fails, the others get a little more time: they may wait for the failed rank forever.
-        """
+        """Receive the answers, and return the ranks without one. If a rank fails, the others get a little more time:
+        they may wait for the failed rank forever."""
         began, deserted_at, waiting = time.monotonic(), math.inf, dict(enumerate(self.processes))
         deadline = began + self.processes[0].timeout
         while waiting and time.monotonic() < deserted_at:

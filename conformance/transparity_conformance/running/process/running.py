@@ -30,11 +30,9 @@ from transparity_conformance.oracle.probes import Probe, as_given
 from transparity_conformance.report.comparison import as_numbers
 from transparity_conformance.running.frameworks.modules import of_build
 from transparity_conformance.running.inputs import shapes_of, taps_in
+from transparity_conformance.running.process.isolation import RemotePort
 from transparity_conformance.running.process.ranks import isolated_of
-from transparity_conformance.running.process.wire import largest_answer
-
-MISSHAPEN = 2**26
-"""The bytes allowed in addition to an answer's activations, so that a wrong shape can be reported."""
+from transparity_conformance.running.process.wire import MISSHAPEN, largest_answer
 
 Port = Callable[..., Callable[..., Any]]
 """`build(config, parameters)`, which returns `forward(source=…, target=…)` or `forward(tokens=…)`."""
@@ -62,11 +60,8 @@ def built(build: Port, probe: Probe) -> Callable[..., Any]:
 
 
 def given_to(build: Port, parameters: Mapping[str, Any]) -> dict[str, Any] | str:
-    """Return copies of the parameters for a port.
-
-    A loader that cannot receive a copy gets the path of the checkpoint's own folder. An exported model has its own
-    weights and gets nothing.
-    """
+    """Return copies of the parameters for a port. A loader that cannot receive a copy gets the path of the checkpoint's
+    own folder. An exported model has its own weights and gets nothing."""
     if getattr(isolated_of(build), "has_own_weights", False):
         return {}
     if not is_loader(build) and not hasattr(isolated_of(build), "process"):
@@ -96,50 +91,23 @@ def folder_note(build: Port, parameters: Mapping[str, Any] | None) -> tuple[str,
     return (f"load(folder) was given {parameters.folder} itself: {why}",)
 
 
-class RemotePort:
-    """A built port in another process, which also records its operations."""
-
-    def listened(
-        self, method: str = "", /, *args: Any, whole_numbers: bool = False, **named: Any
-    ) -> tuple[Any, list[Operation]]:
-        """Return the result of a method (by default the forward pass) and the recorded operations."""
-        raise NotImplementedError
-
-    def offers(self, name: str) -> bool:
-        raise NotImplementedError
-
-    def asked(self, name: str, *args: Any, **named: Any) -> Any:
-        raise NotImplementedError
-
-    def sharding(self) -> Sharding:
-        return ALONE
-
-    def replicas(self) -> Mapping[str, Sequence[np.ndarray]]:
-        """Return the values that differed between ranks in the last call: one array per rank, by name."""
-        return {}
-
-
 def sharding_of(forward: Callable[..., Any]) -> Sharding:
     return forward.sharding() if isinstance(forward, RemotePort) else ALONE
 
 
 def run(forward: Callable[..., Any], probe: Probe, *, logits_only: bool = False) -> Mapping[str, np.ndarray]:
-    """Run a port on a probe; return its activations as NumPy arrays by name.
-
-    Names and types are checked here, but not shapes.
-    """
+    """Run a port on a probe; return its activations as NumPy arrays by name. Names and types are checked here, but not
+    shapes."""
     return _known(_returned(forward, forward, probe), probe, logits_only)
 
 
 def run_listening(
     forward: Callable[..., Any], probe: Probe, framework: str | None = None
 ) -> tuple[Mapping[str, np.ndarray], list[Operation]]:
-    """Run a port on a probe; return its activations, and its operations in order.
-
-    A port in another process is recorded in all frameworks that it has imported. Operations with more than
-    `largest_answer() / 2` bytes are left out. The activations may differ by rounding from the result of `run`, because
-    recording may disable a compiler (`jit`, `torch.compile`). Buffers are truncated to the sequence length.
-    """
+    """Run a port on a probe; return its activations, and its operations in order. A port in another process is recorded
+    in all frameworks that it has imported. Operations with more than `largest_answer() / 2` bytes are left out. The
+    activations may differ by rounding from the result of `run`, because recording may disable a compiler (`jit`,
+    `torch.compile`). Buffers are truncated to the sequence length."""
     listened = functools.partial(_listened, forward, "", framework=framework)
     returned, operations = _returned(listened, forward, probe)
     lengths = lengths_of(probe.config, probe.inputs).values()
@@ -148,9 +116,7 @@ def run_listening(
 
 def listen_in_full(forward: Any, method: str, *args: Any, **named: Any) -> tuple[Any, list[Operation]]:
     """Call a method of a built port, or the forward pass for an empty name; return its result and all operations.
-
-    Operations on integers are included. Raises `PortError` if the port raises an exception.
-    """
+    Operations on integers are included. Raises `PortError` if the port raises an exception."""
     answer: tuple[Any, list[Operation]] = call_port(_listened, forward, method, *args, whole_numbers=True, **named)
     return answer
 
@@ -182,10 +148,8 @@ def listen_once(
     *,
     whole_numbers: bool,
 ) -> tuple[Any, list[Operation]]:
-    """Call a function once and return its result and operations.
-
-    A rehearsal gets copies of the arguments, because a call may change an argument such as a cache.
-    """
+    """Call a function once and return its result and operations. A rehearsal gets copies of the arguments, because a
+    call may change an argument such as a cache."""
     args_copy, named_copy = copy.deepcopy((args, dict(named)))
     return listen(
         lambda: function(*args, **named),

@@ -23,10 +23,8 @@ READS = {IMAGES: "images", FRAMES: "frames of audio"}
 """The data that a model with this input reads instead of token ids."""
 
 OTHERS = ("attention_mask", "token_type_ids", "position_ids", "use_cache_branch")
-"""The names of further inputs that exporters use.
-
-Inputs for a cache have names with `past…`, and the matching outputs have names with `present…`.
-"""
+"""The names of further inputs that exporters use. Inputs for a cache have names with `past…`, and the matching outputs
+have names with `present…`."""
 
 PAST, PRESENT = "past", "present"
 
@@ -63,10 +61,8 @@ class Graph:
 
 
 def graph_of(path: Path, inputs: Sequence[Any], outputs: Sequence[Any]) -> Graph:
-    """Return the inputs and outputs of a graph, from the runtime's description.
-
-    Raises `LoadError` for inputs that no known kind of model has.
-    """
+    """Return the inputs and outputs of a graph, from the runtime's description. Raises `LoadError` for inputs that no
+    known kind of model has."""
     named = {each.name: each for each in inputs}
     axes = {name: len(each.shape or ()) for name, each in named.items()}
     if axes in ({IMAGES: 4}, {FRAMES: 3, TOKENS[1]: 2}):
@@ -104,10 +100,8 @@ QUANTISED = re.compile("Dequantize|DynamicQuantize|QLinear|MatMulInteger|ConvInt
 
 
 def weights_dtype(path: Path) -> str:
-    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers.
-
-    The result is empty if the file contains neither.
-    """
+    """Return the dtype of most floating-point weights, or `int8` if the graph has operations on quantized numbers. The
+    result is empty if the file contains neither."""
     graph = onnx.load(path, load_external_data=False).graph
     if any(QUANTISED.search(node.op_type) for node in graph.node):
         return "int8"
@@ -135,11 +129,9 @@ class Nodes:
         return model.SerializeToString()
 
     def add_to(self, record: Record, values: Mapping[str, np.ndarray], given: str = "") -> None:
-        """Record the operations on floating-point numbers, from the results of all nodes.
-
-        Nodes without such results only connect the operations before and after them. The input `given` is the result of
-        the last operation in the record.
-        """
+        """Record the operations on floating-point numbers, from the results of all nodes. Nodes without such results
+        only connect the operations before and after them. The input `given` is the result of the last operation in the
+        record."""
         comes_from: dict[str, Origins] = {given: (len(record.operations) - 1,)} if record.operations else {}
         for number, node in enumerate(self.nodes, 1):
             inputs = tuple(dict.fromkeys(index for name in node.input for index in comes_from.get(name, ())))

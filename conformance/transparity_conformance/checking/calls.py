@@ -19,7 +19,7 @@ from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.diagnosis.reach.coverage import Call
 from transparity_conformance.oracle.probes import Probe, in_other_sizes, shortened
 from transparity_conformance.oracle.reach.models import ReachProbe
-from transparity_conformance.report.comparison import share
+from transparity_conformance.report.comparison import Compared
 from transparity_conformance.running.process.running import Port, built, run
 
 Answer = TypeVar("Answer")
@@ -36,15 +36,11 @@ def answer_or_error(call: Callable[[], Answer]) -> Answer | PortError:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Compared):
     probe: ReachProbe
     error: float
     budget: float
     profile: Mapping[str, Any]
-
-    @property
-    def is_wrong(self) -> bool:
-        return share(self.error, self.budget) > 1
 
     @property
     def call(self) -> Call:
@@ -73,7 +69,7 @@ class ReachedCalls:
 
     @property
     def wrong(self) -> list[Comparison]:
-        wrong = [comparison for comparison in self.compared if comparison.is_wrong]
+        wrong = (comparison for comparison in self.compared if comparison.is_wrong)
         return sorted(wrong, key=lambda each: (max(each.probe.lengths), each.probe.batch))
 
     @property

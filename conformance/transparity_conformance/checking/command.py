@@ -38,7 +38,7 @@ def check_command(
     dtype: str = "float32",
     logits_only: bool = False,
     timeout: float = TIMEOUT,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
     sections: Collection[str] = (),
     budget: float = BUDGET,
     located: Located = ignore_report,
@@ -49,8 +49,7 @@ def check_command(
     Args:
         command, timeout: The program and its arguments, as for `run_command`; the time limit in seconds.
         name, config: The name of the preset, or `config`; the configuration.
-        dtype, logits_only, progress, budget, located: As for `check`.
-        sections: Optional sections of the bundle.
+        sections: Optional sections of the bundle. The other options are those of `check`.
         ranks: The number of processes, each with its rank in the environment and its own output file.
 
     Raises `BundleError` if the program wrote nothing that can be judged.
@@ -58,7 +57,7 @@ def check_command(
     config = sized(name, config, ranks)
     with tempfile.TemporaryDirectory(prefix="transparity-") as folder:
         bundle = export_bundle(config, Path(folder, "bundle"), name=name, dtype=dtype, sections=sections)
-        (progress or ignore_progress)("running the program", 0, 1)
+        progress("running the program", 0, 1)
         run = functools.partial(_run, command, Path(folder), timeout)
         completed = run(environments(ranks) if ranks > 1 else [{}])
         failure = next((each.failure for each in completed if each.failure), None)
@@ -68,14 +67,9 @@ def check_command(
     how: dict[str, Any] = {"logits_only": logits_only, "progress": progress, "budget": budget, "ranks": of_ranks}
     with known.kept():
         report = judge_bundle(bundle, outputs, stopped=failure is not None, located=known, port=command, **how)
-        report = report if beside is None else _with_ranks(report, bundle, *beside)
+        if beside is not None:
+            report = adding_ranks(report, *beside[:2], bundle.probes).adding(not_compared=beside[2])
     return report if failure is None else _failed(report, failure)
-
-
-def _with_ranks(
-    report: Report, bundle: Bundle, ranks: RanksComparison, differing: Differing, absent: list[str]
-) -> Report:
-    return adding_ranks(report, ranks, differing, bundle.probes).adding(not_compared=absent)
 
 
 def _failed(report: Report, failure: str) -> Report:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transparity.text import SENTENCE, safe
+from transparity_conformance.report.comparison import Compared
 from transparity_conformance.report.formatting import count, some
 
 Outcome = Literal["followed", "ignored", "wrong", "refused", "not exercised"]
@@ -22,7 +23,7 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class AuditedField:
+class AuditedField(Compared):
     """A field of config.json with one changed value."""
 
     name: str
@@ -47,7 +48,7 @@ class AuditedField:
 
 
 @dataclass(frozen=True)
-class AuditedTensor:
+class AuditedTensor(Compared):
     name: str
     outcome: Literal["read", "never read", "may be missing", "not exercised", "not tried", "not ignored"]
     """`may be missing`: the port accepts a file without the tensor; `not ignored`: an unused tensor has an effect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ class Compared:
     @property
     def is_wrong(self) -> bool:
         return self.share > 1
+
+
+SHARE = operator.attrgetter("share")
+"""Sorts comparisons; the last uses the largest share of its budget."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,8 @@ def share(error: float, budget: float) -> float:
 def difference(actual: Any, expected: Any) -> float:
     """Return the largest |actual − expected|, without transposing, truncating or broadcasting.
 
-    The result is infinite if the shapes differ, if the arrays are empty, if an element is finite in only one array, or
-    if an element is NaN.
+    The result is infinite if the shapes differ, or if the arrays are empty. It is also infinite if an element is NaN,
+    or is finite in only one array.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape or actual.size == 0:

@@ -97,6 +97,6 @@ def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"share": format_share, "scientific": scientific}
+    environment.filters |= {"share": format_share, "scientific": scientific, "heat": heat}
     text = resources.files("transparity_conformance.report").joinpath("templates", name).read_text(encoding="utf-8")
     return environment.from_string(text)

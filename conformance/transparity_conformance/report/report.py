@@ -186,6 +186,11 @@ class ClaimResult(Compared):
     reach: str = ""
     """The calls that the claim covers, if they differ from `coverage`."""
 
+    @classmethod
+    def of(cls, name: str, error: float, budget: float, where: str) -> ClaimResult:
+        """Return a claim that agrees if its error is within its budget."""
+        return cls(name, "diverges" if share(error, budget) > 1 else "agrees", error, budget, where)
+
     @property
     def used(self) -> str:
         """The used share of the budget; `exact` if neither rounding was allowed nor an error found."""

@@ -14,7 +14,7 @@ from transparity_conformance.checking.audit.tensors import audited_tensors, miss
 from transparity_conformance.checking.stages.evidence import Evidence
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.report.audit import CAUSES, Audit, AuditedField, AuditedTensor
-from transparity_conformance.report.comparison import share
+from transparity_conformance.report.comparison import SHARE
 from transparity_conformance.report.report import Cause, ClaimResult, Divergence, known_so_far
 
 FIELDS, TENSORS = "loader.fields", "loader.tensors"
@@ -68,10 +68,10 @@ def _claims(
 ) -> Iterator[ClaimResult]:
     """Yield the claim that every field is followed, or every tensor read; nothing if nothing was audited."""
     if faults:
-        worst = max(faults, key=lambda fault: share(fault.error, fault.budget))
+        worst = max(faults, key=SHARE)
         yield ClaimResult(name, "diverges", worst.error, worst.budget, worst.where)
     elif audited:
-        used = max(audited, key=lambda each: share(each.error, each.budget))
+        used = max(audited, key=SHARE)
         yield ClaimResult(name, "agrees", used.error, used.budget, used.name)
 
 

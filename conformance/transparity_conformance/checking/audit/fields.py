@@ -178,7 +178,7 @@ def audited_fields(port: Audited, config: TransformerConfig, dtype: str, progres
             result = AuditedField(variant.name, variant.value, "not exercised")
             results.append(result if probe is None else _judged(port, variant, probe))
             last = results[-1]
-            is_chance = last.outcome == "wrong" and share(last.error, last.budget) < LUCK
+            is_chance = last.outcome == "wrong" and last.share < LUCK
             if last.outcome != "refused" and not is_chance:
                 break
         yield next((each for each in reversed(results) if each.outcome != "refused"), results[-1])

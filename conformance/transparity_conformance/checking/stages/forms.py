@@ -20,7 +20,7 @@ from transparity_conformance.listening.operation import Operation
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.probes import Probe
 from transparity_conformance.oracle.undetermined import undetermined_positions
-from transparity_conformance.report.comparison import as_numbers, share
+from transparity_conformance.report.comparison import Compared, as_numbers, share
 from transparity_conformance.report.formatting import format_share
 from transparity_conformance.running.inputs import shapes_of, taps_in
 from transparity_conformance.running.process.isolation import RemotePort
@@ -126,7 +126,7 @@ VALUES = (
 
 
 @dataclass(frozen=True)
-class AnswerForm:
+class AnswerForm(Compared):
     """The form of a port's results, and their error in this form."""
 
     part: Part
@@ -136,10 +136,6 @@ class AnswerForm:
     """The budget of the probe with the largest error relative to its budget."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     """The shape of the first result, and the expected shape."""
-
-    @property
-    def agrees(self) -> bool:
-        return share(self.error, self.budget) <= 1
 
     @property
     def has_all_logits(self) -> bool:
@@ -163,12 +159,9 @@ class AnswerForm:
         if self.has_all_logits:
             return text
         part, verb = self.part.covers or f"the {self.value.noun}", "agrees" if self.part.covers else "agree"
-        how = verb if self.agrees else f"{verb.replace('agree', 'differ')}, by {format_share(self.share)} the budget"
-        return f"{text}; {part} {how}" + (", and nothing else was compared" if self.part.covers else "")
-
-    @property
-    def share(self) -> float:
-        return share(self.error, self.budget)
+        if self.is_wrong:
+            verb = f"{verb.replace('agree', 'differ')}, by {format_share(self.share)} the budget"
+        return f"{text}; {part} {verb}" + (", and nothing else was compared" if self.part.covers else "")
 
 
 def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerForm | None:
@@ -181,8 +174,8 @@ def form_of(probes: Mapping[str, Probe], actual: Actual, dtype: str) -> AnswerFo
     if expected.ndim != 3 or answers[first].shape == expected.shape:
         return None
     fitting = _fitting({key: probes[key] for key in answers}, answers, dtype)
-    forms = [form for form in fitting if form.agrees or form.value is LOGITS or form.part is PARTS[0]]
-    return min(forms, key=lambda form: (not form.agrees, form.value is not LOGITS, form.share), default=None)
+    forms = [form for form in fitting if not form.is_wrong or form.value is LOGITS or form.part is PARTS[0]]
+    return min(forms, key=lambda form: (form.is_wrong, form.value is not LOGITS, form.share), default=None)
 
 
 def _fitting(probes: Mapping[str, Probe], answers: Mapping[str, np.ndarray], dtype: str) -> Iterator[AnswerForm]:

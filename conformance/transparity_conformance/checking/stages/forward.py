@@ -87,13 +87,12 @@ def _that_diverges(evidence: Evidence, wrong: Divergence) -> Report:
 
 def _repeated(probe: Probe, once: Mapping[str, np.ndarray], again: Mapping[str, np.ndarray], dtype: str) -> ClaimResult:
     """Compare two runs within the budget, because some devices sum in varying order."""
-    worst = ClaimResult("two_runs_are_the_same", "agrees", 0.0, 0.0, "logits")
+    worst = ClaimResult.of("two_runs_are_the_same", 0.0, 0.0, "logits")
     for name, value in once.items():
-        error, budget = gap(value, again[name]), probe.oracle.budget(name, dtype)
-        if share(error, budget) > 1:
-            return dataclasses.replace(worst, verdict="diverges", error=error, budget=budget, where=name)
-        if error > worst.error:
-            worst = dataclasses.replace(worst, error=error, budget=budget, where=name)
+        found = ClaimResult.of(worst.id, gap(value, again[name]), probe.oracle.budget(name, dtype), name)
+        if found.is_wrong:
+            return found
+        worst = found if found.error > worst.error else worst
     return worst
 
 
@@ -247,7 +246,7 @@ def load_as_named(evidence: Evidence) -> None:
     cause = Cause("folder-read", f"load(folder) is right for a float32 copy in one file, but wrong for {says}")
     evidence.add(
         *[Divergence("logits", error, budget, (cause,), probe=probe.name)] * is_wrong,
-        claims=[ClaimResult(FOLDER, "diverges" if is_wrong else "agrees", error, budget, f"logits ({says})")],
+        claims=[ClaimResult.of(FOLDER, error, budget, f"logits ({says})")],
         notes=[f"load(folder) was called with a float32 copy in one file, and once with the folder itself ({says})"],
     )
 

@@ -169,8 +169,8 @@ def _followed(port: BuiltPort, forward: ForwardPass, order: list[Any]) -> Capabi
         if share(*used) > 1:
             says = f"call {calls + 1} of one object differs from the first call with the same tokens{after}"
             return _diverges(used, f"call {calls} ({probe.name})", probe, says)
-        if share(*used) > share(worst.error, worst.budget):
-            worst = ClaimResult(CLAIM, "agrees", *used, f"call {calls} ({probe.name})")
+        if share(*used) > worst.share:
+            worst = ClaimResult.of(CLAIM, *used, f"call {calls} ({probe.name})")
     return CapabilityResult((worst,), calls=calls)
 
 

@@ -72,10 +72,9 @@ def compared(count: int, probes: Mapping[str, Probe], alone: Actual, actual: Act
         for tap in [tap for tap in actual[key] if tap in alone[key]]:
             budget = SIDES * probe.oracle.budget(tap, dtype)
             error = judged_gap(probe, tap, actual[key][tap], alone[key][tap], dtype)
-            if share(error, budget) > share(worst.error, worst.budget):
+            if share(error, budget) > worst.share:
                 worst = RanksComparison(count, "agrees", error, budget, tap, probe.name)
-    differs = share(worst.error, worst.budget) > 1
-    return dataclasses.replace(worst, one_rank="diverges") if differs else worst
+    return dataclasses.replace(worst, one_rank="diverges") if worst.is_wrong else worst
 
 
 def judge_ranks(evidence: Evidence) -> None:
@@ -109,7 +108,7 @@ def _adding_replicas(report: Report, differing: Differing, probes: Mapping[str, 
     used = (0.0, 0.0, "")
     if worst is not None:
         used = worst.relative, allowed, f"{worst.name} (ranks {worst.ranks[0]} and {worst.ranks[1]})"
-    report = report.adding(claims=[ClaimResult(REPLICAS, "diverges" if far else "agrees", *used)])
+    report = report.adding(claims=[ClaimResult.of(REPLICAS, *used)])
     if not far or "gradient-not-reduced" in {cause.mistake for fault in report.faults for cause in fault.causes}:
         return report
     first = far[0]
@@ -146,8 +145,7 @@ def judge_dropout(evidence: Evidence, probe: Probe) -> None:
         for tap in names
         if (cause := _wrong_drops([np.asarray(each[tap]) for each in answers], sharding.of(tap), expected[tap]))
     ]
-    verdict = ClaimResult(DROPOUT, "diverges" if wrong else "agrees", float(bool(wrong)), 0.0, ", ".join(names[:1]))
-    evidence.add(*wrong, claims=[verdict])
+    evidence.add(*wrong, claims=[ClaimResult.of(DROPOUT, float(bool(wrong)), 0.0, ", ".join(names[:1]))])
 
 
 def _wrong_drops(values: Sequence[np.ndarray], placement: Placement, expected: np.ndarray) -> Cause | None:

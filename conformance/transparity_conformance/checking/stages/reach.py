@@ -179,9 +179,8 @@ def _add_wrong_calls(evidence: Evidence) -> None:
 
 def _claim(name: str, compared: Iterable[Comparison]) -> ClaimResult:
     """Return the claim about these calls, with the largest error relative to its budget."""
-    worst = max(compared, key=lambda each: share(each.error, each.budget))
-    where = f"logits ({worst.probe.name})"
-    return ClaimResult(name, "diverges" if worst.is_wrong else "agrees", worst.error, worst.budget, where)
+    worst = max(compared, key=lambda each: each.share)
+    return ClaimResult.of(name, worst.error, worst.budget, f"logits ({worst.probe.name})")
 
 
 def _add_coverage(evidence: Evidence, config: TransformerConfig, probes: Sequence[Probe]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, product
@@ -26,7 +27,7 @@ from transparity_conformance.report.agreement.matrix import (
     name_of,
 )
 from transparity_conformance.report.comparison import ClaimEvidence
-from transparity_conformance.report.formatting import count, format_share, heat, plain, scientific, template
+from transparity_conformance.report.formatting import count, format_share, plain, scientific, template
 
 
 @dataclass(frozen=True)
@@ -150,56 +151,22 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 
 def as_html(agreement: Agreement) -> str:
     """Return the page: the verdict, the environment, the heat map, mistakes of documents, and what was not compared."""
-    matrix, families = agreement.matrix, agreement.families
-    return template("matrix.html.jinja").render(
-        matrix=matrix,
-        headline=agreement.headline,
-        extent="; ".join(agreement.extent),
-        environment=list(_environment(agreement.environment)),
-        families=families,
-        starts={columns[0] for columns in families.values()},
-        topics={topic: [_row(matrix, claim) for claim in claims] for topic, claims in matrix.topics.items()},
-        disagreements=[_disagreement(matrix, group) for group in matrix.disagreements],
-        notes=[{"note": note, "sizes": _sizes(note)} for note in matrix.footnotes],
-        lists=agreement.lists,
-        details=_details(matrix, agreement),
-    )
+    matrix = agreement.matrix
+    functions = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
+    functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}
+    details = _details(matrix, agreement)
+    return template("matrix.html.jinja").render(agreement=agreement, matrix=matrix, details=details, **functions)
 
 
-def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a text for each entry; the items of a nested entry are joined."""
-    for name, value in environment.items():
-        if isinstance(value, Mapping):
-            yield name, " · ".join(f"{key} {item}" for key, item in value.items())
-        elif isinstance(value, list | tuple):
-            yield name, " · ".join(map(str, value))
-        else:
-            yield name, str(value)
-
-
-def _row(matrix: Matrix, claim: str) -> dict[str, Any]:
-    cells = [
-        {
-            "id": _place(matrix, claim, column),
-            "column": column,
-            "shown": cell,
-            "mark": matrix.mark(claim, cell),
-            "heat": heat(cell.share),
-            "title": f"{claim}, {column}: {cell.place}",
-        }
-        for column, cell in matrix.row(claim).items()
-    ]
-    return {"claim": claim, "name": name_of(claim), "cells": cells}
+def _joined(value: object) -> str:
+    """Return an entry of the environment as text; the items of a nested entry are joined."""
+    if isinstance(value, Mapping):
+        value = [f"{key} {item}" for key, item in value.items()]
+    return " · ".join(map(str, value if isinstance(value, list | tuple) else [value]))
 
 
 def _place(matrix: Matrix, claim: str, column: Column) -> str:
     return f"{matrix.claims.index(claim)}-{matrix.columns.index(column)}"
-
-
-def _disagreement(matrix: Matrix, group: Group) -> dict[str, Any]:
-    claim, subject = group.worst.claim, group.worst.subject
-    place = _place(matrix, claim, column_of(subject))
-    return _comparison(group) | {"claim": claim, "subject": str(subject), "cell": place}
 
 
 def _sizes(note: Footnote) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,12 @@ from typing import Any
 from transparity.text import listed
 from transparity_conformance.report.audit import CAUSES
 from transparity_conformance.report.check.lines import PortLine, lines_of
-from transparity_conformance.report.comparison import share
+from transparity_conformance.report.comparison import SHARE, share
 from transparity_conformance.report.formatting import count, format_share, some
 from transparity_conformance.report.report import Cause, Divergence, Impact, Measured, Report, largest_impact
 
 PRACTICALLY_ALL = 0.99
 """A disagreement is fully explained if its causes explain at least this share of it."""
-
-SHARE = operator.attrgetter("share")
-"""Sorts comparisons; the last uses the largest share of its budget."""
 
 _MOST_SPANS = 5
 _LAYER = re.compile(r"\.layers\.(\d+)")

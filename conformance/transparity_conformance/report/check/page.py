@@ -17,7 +17,6 @@ from typing import Any
 from transparity.limits.files import is_file
 from transparity.text import listed
 from transparity_conformance.report.check.findings import (
-    Finding,
     another_model,
     beginnings,
     layer_pattern,
@@ -42,15 +41,10 @@ AXES = ("layer", "head", "position", "row", "feature")
 
 def as_html(reports: Sequence[Report]) -> str:
     """Return the page: a section for each report; sections of wrong ports are open."""
-    functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "bars_of": _bars_of}
-    functions |= {
-        "summary": _summary,
-        "next_step": _next,
-        "meanings": meanings(),
-        "page_of": page_of,
-        "fields_of": vars,
-    }
+    functions: dict[str, Any] = {"probes": _probes, "heat_map": _heat_map, "profiles": _profiles, "shade": _shade}
+    functions |= {"summary": _summary, "next_step": _next, "meanings": meanings(), "page_of": page_of}
     functions |= {"notes_on": notes_on, "ties": ties, "worst_share": worst_share}
+    functions |= {"fields_of": vars, "bars_by_axis": _bars_by_axis}
     views = list(map(CheckView, reports))
     return template("check.html.jinja").render(headline=headline(reports), views=views, **functions)
 
@@ -95,21 +89,11 @@ def _heat_map(report: Report) -> list[dict[str, Any]]:
     for tap in dict.fromkeys(item.tap for item in report.measured):
         # A gap separates the rows of different layers, and the rows of a stack outside its layers.
         part = tap.partition(".layers.")[0] + str(layer_pattern(tap)[1])
-        shown = [_cell(cells.get((tap, probe))) for probe in _probes(report)]
-        is_first = not is_red and any(cell and cell["segment"]["over"] for cell in shown)
+        shown = [cells.get((tap, probe)) for probe in _probes(report)]
+        is_first = not is_red and any(cell and cell.segment_share > 1 for cell in shown)
         rows.append({"tap": tap, "starts": part != before, "cells": shown, "is_first_red": is_first})
         before, is_red = part, is_red or is_first
     return rows
-
-
-def _cell(item: Measured | None) -> dict[str, Any] | None:
-    if item is None:
-        return None
-    return {
-        "title": f"{item.tap}, {item.probe}",
-        "segment": _shade(item.segment_error, item.segment_budget),
-        "whole": _shade(item.error, item.budget),
-    }
 
 
 def _shade(error: float, budget: float) -> dict[str, Any]:
@@ -139,10 +123,6 @@ def _profiles(report: Report) -> list[dict[str, Any]]:
         if bars:
             rows.append({"pattern": pattern, "item": worst.get(pattern), "bars": [bars.get(axis) for axis in AXES]})
     return rows
-
-
-def _bars_of(finding: Finding) -> list[dict[str, Any]]:
-    return list(_bars_by_axis(finding.profile, finding.worst.budget).values())
 
 
 def _bars_by_axis(profile: dict[str, list[float]], budget: float) -> dict[str, dict[str, Any]]:

@@ -262,7 +262,7 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
     if view.coverage:
         yield named([("Covers", view.coverage)])
     if report.claims:
-        rows = ((claim.id, claim.used, claim.where, claim.verdict) for claim in report.claims)
+        rows = ((claim.id, Text(claim.used, STYLES[claim.verdict]), claim.where) for claim in report.claims)
         yield _table(("claim", "share, end to end", "worst at"), rows)
     if report.measured:
         yield _table(("activation", "end to end", "this step", "probe"), _activations(report))
@@ -273,41 +273,39 @@ def _details(view: CheckView) -> Iterator[RenderableType]:
         yield _times(report.timing)
 
 
-def _activations(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
+def _activations(report: Report) -> Iterator[tuple[str, Text, str, str]]:
     """Yield each activation with the probe on which it uses the largest share of its tolerance."""
     for tap in dict.fromkeys(item.tap for item in report.measured):
         worst = max((item for item in report.measured if item.tap == tap), key=lambda item: item.share)
-        verdict = "agrees" if worst.share <= 1 else "diverges"
-        yield tap, format_share(worst.share), format_share(worst.segment_share), worst.probe, verdict
+        used = Text(format_share(worst.share), STYLES["diverges" if worst.is_wrong else "agrees"])
+        yield tap, used, format_share(worst.segment_share), worst.probe
 
 
 def _times(timing: Mapping[str, Timing]) -> Table:
     """Return the seconds of each stage, except stages below a tenth of a second, and their sum."""
-    table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("stage")
-    for name in ("seconds", "checker's processor", "port's processor"):
-        table.add_column(name, justify="right")
     known = [time for time in timing.values() if time.port is not None]
     whole = Timing(
         sum(time.seconds for time in timing.values()),
         sum(time.processor for time in timing.values()),
         sum(time.port or 0.0 for time in known) if known else None,
     )
+    rows = []
     for stage, time in {**timing, "all": whole}.items():
         cells = [f"{each:.1f}" if each is not None else "–" for each in (time.seconds, time.processor, time.port)]
-        if {*cells} - {"0.0", "–"}:
-            table.add_row(stage, *cells)
-    return table
+        rows += [[stage, *cells]] if {*cells} - {"0.0", "–"} else []
+    return _table(("stage", *NUMBERS[3:]), rows)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table of rows that each end with a verdict, which determines the color of the second cell."""
+NUMBERS = ("share, end to end", "end to end", "this step", "seconds", "checker's processor", "port's processor")
+"""The columns of numbers, which are aligned on the right."""
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     table = plain_table(show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in columns:
-        is_number = name in ("share, end to end", "end to end", "this step")
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for *cells, verdict in rows:
-        table.add_row(cells[0], Text(cells[1], style=STYLES[verdict]), *cells[2:])
+        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

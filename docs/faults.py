@@ -20,7 +20,7 @@ from transparity_conformance.capabilities.faults import FAULTS
 from transparity_conformance.catalogue import faults_at, whole_model
 from transparity_conformance.catalogue.fault import Fault
 from transparity_conformance.oracle.cases import MODELS
-from transparity_conformance.report.describing.causes import Meaning, meanings
+from transparity_conformance.report.causes import Meaning, meanings
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/faults.md"

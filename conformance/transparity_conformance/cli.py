@@ -315,7 +315,7 @@ def describe(
         if (preset is None) != fields:
             raise UsageError("describe needs either a PRESET or --fields; give exactly one of the two.")
         from transparity_conformance.checking.systems import named_config
-        from transparity_conformance.report.describing.fields import (
+        from transparity_conformance.report.fields import (
             as_rows,
             described,
             lines,
@@ -342,7 +342,7 @@ def explain(
     ] = None,
 ) -> None:
     """Explain a cause: the correct rule, and where to look."""
-    from transparity_conformance.report.describing.causes import meaning, meanings, page_of
+    from transparity_conformance.report.causes import meaning, meanings, page_of
 
     with _one_sentence():
         if cause is None:

@@ -27,7 +27,7 @@ from transparity_conformance.exchange.reading import read_actual, read_bundle
 from transparity_conformance.exchange.writing import export_bundle
 from transparity_conformance.oracle.cases import AUDIO, IMAGES
 from transparity_conformance.oracle.probes import probes
-from transparity_conformance.running.process.child import run_command
+from transparity_conformance.running.process.child import run_together
 
 SMALL = preset("translation").resized(embed_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 
@@ -199,7 +199,7 @@ CONFIGS = {name: preset(name).resized() for name in PRESETS} | {
 def ran(folder: Path, name: str, port: Path = PORT, sections: Sequence[str] = ()) -> Actual:
     known = name if name in PRESETS else "config"
     export_bundle(CONFIGS[name], folder / "bundle", name=known, sections=sections)
-    run = run_command(f"node '{port}'", folder / "bundle", folder / "actual.safetensors", timeout=60)
+    (run,) = run_together(f"node '{port}'", folder / "bundle", [(folder / "actual.safetensors", {})], timeout=60)
     assert run.failure is None
     return read_actual(run.actual, read_bundle(folder / "bundle"))
 

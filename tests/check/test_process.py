@@ -15,7 +15,7 @@ from transparity.presets import preset
 from transparity_conformance.checking.command import check_command
 from transparity_conformance.checkpoints.files import BundleError
 from transparity_conformance.report.report import Report
-from transparity_conformance.running.process.child import command_line, run_command
+from transparity_conformance.running.process.child import command_line, run_together
 
 CONFIG = preset("notes-lm").resized(embed_dim=6, num_heads=2, num_decoder_layers=1)
 
@@ -98,7 +98,7 @@ def test_a_program_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> No
         "time.sleep(600)\n"
     )
     began = time.monotonic()
-    run = run_command(f"'{sys.executable}' '{script}'", tmp_path, tmp_path / "actual", timeout=0.5)
+    (run,) = run_together(f"'{sys.executable}' '{script}'", tmp_path, [(tmp_path / "actual", {})], timeout=0.5)
     assert time.monotonic() - began < 30
     assert run.failure is not None
     assert run.failure.endswith("was stopped after 0.5 s.")
@@ -113,7 +113,7 @@ def test_a_program_may_print_without_end(tmp_path: Path) -> None:
         "for _ in range(2000): sys.stderr.write('x' * 1000); sys.stdout.write('y' * 1000)\n"
         "sys.exit('\\n\\x1b[31mat last\\n\\n')\n"
     )
-    run = run_command(f"'{sys.executable}' '{script}'", tmp_path, tmp_path / "actual", timeout=60)
+    (run,) = run_together(f"'{sys.executable}' '{script}'", tmp_path, [(tmp_path / "actual", {})], timeout=60)
     assert run.failure is not None
     assert "\x1b" not in run.failure
     assert run.failure.endswith("at last.")
@@ -130,7 +130,7 @@ def test_a_program_may_print_without_end(tmp_path: Path) -> None:
 )
 def test_an_invalid_command_is_refused(tmp_path: Path, command: str, message: str) -> None:
     with refused(BundleError, message):
-        run_command(command, tmp_path, tmp_path / "actual")
+        run_together(command, tmp_path, [(tmp_path / "actual", {})], timeout=60)
 
 
 def test_the_paths_are_last_or_replace_their_placeholders() -> None:

@@ -23,7 +23,7 @@ from transparity_conformance.diagnosis.explain import tap_kind
 from transparity_conformance.diagnosis.walk import Impossible, base_of, walk
 from transparity_conformance.oracle.cases import CASES, MODELS
 from transparity_conformance.oracle.probes import probes_of
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.causes import meanings
 
 
 def test_every_file_of_faults_is_in_the_catalogue() -> None:

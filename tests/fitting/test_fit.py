@@ -21,7 +21,7 @@ from transparity_conformance.identify.adapting.adapt import adapt
 from transparity_conformance.identify.fitting.fit import fit, fit_port
 from transparity_conformance.identify.fitting.subject import FitError
 from transparity_conformance.identify.fitting.templates import templates
-from transparity_conformance.report.describing.fields import as_rows, meanings
+from transparity_conformance.report.fields import as_rows, meanings
 
 FILE = Path(__file__).with_name("decoders.py")
 

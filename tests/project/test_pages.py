@@ -16,7 +16,7 @@ from transparity.presets import PRESETS
 from transparity_conformance.capabilities.table import ATTRIBUTES
 from transparity_conformance.checkpoints.families import FAMILIES
 from transparity_conformance.report.audit import CAUSES
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.causes import meanings
 from transparity_conformance.suite.claims import all_claims
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from meta.exam.rules import RULES, TARGETS, rule_scores, scores
 from meta.page import DOCS, table, with_part
 from meta.pool.judge import Judged, judged
 from meta.trial import Share
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.causes import meanings
 
 FILE = DOCS / "exam.json"
 PAGE, PLOT = FILE.with_suffix(".md"), FILE.with_suffix(".png")

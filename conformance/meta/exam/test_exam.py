@@ -17,7 +17,7 @@ from meta.exam.bug import exam, twins
 from meta.exam.rules import RULES, failed, scores
 from meta.pool.bug import Bug
 from meta.pool.judge import judged
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.causes import meanings
 
 RIGHT = np.random.default_rng(0).normal(size=(5, 11))
 

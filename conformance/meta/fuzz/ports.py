@@ -26,7 +26,7 @@ from transparity_conformance.exchange.bundle import ACTUAL
 from transparity_conformance.exchange.reading import read_actual
 from transparity_conformance.oracle.probes import Probe, probes_of
 from transparity_conformance.running.loading import load_port
-from transparity_conformance.running.process.child import run_command
+from transparity_conformance.running.process.child import run_together
 from transparity_conformance.running.process.running import built, run
 from transparity_numpy.port import build as right_port
 
@@ -164,7 +164,7 @@ def program(draw: Draw, folder: Path) -> str:
     paths = {"source": folder / "source", "actual": folder / ACTUAL, "bundle": folder / "bundle"}
     script = draw(st.sampled_from(PROGRAMS)).format(**paths, number=draw(st.integers(1, 64)))
     command = draw(st.one_of(*[st.just(f"sh -c {shlex.quote(script)}")] * 5, st.sampled_from(NO_PROGRAMS)))
-    completed = run_command(command, folder / "bundle", folder / ACTUAL, timeout=5)
+    (completed,) = run_together(command, folder / "bundle", [(folder / ACTUAL, {})], timeout=5)
     read_actual(completed.actual, bundle, cut=completed.failure is not None)
     return ACCEPTED
 

@@ -10,7 +10,7 @@ from typing import Any
 from transparity.config import TransformerConfig
 from transparity_conformance.oracle.budgets import RULES, epsilon
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.report.describing.causes import meanings
+from transparity_conformance.report.causes import meanings
 
 
 @dataclass

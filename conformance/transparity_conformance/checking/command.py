@@ -47,7 +47,7 @@ def check_command(
     """Check a program by its outputs; the verdict can be `agrees` only if the program exits normally.
 
     Args:
-        command, timeout: The program and its arguments, as for `run_command`; the time limit in seconds.
+        command, timeout: The program and its arguments, as for `run_together`; the time limit in seconds.
         name, config: The name of the preset, or `config`; the configuration.
         sections: Optional sections of the bundle. The other options are those of `check`.
         ranks: The number of processes, each with its rank in the environment and its own output file.

@@ -17,7 +17,7 @@ class Runtime:
 
 
 RUNTIMES = {
-    ".onnx": Runtime("runtimes.onnx", "onnxruntime"),
+    ".onnx": Runtime("onnx_model", "onnxruntime"),
     ".gguf": Runtime("", "gguf"),
 }
 

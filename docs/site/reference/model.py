@@ -14,7 +14,7 @@ from transparity.parameters import parameter_shapes
 from transparity.presets import PRESETS
 from transparity.taps import tap_shapes
 from transparity_conformance.checkpoints.examples import EXAMPLES, example_config
-from transparity_conformance.report.describing.fields import as_rows
+from transparity_conformance.report.fields import as_rows
 
 PLACE = "<!-- fields: docs/site/reference/model.py, in the site -->"
 """The line of docs/configuration.md that the table of fields replaces."""

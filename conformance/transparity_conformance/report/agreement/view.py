@@ -152,7 +152,7 @@ def write_html(path: str | Path, agreement: Agreement) -> None:
 def as_html(agreement: Agreement) -> str:
     """Return the page: the verdict, the environment, the heat map, mistakes of documents, and what was not compared."""
     matrix = agreement.matrix
-    functions = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
+    functions: dict[str, Any] = {"joined": _joined, "comparison": _comparison, "sizes": _sizes, "name_of": name_of}
     functions |= {"place": functools.partial(_place, matrix), "column_of": column_of}
     details = _details(matrix, agreement)
     return template("matrix.html.jinja").render(agreement=agreement, matrix=matrix, details=details, **functions)

@@ -16,6 +16,7 @@ from typing import Any
 
 from transparity.limits.files import is_file
 from transparity.text import listed
+from transparity_conformance.report.causes import meanings, page_of
 from transparity_conformance.report.check.findings import (
     another_model,
     beginnings,
@@ -29,7 +30,6 @@ from transparity_conformance.report.check.findings import (
 from transparity_conformance.report.check.terminal import MARKS, WIDTH, as_text
 from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
-from transparity_conformance.report.describing.causes import meanings, page_of
 from transparity_conformance.report.formatting import format_share, height, scientific, template
 from transparity_conformance.report.report import VERBS, Measured, Report, installed
 
@@ -196,8 +196,7 @@ def digest(files: Iterable[Path]) -> str:
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
+            hashlib.file_digest(file, lambda: found)
     return f"sha256:{found.hexdigest()[:DIGITS]}"
 
 

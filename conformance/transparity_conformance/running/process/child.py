@@ -188,31 +188,26 @@ class Completed:
     """The reason why the program failed, as a sentence; None if its exit code is 0."""
 
 
-def run_command(command: str, bundle: str | Path, actual: str | Path, timeout: float = TIMEOUT) -> Completed:
-    """Run a program on a bundle.
+def run_together(
+    command: str, bundle: Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
+) -> list[Completed]:
+    """Run a program on a bundle, several times in parallel. If one run fails, the others are stopped, because these may
+    wait for the failed run.
 
     Args:
         command: The program and its arguments, split like a command of a shell; no shell runs it. `{bundle}` and
             `{actual}` are replaced by the two paths. If neither occurs, the paths are appended as the last arguments.
         bundle: The folder that the program reads.
-        actual: The file that the program should write.
+        copies: The output file and the additional environment variables of each run.
         timeout: The number of seconds after which the program and its descendants are stopped.
 
     Raises `BundleError` if the program cannot be started.
     """
-    return run_together(command, bundle, [(Path(actual), {})], timeout)[0]
-
-
-def run_together(
-    command: str, bundle: str | Path, copies: Sequence[tuple[Path, Mapping[str, str]]], timeout: float
-) -> list[Completed]:
-    """Run a program several times in parallel, as `run_command` does; each run has its own output file and environment.
-    If one run fails, the other runs are stopped, because these may wait for the failed run."""
     programs: list[_Program] = []
     try:
         for number, (actual, environment) in enumerate(copies):
             who = f"Rank {number} of the command" if len(copies) > 1 else "The command"
-            programs.append(_Program(command, Path(bundle), actual, environment, who))
+            programs.append(_Program(command, bundle, actual, environment, who))
         deadline = time.monotonic() + timeout
         while any(program.is_running for program in programs) and not any(program.failed for program in programs):
             if time.monotonic() > deadline:

@@ -20,7 +20,7 @@ from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.running.artefacts import DECODER, ENCODER
 from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
 from transparity_conformance.running.loading import Limits, Listened, LoadError
-from transparity_conformance.running.runtimes.graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
+from transparity_conformance.running.onnx_graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
 """The dtypes of inputs by their ONNX type; all other inputs are int64."""

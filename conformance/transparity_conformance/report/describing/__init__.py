@@ -1,1 +1,0 @@
-"""Descriptions of configurations and causes, as text and as JSON."""

@@ -1,1 +1,0 @@
-"""Exported models with their own weights, each run by its usual runtime in the process of the port."""

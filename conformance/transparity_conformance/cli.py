@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from transparity_conformance.report.report import Report
 
 BAD_INPUT, INCONCLUSIVE = 2, 3
-WORST_FIRST = (1, 3, 0)
-"""The exit codes of reports, the worst first."""
-
-EXIT_CODES = (BAD_INPUT, *WORST_FIRST)
+EXIT_CODES = (0, 1, BAD_INPUT, INCONCLUSIVE)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -708,9 +705,10 @@ class TerminalOutput:
         """Print the results, write the requested files, and exit with the worst exit code."""
         with self.answering():
             from transparity_conformance.report.check.terminal import answers
+            from transparity_conformance.report.report import VERBS
 
-            codes = {report.exit_code for report in reports}
-            code = BAD_INPUT if errors else next(code for code in WORST_FIRST if code in codes)
+            worst = min(reports, key=lambda report: list(VERBS).index(report.verdict), default=None)
+            code = BAD_INPUT if errors or worst is None else worst.exit_code
             print_text(answers(reports, code, verbose=self.verbose))
         tried = len(reports) + sum(map(len, errors.values()))
         for message, names in errors.items():  # without names if it applies to all configurations

@@ -221,8 +221,8 @@ def test_each_cause_links_to_its_page_on_the_site() -> None:
 def test_the_name_of_the_port_is_in_every_headline() -> None:
     named = report(fault(0, SCALE), port="my.py:load")
     assert re.match("✗ my.py:load differs from the reference +notes-lm, float32\n", as_text([named]))
-    assert "<title>Port check: my.py:load on notes-lm diverges</title>" in as_html([named])
-    assert headline([named, named])["text"] == "my.py:load: All 2 diverge"
+    assert "<title>Port check: my.py:load on notes-lm differs</title>" in as_html([named])
+    assert headline([named, named])["text"] == "my.py:load: All 2 differ"
     assert named.as_dict()["port"] == "my.py:load"
 
 
@@ -308,7 +308,7 @@ def test_the_headline_is_the_worst_verdict() -> None:
     good, bad = report(verdict="agrees"), report(fault())
     assert headline([good, good])["text"] == "All 2 agree"
     assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 diverges"}
-    assert headline([bad])["text"] == "notes-lm diverges"
+    assert headline([bad])["text"] == "notes-lm differs"
     assert headline([])["verdict"] == "inconclusive"
 
 

@@ -24,7 +24,7 @@ EXIT_CODES: dict[str, int] = {"agrees": 0, "diverges": 1, "inconclusive": 3}
 """The exit code for each verdict; exit code 2 means wrong usage or wrong input."""
 
 VERBS = {
-    "diverges": ("diverges", "diverge"),
+    "diverges": ("differs", "differ"),
     "inconclusive": ("is inconclusive", "are inconclusive"),
     "agrees": ("agrees", "agree"),
 }

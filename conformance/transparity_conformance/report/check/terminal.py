@@ -31,17 +31,11 @@ from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import count, format_share, height, some
 from transparity_conformance.report.parts import Timing
-from transparity_conformance.report.report import Report
+from transparity_conformance.report.report import VERBS, Report
 from transparity_conformance.report.terminal import plain_table
 
 STYLES = {"agrees": "green", "diverges": "red", "inconclusive": "yellow"}
 MARKS = {"agrees": "✓", "diverges": "✗", "inconclusive": "?"}
-
-COUNTED = {
-    "agrees": ("agrees", "agree"),
-    "diverges": ("differs", "differ"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-}
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -124,8 +118,8 @@ def one_line(report: Report) -> RenderableType:
 def _summary(reports: Sequence[Report], code: int) -> Text:
     """Return `6 systems: 4 agree, 2 differ; exit code 1`."""
     verdicts = [report.verdict for report in reports]
-    counts = {name: verdicts.count(name) for name in COUNTED if name in verdicts}
-    counted = ", ".join(f"{number} {COUNTED[name][number > 1]}" for name, number in counts.items())
+    counts = {name: verdicts.count(name) for name in reversed(VERBS) if name in verdicts}
+    counted = ", ".join(f"{number} {VERBS[name][number > 1]}" for name, number in counts.items())
     return Text(f"{len(reports)} systems: {counted}; exit code {code}", style="bold")
 
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from tests.looping import for_each
 
 from transparity_conformance.oracle.backends import backend
-from transparity_conformance.report.agreement.matrix import Column, Matrix, NotCompared, fold
+from transparity_conformance.report.agreement.matrix import Matrix, NotCompared, fold
 from transparity_conformance.report.agreement.terminal import Printout, as_table
 from transparity_conformance.report.agreement.view import Agreement, as_html, as_json, write_html, write_json
-from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Expectation
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Column, Expectation
 from transparity_conformance.suite.bench import Bench
 from transparity_conformance.suite.claims import Claim, all_claims, make, not_compared
 from transparity_conformance.suite.plugin import Ledger

@@ -21,17 +21,34 @@ four times as long."""
 
 
 @dataclass(frozen=True)
-class BackendSubject:
-    """A backend in one dtype, on one device and in one mode."""
+class Column:
+    """A backend in one dtype on one device, in any mode."""
 
     backend: str
     dtype: str
     device: str = "cpu"
+
+    @property
+    def where(self) -> str:
+        return "" if self.device == "cpu" else f" on {self.device}"
+
+    @property
+    def family(self) -> str:
+        """The backend and its device; columns that differ only in the dtype have the same family."""
+        return f"{self.backend}{self.where}"
+
+    def __str__(self) -> str:
+        return f"{self.backend} {self.dtype}{self.where}"
+
+
+@dataclass(frozen=True)
+class BackendSubject(Column):
+    """A backend in one dtype, on one device and in one mode."""
+
     mode: str = "eager"
 
     def __str__(self) -> str:
-        where = "" if self.device == "cpu" else f" on {self.device}"
-        return f"{self.backend} {self.dtype} {self.mode}{where}"
+        return f"{self.backend} {self.dtype} {self.mode}{self.where}"
 
 
 class Compared:

@@ -25,13 +25,13 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.errors import TransparityError
-from transparity.text import SENTENCE, reason, safe
+from transparity.text import SENTENCE, safe
 from transparity_conformance.capabilities.port_calls import PortCallError, PortError, call_port
 from transparity_conformance.checkpoints.exporting import Edit, edit_folder, export_checkpoint
 from transparity_conformance.checkpoints.reading import read_fields
 from transparity_conformance.running.forward import called, forward_of
 from transparity_conformance.running.gradients import offer_gradients
-from transparity_conformance.running.loading import Limits, LoadError
+from transparity_conformance.running.loading import Limits, read_with
 
 
 class HubBuild:
@@ -203,12 +203,8 @@ class HubModel:
         kind = _class_of(config)
         if config.head == "classes":  # the class differs between texts and images
             kind = getattr(transformers, str((read_fields(self.folder).get("architectures") or [None])[0]), kind)
-        try:
-            model = call_port(kind.from_pretrained, str(self.folder), **named)
-        except PortCallError as error:
-            raised = error.__cause__ or error
-            raise LoadError(f"{self.folder} cannot be read by transformers: {reason(raised)}.") from None
-        return forward_of(model, config)
+        what = f"{self.folder} cannot be read by transformers"
+        return forward_of(read_with(kind.from_pretrained, what, str(self.folder), **named), config)
 
 
 def load(path: Path) -> HubModel:

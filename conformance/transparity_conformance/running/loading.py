@@ -20,7 +20,7 @@ import numpy as np
 
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_file
-from transparity.text import VALUE, safe
+from transparity.text import VALUE, reason, safe
 from transparity_conformance.capabilities.port_calls import NOT_FOUND, PortCallError, PortError, call_port, install
 from transparity_conformance.checkpoints.files import LARGEST_JSON
 from transparity_conformance.listening.operation import Operation
@@ -137,6 +137,14 @@ def load_artefact(port: str, runtime: Runtime) -> Any:
     """Open an exported model; raise `LoadError` if this is impossible or the runtime is not installed."""
     require(port, runtime.package)
     return importlib.import_module(f"{__package__}.{runtime.module}").load(Path(port))
+
+
+def read_with(function: Callable[..., Any], what: str, *args: Any, **named: Any) -> Any:
+    """Call a library that reads an exported model; raise `LoadError` with `what` and the reason if it cannot."""
+    try:
+        return call_port(function, *args, **named)
+    except PortCallError as error:
+        raise LoadError(f"{what}: {reason(error.__cause__ or error)}.") from None
 
 
 def require(what: str, package: str) -> None:

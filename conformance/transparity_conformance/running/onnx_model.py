@@ -12,14 +12,13 @@ import onnxruntime
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size, is_folder
-from transparity.text import listed, reason
-from transparity_conformance.capabilities.port_calls import PortCallError, call_port
+from transparity.text import listed
 from transparity_conformance.listening.operation import Operation
 from transparity_conformance.listening.record import Record
 from transparity_conformance.oracle.probes import as_given
 from transparity_conformance.running.artefacts import DECODER, ENCODER
 from transparity_conformance.running.inputs import NAMES, OUTPUTS, add_mask
-from transparity_conformance.running.loading import Limits, Listened, LoadError
+from transparity_conformance.running.loading import Limits, Listened, LoadError, read_with
 from transparity_conformance.running.onnx_graph import FRAMES, READS, Graph, Nodes, graph_of, weights_dtype
 
 DTYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": bool}
@@ -150,10 +149,7 @@ def load(path: Path) -> OnnxModel | OnnxPair:
 
 def opened(path: Path) -> Any:
     file_size(path, LoadError)
-    try:
-        return call_port(session_of, str(path))
-    except PortCallError as error:
-        raise LoadError(f"{path} cannot be read by ONNX Runtime: {reason(error.__cause__ or error)}.") from None
+    return read_with(session_of, f"{path} cannot be read by ONNX Runtime", str(path))
 
 
 def session_of(model: str | bytes) -> Any:

@@ -14,11 +14,9 @@ import numpy as np
 from transparity.config import TransformerConfig
 from transparity.errors import shown
 from transparity.limits.files import file_size
-from transparity.text import reason
-from transparity_conformance.capabilities.port_calls import PortCallError, call_port
 from transparity_conformance.matching.recorded import HALF_OF_THE_DIGITS
 from transparity_conformance.report.report import Cause, Divergence
-from transparity_conformance.running.loading import LoadError
+from transparity_conformance.running.loading import LoadError, read_with
 from transparity_numpy.rotary import rotary_frequencies
 
 REQUIRED = object()
@@ -164,11 +162,8 @@ class GgufTensor:
 
     def numbers(self) -> np.ndarray:
         """Return the tensor in float32; raise `LoadError` if its type cannot be dequantized."""
-        try:
-            found = call_port(gguf.dequantize, self.data, self.kind)
-        except PortCallError as error:
-            raised = reason(error.__cause__ or error)
-            raise LoadError(f"{self.name} has the type {self.kind.name}, which gguf cannot read: {raised}.") from None
+        what = f"{self.name} has the type {self.kind.name}, which gguf cannot read"
+        found = read_with(gguf.dequantize, what, self.data, self.kind)
         return np.asarray(found, np.float32).reshape(self.shape)
 
 
@@ -187,11 +182,8 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     file_size(path, LoadError)
-    try:
-        opened: GgufFile = call_port(_read, path)
-        return opened
-    except PortCallError as error:
-        raise LoadError(f"{path} cannot be read as a GGUF file: {reason(error.__cause__ or error)}.") from None
+    opened: GgufFile = read_with(_read, f"{path} cannot be read as a GGUF file", path)
+    return opened
 
 
 class _Reader(gguf.GGUFReader):  # type: ignore[misc]

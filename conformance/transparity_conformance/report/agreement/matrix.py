@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, Literal, TypeVar
 
 from transparity.presets import PRESETS
-from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence
+from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Column
 from transparity_conformance.report.formatting import percent, plain, times
 
 NotCompared = tuple[str, BackendSubject | str, str]
@@ -26,24 +26,6 @@ Value = TypeVar("Value")
 
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-@dataclass(frozen=True)
-class Column:
-    """A backend in one dtype on one device, in any mode."""
-
-    backend: str
-    dtype: str
-    device: str = "cpu"
-
-    @property
-    def family(self) -> str:
-        """The backend and its device; columns that differ only in the dtype have the same family."""
-        return self.backend if self.device == "cpu" else f"{self.backend} on {self.device}"
-
-    def __str__(self) -> str:
-        where = "" if self.device == "cpu" else f" on {self.device}"
-        return f"{self.backend} {self.dtype}{where}"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from transparity_conformance.report.agreement.matrix import Cell, Column, Matrix, name_of
+from transparity_conformance.report.agreement.matrix import Cell, Matrix, name_of
 from transparity_conformance.report.agreement.view import Agreement
+from transparity_conformance.report.comparison import Column
 from transparity_conformance.report.terminal import hanging
 
 STYLES = {"blank": "dim", "fails": "bold red", "breaks": "cyan"}

@@ -16,7 +16,6 @@ from transparity_conformance.report.agreement.matrix import (
     BLANK,
     FEWER,
     Cell,
-    Column,
     Footnote,
     Group,
     Matrix,
@@ -26,7 +25,7 @@ from transparity_conformance.report.agreement.matrix import (
     grouped,
     name_of,
 )
-from transparity_conformance.report.comparison import ClaimEvidence
+from transparity_conformance.report.comparison import ClaimEvidence, Column
 from transparity_conformance.report.formatting import count, format_share, plain, scientific, template
 
 

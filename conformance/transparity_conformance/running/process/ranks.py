@@ -25,7 +25,7 @@ from transparity_conformance.running.inputs import shapes_of
 from transparity_conformance.running.loading import LoadError
 from transparity_conformance.running.process.child import PortProcess, PortTimeoutError
 from transparity_conformance.running.process.joining import Differing, RankHandle, Shapes, Whole, joined
-from transparity_conformance.running.process.wire import Handle, described, received
+from transparity_conformance.running.process.wire import Handle, described, received, with_handles
 
 
 class ProcessGroup:
@@ -134,7 +134,8 @@ class ProcessGroup:
 
     def _asked(self, what: str, name: str, *arguments: Any, largest: int | None = None) -> list[Any]:
         for rank, process in enumerate(self.processes):
-            given = _of_rank(arguments, rank) if self.is_launched else arguments
+            own = lambda handle, rank=rank: handle.handles[rank] if isinstance(handle, RankHandle) else handle
+            given = with_handles(arguments, own) if self.is_launched else arguments
             process.ask(what, name, *given, largest=largest)
         return self._together(what)
 
@@ -170,17 +171,6 @@ class ProcessGroup:
         for process, each in zip(self.processes, handles, strict=False):
             weakref.finalize(handle, process.released.append, each.number)
         return handle
-
-
-def _of_rank(value: Any, rank: int) -> Any:
-    """Return the arguments of a request with the handles of one rank."""
-    if isinstance(value, RankHandle):
-        return value.handles[rank]
-    if isinstance(value, dict):
-        return {name: _of_rank(item, rank) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_of_rank(item, rank) for item in value)
-    return value
 
 
 def isolated_of(build: Callable[..., Any]) -> Any:

@@ -63,6 +63,17 @@ class Handle:
         return f"an object of the type {self.kind!r}"
 
 
+def with_handles(value: Any, change: Callable[[Handle], Any]) -> Any:
+    """Return the arguments of a request with `change(handle)` in place of each handle."""
+    if isinstance(value, Handle):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: with_handles(item, change) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(with_handles(item, change) for item in value)
+    return value
+
+
 def send_request(connection: socket.socket, request: Any) -> None:
     body = pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL)
     connection.sendall(struct.pack("<Q", len(body)))

@@ -139,13 +139,7 @@ class Worker:
             self.configs.pop(number, None)
 
     def _given(self, value: Any) -> Any:
-        if isinstance(value, wire.Handle):
-            return self.objects[value.number]
-        if isinstance(value, dict):
-            return {name: self._given(item) for name, item in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(self._given(item) for item in value)
-        return value
+        return wire.with_handles(value, lambda handle: self.objects[handle.number])
 
 
 def _in_memory(parameters: Any) -> Any:

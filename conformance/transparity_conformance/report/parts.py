@@ -161,11 +161,8 @@ class Timing:
 
 
 class Stopwatch:
-    """A stopwatch for the stages of a check.
-
-    Args:
-        port: Returns the processor time of the port's processes in seconds; None if it is not known.
-    """
+    """A stopwatch for the stages of a check. `port` returns the processor time of the port's processes in seconds, or
+    None if it is not known."""
 
     def __init__(self, port: Callable[[], float | None]) -> None:
         self.port = port

@@ -57,10 +57,7 @@ def plain_table(**options: object) -> Table:
 @contextmanager
 def progress_bar(about: Callable[[], str] = str) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress line on standard error if it is a terminal and the work takes longer than `PATIENCE` seconds.
-
-    Args:
-        about: Returns the text with which the line ends; a narrow terminal cuts it.
-    """
+    `about` returns the text with which the line ends; a narrow terminal cuts it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

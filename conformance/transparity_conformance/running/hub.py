@@ -35,15 +35,11 @@ from transparity_conformance.running.loading import Limits, read_with
 
 
 class HubBuild:
-    """A `build(config, parameters)` that uses a port's `load(folder)`; keyword arguments are passed to `load`.
+    """A `build(config, parameters)` that uses a port's `load(folder)`; keyword arguments are passed to `load`. If
+    `parameters` is the path of a folder, that folder is loaded; if there is an edit, an edited copy is loaded.
 
-    If `parameters` is the path of a folder, that folder is loaded; if there is an edit, an edited copy is loaded.
-
-    Args:
-        load: Reads a folder with config.json and model.safetensors, and returns a model.
-        model_type: The family of the folders that are written.
-        root: The parent of these folders; the caller removes it. Each folder is removed together with its model.
-        edit: A change to every folder before it is loaded.
+    `model_type` is the family of the folders that are written below `root`, which the caller removes. Each folder is
+    removed together with its model. `edit` changes every folder before it is loaded.
     """
 
     def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:

@@ -203,13 +203,8 @@ def offers(model: Any, way: str) -> bool:
 
 
 def add_ways(forward: Any, model: Any, call: Callable[..., Any]) -> None:
-    """Add the calls that a model supports as methods of its forward pass.
-
-    Args:
-        forward: The forward pass.
-        model: The model.
-        call: Calls a function of tensors without gradients; inputs have the model's own names.
-    """
+    """Add the calls that a model supports as methods of its forward pass. `call` calls a function of tensors without
+    gradients; inputs have the model's own names."""
     for name, (function, _) in WAYS.items():
         if offers(model, name):
             setattr(forward, name, functools.partial(call, functools.partial(function, model)))

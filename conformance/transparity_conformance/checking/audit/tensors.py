@@ -72,15 +72,8 @@ class TensorFile:
         again: np.ndarray | PortError,
         found: tuple[str, float] | None,
     ) -> AuditedTensor:
-        """Return the result for a tensor that the port does not need.
-
-        Args:
-            name: The name of the tensor.
-            outcome: Whether the port ignores the tensor or accepts a file without it.
-            logits: The port's logits.
-            again: The port's logits, or its error, with another random seed.
-            found: The value that the port uses in place of the tensor, and the remaining difference.
-        """
+        """Return the result for a tensor that the port does not need. `again` has the logits with another random seed.
+        `found` has the value that the port uses in place of the tensor, and the remaining difference."""
         is_drawn = not isinstance(again, PortError) and not self.is_same(again, logits)
         says, left = found or ("random numbers" if is_drawn else "other numbers", None)
         without = "never read" if outcome == "never read" else "missing from the file"

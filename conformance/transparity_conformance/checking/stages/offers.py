@@ -109,14 +109,9 @@ class _Request:
 def compare_history(
     port: BuiltPort, forward: ForwardPass, first: CapabilityResult, rows: Collection[Capability] = ()
 ) -> CapabilityResult:
-    """Call one object many times, and compare every result.
-
-    Args:
-        port: The port, which was already called once for every probe and request.
-        forward: The logits of these first calls, which agree.
-        first: The results for its capabilities; the capabilities that agree are requested again.
-        rows: The capabilities that were compared; empty for all.
-    """
+    """Call one object many times, and compare every result. The port was already called once for every probe and
+    request; `forward` has the logits of these calls, which agree. Capabilities that agree in `first` are requested
+    again. `rows` are the capabilities that were compared, or empty for all."""
     random = np.random.default_rng(0)
     is_large = any(probe.is_large for probe in forward.probes.values())
     requests = [] if is_large else _requests(port, forward, first, rows or CAPABILITIES.values())

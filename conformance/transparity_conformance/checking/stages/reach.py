@@ -21,6 +21,7 @@ from transparity_conformance.diagnosis.probe_result import error_profile
 from transparity_conformance.diagnosis.reach.coverage import (
     HISTORY,
     SECONDS_OF_A_PORT,
+    Call,
     bisect,
     boundary,
     coverage_of,
@@ -257,13 +258,14 @@ def _comparison(probe: LongProbe, errors: np.ndarray | None, dtype: str) -> Comp
 
 def _shorten(evidence: Evidence, probe: LongProbe, errors: np.ndarray) -> None:
     """Find the shortest wrong prompt, which usually ends at the first wrong position."""
-    right, wrong, dtype = 0, len(errors), evidence.arguments.dtype
-    middle = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))
-    while right < middle < wrong:
-        part = probe.prefix(middle)
+    dtype, wrong = evidence.arguments.dtype, len(errors)
+
+    def call(length: int) -> bool:
+        part = probe.prefix(length)
         found = _comparison(part, _errors(evidence, part), dtype)
         evidence.reached.compared.append(found)
-        if found.is_wrong and right == 0:
-            return
-        right, wrong = (right, middle) if found.is_wrong else (middle, wrong)
-        middle = (right + wrong) // 2
+        return found.is_wrong
+
+    first = 1 + int(np.argmax(~(errors <= probe.budget(dtype))))
+    if first < wrong and not call(first):
+        bisect([Call(probe.name, first, is_wrong=False), Call(probe.name, wrong, is_wrong=True)], call)

@@ -51,13 +51,8 @@ MOST_BARS = 48
 
 
 def answer(report: Report, *, verbose: bool = False, ways: bool = True, alike: Sequence[str] = ()) -> RenderableType:
-    """Return the result of one check.
-
-    Args:
-        alike: Names of other configurations that have the same result.
-        verbose: Whether to list every claim, activation, note and omission.
-        ways: Whether to end with options of the command that show more.
-    """
+    """Return the result of one check, which other configurations, `alike`, share. With `verbose`, list every claim,
+    activation, note and omission. With `ways`, end with options of the command that show more."""
     view = CheckView(report, alike)
     parts = [*_parts(view, verbose), *(_next(view, verbose) if ways else [])]
     spaced = (Padding(part, (int(number > 0), 0, 0, 0), expand=False) for number, part in enumerate(parts))

@@ -90,15 +90,9 @@ def sizes_of(config: TransformerConfig) -> dict[str, int]:
 
 
 def select(text: str, shapes: Shapes, sizes: Mapping[str, int]) -> Selection:
-    """Parse a line into the tensors that it names and the indices of the selected numbers.
-
-    Args:
-        text: The line, with the number of a layer in place of `{i}`.
-        shapes: The shapes of the port's tensors.
-        sizes: The size for each letter.
-
-    Raises `AdapterError` if the port has no such tensor, or if a step does not fit the tensor's shape.
-    """
+    """Parse a line into the tensors that it names and the indices of the selected numbers. The line has the number of a
+    layer in place of `{i}`; `sizes` has the size for each letter. Raise `AdapterError` if the port has no such tensor,
+    or if a step does not fit the tensor's shape."""
     name, steps = parted(text, shapes)
     names = stacked(name, shapes) if "{n}" in name else (name,)
     if not names or names[0] not in shapes:

@@ -48,13 +48,8 @@ QUIET = {"TQDM_DISABLE": "1"}
 
 
 class PortProcess:
-    """The process of a port, which answers one request at a time.
-
-    Args:
-        spec, timeout, adapter: The same as for `ProcessGroup`.
-        environment: Variables that are added to the environment.
-        who: The name of the process in messages.
-    """
+    """The process of a port, which answers one request at a time. `environment` is added to the environment, and `who`
+    names the process in messages; `ProcessGroup` explains the other arguments."""
 
     def __init__(
         self, spec: str, timeout: float, adapter: str | None, environment: Mapping[str, str], who: str

@@ -57,17 +57,8 @@ class RankHandle(Handle):
 
 
 def joined(name: str, answers: Sequence[Any], sharding: Sharding, shapes: Shapes, differing: Differing) -> Any:
-    """Join the answers of all ranks to one request.
-
-    Args:
-        name: The name of the value: an activation, a parameter, or the method that returned it.
-        answers: The answers by rank.
-        sharding: The placements that the port declares.
-        shapes: The expected shapes by name.
-        differing: Records the replicas that differ.
-
-    Raises `PortError` if the answers are inconsistent.
-    """
+    """Join the answers of all ranks to one request; `differing` records the replicas that differ. `name` is an
+    activation, a parameter, or the method that returned the value. Raise `PortError` for inconsistent answers."""
     placed = sharding.of(name)
     given = [answer for answer in answers if answer is not None]
     if given and all(isinstance(answer, Mapping) for answer in given):
@@ -114,14 +105,8 @@ class Whole:
         self.are_equal: dict[tuple[int, Names], list[bool]] = {}
 
     def of(self, number: int, by_rank: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """Return the operations of rank 0 whose values are equal on all ranks, with the data flow between them.
-
-        If ranks run different operations, as pipeline stages do, return all operations of rank 0.
-
-        Args:
-            number: The number of the built port.
-            by_rank: The operations of one call, by rank.
-        """
+        """Return the operations of rank 0 whose values are equal on all ranks, with the data flow between them. If the
+        ranks run different operations, as pipeline stages do, return all operations of rank 0."""
         first, names = by_rank[0], [tuple(each.name for each in operations) for operations in by_rank]
         if any(other != names[0] for other in names):
             return list(first)

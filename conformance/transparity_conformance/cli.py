@@ -231,20 +231,18 @@ def check(
     **sections: bool,
 ) -> None:
     """Check whether a port is right and, if not, which line is wrong."""
-    if against or inputs is not None:
-        _check_against(dict(locals()))  # does not return
     with (screen := TerminalOutput(verbose, json_file, html_file, markdown_file)).answering():
         from transparity_conformance.checking import options
 
-        checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family)
+        checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family, against, inputs)
         where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
         how = (quick, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)])
-        (asked := options.Options(*where, *how, screen.locate)).check_together()
-        reports, errors = _checked(asked, screen)
+        (asked := options.Options(*where, *how, screen.locate, against, inputs)).check_together()
+        reports, errors = ([_compared(asked, screen)], NO_ERRORS) if against else _checked(asked, screen)
     screen.end(reports, errors, weights=checkpoint)
 
 
-def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], dict[str, list[str]]]:
+def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
     """Check the selected configurations; this imports all modules that a check needs."""
     from transparity_conformance.cache import keeping
     from transparity_conformance.checking import checkers
@@ -256,29 +254,15 @@ def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], dict
         return checkers.check_all(run, announced, screen.progress, screen.show)
 
 
-ALONE = ("preset", "family", "changes", "head", "command", "adapter", "audit", "quick", "by_layer", "layers", "length")
-"""Options that exclude `--against`."""
+def _compared(asked: Options, screen: TerminalOutput) -> Report:
+    """Check a port against another implementation."""
+    from transparity_conformance.against.check import Request, check_against
 
-
-def _check_against(given: dict[str, Any]) -> NoReturn:
-    """Check a port against another implementation, with the options of `check`."""
-    others = [given[name] for name in ALONE]
-    screen = TerminalOutput(*(given[name] for name in ("verbose", "json_file", "html_file", "markdown_file")))
-    with screen.answering():
-        from transparity_conformance.against.check import Request, check_against
-
-        is_mixed = any(others) or any(given["sections"].values()) or given["ranks"] > 1 or not given["taps"]
-        if given["port"] is None or not given["against"] or is_mixed:
-            raise UsageError(
-                "--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, "
-                "--timeout and --budget; leave out the other options."
-            )
-        names = ("port", "against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
-        asked = Request(*(given[name] for name in names))
-        screen.about = f"{safe(asked.port)} against {safe(' and '.join(asked.against))}"
-        with screen.progress() as progress:
-            report = check_against(asked, progress)
-    screen.end([report], weights=asked.checkpoint)
+    names = ("against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
+    request = Request(asked.spec, *(getattr(asked, name) for name in names))
+    screen.about = f"{safe(asked.spec)} against {safe(' and '.join(request.against))}"
+    with screen.progress() as progress:
+        return check_against(request, progress)
 
 
 @app.command()

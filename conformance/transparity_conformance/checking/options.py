@@ -43,6 +43,9 @@ class Options:
     """The optional sections of a program's bundle."""
     located: Callable[[Report], None] = lambda report: None
     """Receives the report on a diverging port, before the search for causes."""
+    against: Sequence[str] | None = None
+    """Other implementations with which the port is compared."""
+    inputs: Path | None = None
 
     @property
     def spec(self) -> str:
@@ -55,15 +58,16 @@ class Options:
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
         given = {f"--{name}": getattr(self, name) for name in names}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
-        given |= {"--set": self.changes}
+        given |= {"--set": self.changes, "--logits-only": self.logits_only}
+        given |= {"--against": self.against, "--inputs": self.inputs}
         given |= {"PORT": self.port, "ARTEFACT": runtime_of(self.port), "check": True}
         return {name for name, value in given.items() if value}
 
     def check_together(self) -> None:
         """Raise `UsageError` for options that exclude each other, and for an unknown preset."""
-        flags = " and ".join(f"--{name}" for name in self.sections)
-        for rule in RULES:
-            if rule.is_broken(self.given):
+        flags, given = " and ".join(f"--{name}" for name in self.sections), self.given
+        for rule in RULES if given.isdisjoint(("--against", "--inputs")) else RULES_OF_AGAINST:
+            if rule.is_broken(given):
                 raise UsageError(rule.says.format(port=safe(self.port or ""), flags=flags))
         for name in self.preset or ():
             if name.endswith(".json"):
@@ -104,6 +108,16 @@ OF_SECTIONS = (
     "{flags} can only be given with --command; leave this out, because all methods of a PORT are compared anyway."
 )
 OF_MODELS = "{} needs a PORT that is a model in Python{}; {{port}} is an artifact{}."
+
+OF_AGAINST = """--against REFERENCE needs a PORT, and allows only --config, --checkpoint, --inputs, --dtype, --timeout \
+and --budget; leave out the other options."""
+ALONE = "--preset --family --set --head --command --adapter --audit --quick --by-layer --length --ranks --logits-only"
+
+RULES_OF_AGAINST = (
+    OptionRule("--against", OF_AGAINST, f"{ALONE} sections", needs="PORT"),
+    OptionRule("--inputs", OF_AGAINST, needs="--against"),
+)
+"""The rules for a comparison with another implementation."""
 
 RULES = (
     OptionRule("--by-layer", OF_BY_LAYER, "--adapter", needs="--checkpoint"),

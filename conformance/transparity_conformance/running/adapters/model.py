@@ -92,8 +92,8 @@ _OWNERS: weakref.WeakValueDictionary[int, Model] = weakref.WeakValueDictionary()
 
 
 def made_by(make: Make, config: TransformerConfig | None, parameters: Mapping[str, np.ndarray] | None = None) -> Model:
-    """Build the model of a port, or of a module; raise `PortError` if building fails or the model has no tensors. A port
-    without arguments has no configuration. Only a `build(config, parameters)` takes the parameters."""
+    """Build the model of a port, or of a module; raise `PortError` if building fails or the model has no tensors. A
+    port without arguments has no configuration. Only a `build(config, parameters)` takes the parameters."""
     if modules.is_module(make):
         return _opened(make, config)
     count = required_arguments(signature_of(make))

@@ -231,15 +231,13 @@ def check(
     **sections: bool,
 ) -> None:
     """Check whether a port is right and, if not, which line is wrong."""
+    given = dict(locals())
     with (screen := TerminalOutput(verbose, json_file, html_file, markdown_file)).answering():
-        from transparity_conformance.checking import options
+        from transparity_conformance.checking.options import options_of
 
-        checkpoint = options.checkpoint_of(port, checkpoint, preset, config, family, against, inputs)
-        where = (port, command, preset, config, checkpoint, family, head, by_layer, layers, length, adapter, audit)
-        how = (quick, changes, ranks, dtype, not taps, timeout, budget, [*filter(sections.get, sections)])
-        (asked := options.Options(*where, *how, screen.locate, against, inputs)).check_together()
+        asked = options_of(given, screen.locate)
         reports, errors = ([_compared(asked, screen)], NO_ERRORS) if against else _checked(asked, screen)
-    screen.end(reports, errors, weights=checkpoint)
+    screen.end(reports, errors, weights=asked.checkpoint)
 
 
 def _checked(asked: Options, screen: TerminalOutput) -> tuple[list[Report], Mapping[str, list[str]]]:
@@ -259,7 +257,7 @@ def _compared(asked: Options, screen: TerminalOutput) -> Report:
     from transparity_conformance.against.check import Request, check_against
 
     names = ("against", "config", "checkpoint", "inputs", "dtype", "timeout", "budget")
-    request = Request(asked.spec, *(getattr(asked, name) for name in names))
+    request = Request(asked.spec, **asked.named(*names))
     screen.about = f"{safe(asked.spec)} against {safe(' and '.join(request.against))}"
     with screen.progress() as progress:
         return check_against(request, progress)

@@ -43,9 +43,8 @@ def checker(options: Options) -> Check:
     """Return the check of one configuration. The port, which is a function, an artifact or a program, runs in a
     separate process."""
     if options.command is not None:
-        names = ("dtype", "logits_only", "budget", "located", "sections", "ranks")
-        named = {name: getattr(options, name) for name in names} | {"timeout": checked_timeout(options.timeout)}
-        command = options.command
+        named = options.named("dtype", "logits_only", "budget", "located", "sections", "ranks")
+        command, named["timeout"] = options.command, checked_timeout(options.timeout)
         return lambda system, progress: check_command(command, system.name, system.config, **named, progress=progress)
     assert options.port is not None
     runtime = runtime_of(options.port)
@@ -90,14 +89,10 @@ class PortCheck:
             config=config,
             parameters=system.parameters,
             dtype=dtype,
-            logits_only=options.logits_only,
-            budget=options.budget,
             name=options.spec,
-            audit=options.audit,
-            quick=options.quick,
             lengths=tuple(options.length or ()) if system.is_asked else (),
-            located=options.located,
             progress=progress,
+            **options.named("logits_only", "budget", "audit", "quick", "located"),
         )
         not_compared, notes = (*system.not_compared, *report.not_compared), report.notes
         if dtype != options.dtype:

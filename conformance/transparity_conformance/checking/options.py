@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,15 @@ class Options:
         assert self.port is not None
         return self.port
 
+    def named(self, *names: str) -> dict[str, Any]:
+        """Return the options with these names, for a function that takes them."""
+        return {name: getattr(self, name) for name in names}
+
     @property
     def given(self) -> set[str]:
         """Return the names of the given options, as in `RULES`."""
         names = ("command", "preset", "config", "checkpoint", "family", "head", "length", "adapter", "audit", "quick")
-        given = {f"--{name}": getattr(self, name) for name in names}
+        given = {f"--{name}": value for name, value in self.named(*names).items()}
         given |= {"--by-layer": self.by_layer or self.layers, "--ranks": self.ranks > 1, "sections": self.sections}
         given |= {"--set": self.changes, "--logits-only": self.logits_only}
         given |= {"--against": self.against, "--inputs": self.inputs}
@@ -149,6 +153,17 @@ def one_sentence(error: BaseException) -> str:
     if isinstance(error, TransparityError):
         return f"{error}{known}"
     return f"There is not enough memory ({reason(error)}); choose smaller sizes or a machine with more memory."
+
+
+def options_of(given: Mapping[str, Any], located: Callable[[Report], None]) -> Options:
+    """Return the options from the arguments of the command, by name; raise `UsageError` if they break a rule."""
+    own = {each.name: given[each.name] for each in fields(Options) if each.name in given}
+    own["sections"] = [name for name, is_asked in given["sections"].items() if is_asked]
+    names = ("port", "checkpoint", "preset", "config", "family", "against", "inputs")
+    own["checkpoint"] = checkpoint_of(*(own[name] for name in names))
+    asked = Options(**own, logits_only=not given["taps"], located=located)
+    asked.check_together()
+    return asked
 
 
 def checkpoint_of(port: str | None, checkpoint: Path | None, *others: Any) -> Path | None:

@@ -112,7 +112,7 @@ class GgufCheck:
 
             return forward
 
-        how = {name: getattr(self.options, name) for name in ("dtype", "budget", "located", "quick")}
+        how = self.options.named("dtype", "budget", "located", "quick")
         found = check(build, system.name, config=config, parameters=right[1], progress=progress, **how).faults
         return replace(report, faults=(*report.faults, *(fault for fault in found if fault.causes)))
 

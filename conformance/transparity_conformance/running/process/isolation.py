@@ -154,7 +154,7 @@ class IsolatedBuild(_Described):
         self.process, self.model_type, self.edit = process, model_type, edit
 
     @property
-    def _described(self) -> Any:  # type: ignore[override] # the process describes it when it has loaded the port
+    def _described(self) -> Any:
         return self.process.loaded()[1]
 
     @property

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from transparity.config import TransformerConfig
 from transparity.errors import UsageError
-from transparity.text import listed, reason, safe
+from transparity.text import listed, safe
 from transparity_conformance.checking.systems import family_systems, systems
 from transparity_conformance.diagnosis.judge import Progress
 from transparity_conformance.identify.adapting.adapt import Adapted, adapt_model
 from transparity_conformance.oracle.probes import probe_parameters
+from transparity_conformance.report.files import write_text
 from transparity_conformance.report.formatting import count
 from transparity_conformance.running.adapters.adapter import ASKED, written
-from transparity_conformance.running.adapters.notation import ABSENT, AdapterError, letters_of
+from transparity_conformance.running.adapters.notation import ABSENT, letters_of
 from transparity_conformance.running.process.isolation import isolated_build
 
 AGREES, DIVERGES, INCONCLUSIVE = 0, 1, 3
@@ -53,10 +54,7 @@ def adapt_port(
     lines, code = summary(result)
     text = written(result.adapter, remarks(port, name, lines, chosen))
     if out is not None:
-        try:
-            out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise AdapterError(f"{out} cannot be written: {reason(error)}.") from None
+        write_text(out, text)
         lines = [f"{out}: {lines[0]}", *lines[1:]]
     return text, lines, code
 

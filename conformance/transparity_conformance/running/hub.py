@@ -37,10 +37,8 @@ from transparity_conformance.running.loading import Limits, read_with
 class HubBuild:
     """A `build(config, parameters)` that uses a port's `load(folder)`; keyword arguments are passed to `load`. If
     `parameters` is the path of a folder, that folder is loaded; if there is an edit, an edited copy is loaded.
-
     `model_type` is the family of the folders that are written below `root`, which the caller removes. Each folder is
-    removed together with its model. `edit` changes every folder before it is loaded.
-    """
+    removed together with its model. `edit` changes every folder before it is loaded."""
 
     def __init__(self, load: Callable[..., Any], model_type: str, root: str, edit: Edit | None = None) -> None:
         functools.update_wrapper(self, load)

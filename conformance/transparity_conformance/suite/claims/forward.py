@@ -28,10 +28,8 @@ OF_HALF = ONE_SHAPE - {"hot"}
 EAGER = {"float64": ONE_SHAPE | {"one", "longest"}, "float32": ONE_SHAPE | {"one", "longest", "square"}}
 
 EVERY_SHAPE = ("notes-lm", "translation")
-"""If the backend compiles each shape, only these presets are tested in float64 with probes of other shapes.
-
-In float32, these probes of all presets are tested.
-"""
+"""If the backend compiles each shape, only these presets are tested in float64 with probes of other shapes. In float32,
+these probes of all presets are tested."""
 
 
 def probes_for(bench: Bench, cases: Iterable[str]) -> Iterator[Probe]:
@@ -107,10 +105,8 @@ FEW = (
     *("qwen-moe", "deepseek", "gpt-oss", "masked-bert", "mpnet", "classifier", "last-token", "yarn", "phi3"),
     *("llama4", "qwen3-next", "mamba2", "vit", "whisper", "clip-text", "clip-vision"),
 )
-"""The families that are tested if the backend compiles each model.
-
-Together they have all features that no preset has.
-"""
+"""The families that are tested if the backend compiles each model. Together they have all features that no preset
+has."""
 
 
 @functools.cache

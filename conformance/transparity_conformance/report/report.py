@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import platform
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from transparity import __version__
 from transparity.text import SENTENCE, VALUE, safe
 from transparity_conformance.report.audit import Audit
 from transparity_conformance.report.comparison import Compared, share
@@ -34,31 +34,18 @@ REMARK = 4 * SENTENCE
 """The largest length of a note in a report, in characters: enough for several sentences and a list of names."""
 
 
-LIBRARIES = ("transparity", "numpy", "torch", "jax")
-PORTS = ("flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
-"""Libraries that only the port's process imports."""
-
-ABSENT = "not installed"
-
-
-def environment() -> dict[str, str]:
-    """Return the versions of Python, the platform, and the libraries that this process has imported."""
-    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
-    return found | {name: _version(name) for name in LIBRARIES if name in sys.modules}
-
-
-def installed() -> dict[str, str]:
-    """Return the versions of Python, the platform, and every installed library that ports use."""
-    found = environment() | {name: _version(name) for name in (*LIBRARIES, *PORTS)}
-    return {name: version for name, version in found.items() if version != ABSENT}
+LIBRARIES = ("numpy", "torch", "jax", "flax", "transformers", "equinox", "keras", "mlx", "onnxruntime")
 
 
 @functools.cache  # reading the metadata of a package takes milliseconds
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # the code runs from a checkout
-        return ABSENT
+def environment() -> Mapping[str, str]:
+    """Return the versions of Python, the platform, this package, and every installed library that ports use."""
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    found["transparity"] = __version__
+    for name in LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @contextlib.contextmanager

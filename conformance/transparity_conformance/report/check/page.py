@@ -31,7 +31,7 @@ from transparity_conformance.report.check.terminal import MARKS, WIDTH, as_text
 from transparity_conformance.report.check.view import CheckView, notes_on
 from transparity_conformance.report.comparison import share
 from transparity_conformance.report.formatting import format_share, height, scientific, template
-from transparity_conformance.report.report import VERBS, Measured, Report, installed
+from transparity_conformance.report.report import VERBS, Measured, Report, environment
 
 MOST_BARS = 128
 """The largest number of bars; beyond it, each bar shows the largest error of several positions."""
@@ -172,7 +172,7 @@ def _provenance(reports: Sequence[Report], weights: Path | None) -> Iterator[str
     port = Path(reports[0].port.rpartition(":")[0] or reports[0].port) if reports else Path()
     rows = [
         ("command", f"`{_plain(shlex.join(['transparity', *_without_files(sys.argv[1:])]))}`"),
-        ("versions", ", ".join(f"{name} {_plain(version)}" for name, version in installed().items())),
+        ("versions", ", ".join(f"{name} {_plain(version)}" for name, version in environment().items())),
         ("port", f"`{_plain(port.name)}` {digest([port])}" if is_file(port) else _plain(str(port))),
         (
             "weights",

@@ -307,7 +307,7 @@ def test_a_long_spread_is_a_pattern_or_is_counted() -> None:
 def test_the_headline_is_the_worst_verdict() -> None:
     good, bad = report(verdict="agrees"), report(fault())
     assert headline([good, good])["text"] == "All 2 agree"
-    assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 diverges"}
+    assert headline([good, bad]) == {"verdict": "diverges", "text": "1 of 2 differs"}
     assert headline([bad])["text"] == "notes-lm differs"
     assert headline([])["verdict"] == "inconclusive"
 

@@ -18,15 +18,10 @@ PALEST = 1e-3
 """The share below which all cells have the same color; above it, color follows the share's logarithm."""
 
 
-def percent(share: float) -> str:
-    """Format a share of at most 1 as a percentage with two significant digits."""
-    if 0 < share < 0.001:
-        return "<0.1 %"
-    return f"{_two_digits(100 * share)} %"
-
-
-def times(share: float) -> str:
-    """Format a share above 1 as a multiple of the budget, never as `1×`."""
+def format_share(share: float) -> str:
+    """Format a share of at most 1 as a percentage, and a larger share as a multiple of the budget, never as `1×`."""
+    if share <= 1:
+        return "<0.1 %" if 0 < share < 0.001 else f"{_two_digits(100 * share)} %"
     if not math.isfinite(share):
         return "∞"
     if share < 1.05:
@@ -36,10 +31,6 @@ def times(share: float) -> str:
 
 def _two_digits(number: float) -> str:
     return f"{number:#.2g}" if 0 < number < 9.95 else f"{number:.0f}"
-
-
-def format_share(share: float) -> str:
-    return percent(share) if share <= 1 else times(share)
 
 
 def scientific(number: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from transparity.presets import PRESETS
 from transparity_conformance.report.comparison import BackendSubject, ClaimEvidence, Column
-from transparity_conformance.report.formatting import percent, plain, times
+from transparity_conformance.report.formatting import format_share, plain
 
 NotCompared = tuple[str, BackendSubject | str, str]
 """A claim, the subject (or its name) for which the claim was not compared, and the reason."""
@@ -107,8 +107,8 @@ class Cell:
         if self.kind == "fails":
             # An exact or wrongly unbroken claim has no budget of which the error could be a multiple.
             worst = None if self.exact else self.worst
-            return "FAILS" if worst is None or worst.agrees else f"FAILS {times(worst.share)}"
-        return {"blank": "·", "share": percent(self.share)}.get(self.kind, self.kind)
+            return "FAILS" if worst is None or worst.agrees else f"FAILS {format_share(worst.share)}"
+        return {"blank": "·", "share": format_share(self.share)}.get(self.kind, self.kind)
 
 
 BLANK = Cell()
@@ -197,7 +197,7 @@ class Matrix:
 def fold(evidence: Iterable[ClaimEvidence]) -> Matrix:
     cells = grouped(((group.worst.claim, column_of(group.worst.subject)), group) for group in _groups(evidence))
     claims = [claim for topic in _topics(claim for claim, _ in cells).values() for claim in topic]
-    columns = _in_order(dict.fromkeys(column for _, column in cells))
+    columns = _in_order(list(dict.fromkeys(column for _, column in cells)))
     return Matrix(tuple(claims), tuple(columns), {where: Cell(tuple(groups)) for where, groups in cells.items()})
 
 
@@ -231,8 +231,7 @@ def _topics(claims: Iterable[str]) -> dict[str, list[str]]:
     return grouped((claim.partition(".")[0], claim) for claim in dict.fromkeys(claims))
 
 
-def _in_order(columns: Iterable[Column]) -> list[Column]:
-    columns = list(columns)
+def _in_order(columns: Sequence[Column]) -> list[Column]:
     backends = list(dict.fromkeys(column.backend for column in columns))
 
     def place(column: Column) -> tuple[int, bool, str, int, str]:

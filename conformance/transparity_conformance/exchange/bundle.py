@@ -156,10 +156,6 @@ class Bundle:
     has_weights: bool = True
     """Whether the bundle contains the parameters; otherwise, it refers to a checkpoint's tensors."""
 
-    @property
-    def sections(self) -> tuple[str, ...]:
-        return tuple(self.capabilities)
-
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every activation, by `{probe}/{tap}`."""

@@ -41,8 +41,7 @@ def scientific(number: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return the JSON values of dataclasses, containers and numbers; NaN and infinity become the string `"inf"`. Any
-    other value becomes its text."""
+    """Return the JSON values of dataclasses, containers and numbers; NaN and infinity become the string `"inf"`."""
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -51,7 +50,9 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else "inf"
-    return value if value is None or isinstance(value, str | bool | int) else str(value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    raise TypeError(f"{value!r} has no JSON value")
 
 
 def count(number: int, noun: str) -> str:

@@ -124,5 +124,6 @@ def environment(ledger: Ledger) -> dict[str, Any]:
     for name, device in dict.fromkeys((item.subject.backend, item.subject.device) for item in ledger.evidence):
         parts = harness(name)
         with pinned(name):
-            described[name if device == "cpu" else f"{name} on {device}"] = parts.describe(device) if parts else {}
+            said = parts.describe(device) if parts else {}
+        described[name if device == "cpu" else f"{name} on {device}"] = {key: str(text) for key, text in said.items()}
     return described

@@ -234,6 +234,32 @@ def _start(
     return start_at(config, recorded if base is None else base.taps, earliest)
 
 
+def dependents(
+    probe: Probe,
+    values: Mapping[str, np.ndarray],
+    ours: Mapping[str, np.ndarray],
+    tap: str,
+    known: Sequence[Hypothesis] = (),
+) -> set[str]:
+    """Return the taps that depend on `tap` without passing through another tap of `values`.
+
+    Args:
+        probe: The probe.
+        values: The activations with which the walk continues, including `tap`.
+        ours: The walk without a change.
+        tap: The tap that is changed.
+        known: The faults in the reference.
+    """
+    moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
+    return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
+
+
+def perturbed(value: np.ndarray) -> np.ndarray:
+    """Return other numbers of about the same magnitude: reversed along every axis, scaled and shifted a little."""
+    value = np.nan_to_num(value)
+    return np.flip(value) * 1.01 + 0.01 * (float(np.abs(value).max(initial=0.0)) or 1.0)
+
+
 def segment_budgets(
     probe: Probe,
     recorded: Mapping[str, np.ndarray],

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transparity_conformance.identify.fitting.recurrent.convolutions import Convolution
-from transparity_conformance.identify.fitting.recurrent.mixers import Recurrence
+from transparity_conformance.identify.fitting.mixers import Recurrence
 from transparity_conformance.identify.fitting.subject import FitError, RecordedCall
+from transparity_conformance.identify.fitting.values.convolutions import Convolution
 from transparity_conformance.identify.fitting.values.experts import Experts
 from transparity_conformance.identify.fitting.values.linears import Columns, Linear
 from transparity_conformance.identify.fitting.values.numbers import SAME, is_same

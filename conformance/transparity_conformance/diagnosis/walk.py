@@ -84,7 +84,6 @@ def walk(
 
     Args:
         until: The last tap to compute.
-        dtype: The precision of the computation.
         index: The number of a nearby point at which rounding is measured; 0 is the probe itself.
         base: A walk without faults through the same activations. Its values before the first fault are reused.
         taps: Filled with the values with which the walk continues after each tap.
@@ -244,11 +243,7 @@ def dependents(
     """Return the taps that depend on `tap` without passing through another tap of `values`.
 
     Args:
-        probe: The probe.
-        values: The activations with which the walk continues, including `tap`.
         ours: The walk without a change.
-        tap: The tap that is changed.
-        known: The faults in the reference.
     """
     moved = walk(probe, {**values, tap: perturbed(values[tap])}, known)
     return {name for name in ours if not np.array_equal(moved[name], ours[name], equal_nan=True)}
@@ -273,11 +268,6 @@ def segment_budgets(
     """Return the budget of each segment, measured from the reference's own rounding errors in `dtype`.
 
     Args:
-        probe: The probe.
-        recorded: The port's activations.
-        dtype: The precision.
-        hypotheses: The faults in the reference.
-        until: The last tap to compute.
         neighbours: The number of points at which the error is measured.
         truth: The same walk in float64, if it is known.
     """

@@ -45,9 +45,7 @@ def matched(model: Model, tensors: Mapping[str, np.ndarray], config: Transformer
     """Match the tensors of a model with the reference's parameters.
 
     Args:
-        model: the model.
         tensors: the model's tensors by name, including buffers that may be parameters.
-        config, clock: as for `search`.
     """
     values = drawn(tensors)
     model.assign(values)
@@ -96,7 +94,6 @@ def adapt(
         make: the port, as a class of modules or a function that returns a module, called as `Model()` or
             `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
             of the parameters is also checked.
-        config: the port's configuration.
         budget: the time limit of the search, in seconds.
         progress: receives the progress of the search.
 
@@ -117,10 +114,7 @@ def adapt_model(
     """Find the adapter of an existing model; see `adapt`.
 
     Args:
-        model: the model.
-        config: its configuration.
         given: the parameters that the model's own loader read, if any.
-        budget, progress: as for `adapt`.
     """
     told = progress or ignore_progress
     told("listening to the port", 0, 1)
@@ -150,10 +144,7 @@ def proof_of(model: Model, tensors: Mapping[str, np.ndarray], probes: Mapping[st
     """Compare a model with the reference on random weights, which the adapter writes into the model.
 
     Args:
-        model: the model.
         tensors: the model's tensors before weights are written.
-        probes: the inputs.
-        adapter: the tensor of each parameter.
     """
 
     def answer(probe: Probe) -> np.ndarray:

@@ -28,7 +28,6 @@ class Reference:
     """The reference, run on the port's tokens.
 
     Args:
-        config: the configuration.
         inputs: one row of tokens without padding.
         candidates: all values that the port computed from the tokens.
     """

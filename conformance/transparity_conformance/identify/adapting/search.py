@@ -60,11 +60,9 @@ def search(
     """Match the tensors of a port with the reference's parameters.
 
     Args:
-        config: the port's configuration.
         tensors: the port's tensors, with distinct numbers.
         inputs: one row of tokens without padding.
         candidates: all values that the port computed from the tokens; the last value is the answer.
-        clock: the time limit of the search.
     """
     found, own = FoundAdapter(), parameter_shapes(config)
     seeker = _Seeker(config, Pool(tensors, config), inputs, candidates, clock)

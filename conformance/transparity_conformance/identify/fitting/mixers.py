@@ -99,9 +99,6 @@ def taken_apart(found: FoundFields, one: Recurrence, operations: Sequence[Operat
 
     Args:
         found: the known fields, including the eps of norms.
-        one: the recurrence.
-        operations: all operations of the call.
-        values: the module's parameters.
     """
     own = operations[one.begins : one.output.at]
     left = {name: value for name, value in values.items() if name not in found.used}
@@ -264,9 +261,6 @@ def read_recurrences(
     """Add the fields and parameters of recurrences, if there are any.
 
     Args:
-        found, subject: the known fields, and the module to fit.
-        heard: the recorded call.
-        named: the recurrences by the reference's names.
         mixers: the mixer of each layer: a recurrence, or attention.
     """
     if not named:

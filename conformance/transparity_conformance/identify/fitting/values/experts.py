@@ -201,8 +201,6 @@ def read_experts(found: FoundFields, named: Sequence[tuple[str, Experts]], *, be
     """Add the fields and parameters of experts, if there are any.
 
     Args:
-        found: the known fields.
-        named: the feed-forwards with experts, by the reference's names.
         beside_others: whether the model also has feed-forwards without experts.
     """
     if not named:

@@ -50,7 +50,9 @@ def _offset_faults(config: TransformerConfig) -> Iterator[Fault]:
     for offset in OFFSETS:
         begins = f"positions begin at {offset + config.position_offset} instead of {config.position_offset}"
         if config.positions == "sinusoidal":
-            yield fault("position-offset", f"{offset}", says=begins, patch=partial(_moved, offset, ""), value=offset)
+            yield fault(
+                "position-offset", f"{offset}", says=begins, patch=partial(_replaced, {"offset": offset}), value=offset
+            )
             continue
         for edge in ("clipped", "rolled"):
             description, patch = f"{begins} ({edge} at the end of the table)", partial(_moved, offset, edge)
@@ -143,11 +145,9 @@ def position_table(state: WalkState, site: str) -> np.ndarray:
 
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:
-    right = right_positions(state, site)
-    if stack_config(state.config, site).positions == "learned":
-        table, moved = position_table(state, site), right_ids(state, site) + offset
-        return value - right + table[moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)]
-    return value - right + sinusoids({"offset": offset}, state.config, length_at(state, site))
+    table, moved = position_table(state, site), right_ids(state, site) + offset
+    rows = moved % len(table) if edge == "rolled" else np.clip(moved, 0, len(table) - 1)
+    return value - right_positions(state, site) + table[rows]
 
 
 def _placed(count: Callable[[np.ndarray], np.ndarray], state: WalkState, site: str, value: Value) -> Value:

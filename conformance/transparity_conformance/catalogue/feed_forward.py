@@ -65,7 +65,7 @@ def mixed(settings: Settings, state: WalkState, site: str, value: Value) -> Valu
     """Return the output of a layer's experts, computed with changed settings."""
     scope = split(site)[0]
     part, config = f"{scope}.feed_forward", own_config(state.config, site)
-    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
+    x = _given(settings, state, scope)
     weights = state.taps[f"{scope}.feed_forward.router_weights"]
     source = settings.get("order", lambda expert, count: expert)
     hidden = partial(_hidden, settings, state, config)
@@ -132,22 +132,17 @@ ACTIVATIONS: dict[str, tuple[Callable[[Value], Value], str]] = {
 """The reference's activations, and other activations that ports use."""
 
 
-def _projected(settings: Settings, state: WalkState, site: str, role: str) -> Value:
-    scope, sublayer, _ = split(site)
-    x = settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, sublayer)
-    return apply_linear(state, f"{site.removesuffix('.hidden')}.{role}", x)
+def _given(settings: Settings, state: WalkState, scope: str) -> Value:
+    """Return the input of a layer's feed-forward, or of the setting `source`."""
+    return settings["source"](state, scope) if "source" in settings else sublayer_input(state, scope, "feed_forward")
 
 
 def activated(settings: Settings, state: WalkState, site: str, value: Value) -> Value:
     """Return a feed-forward's hidden features, or the sum of its experts, computed with changed settings."""
     if site.endswith(".output"):
         return mixed(settings, state, site, value)
-    function = settings.get("function", RIGHT[state.config.activation])
-    up = _projected(settings, state, site, "up")
-    if not state.config.gated:
-        return function(up).astype(value.dtype)
-    gate = _projected(settings, state, site, "gate")
-    return gated(settings, state.config, function, gate, up).astype(value.dtype)
+    x = _given(settings, state, split(site)[0])
+    return _hidden(settings, state, state.config, site.removesuffix(".hidden"), x).astype(value.dtype)
 
 
 GATES = (

@@ -144,11 +144,11 @@ def _window_faults(config: TransformerConfig, site: str, *, causal: bool) -> Ite
         yield from _size_faults(own.sliding_window, own.window_kind, causal=causal)
     kinds = config.layer_kinds
     if len({_window(each) for each in kinds.values()}) > 1:
-        yield _windowed("window-layers", "exchanged", _of_the_next_kind)
+        yield _windowed("exchanged", _of_the_next_kind)
     for kind, other in kinds.items():
         if other.sliding_window is not None and _window(other) != _window(own):
             description = f"this layer has the window of the layers of {kind}"
-            yield _windowed("window-layers", kind, partial(_of_kind, kind), says=description)
+            yield _windowed(kind, partial(_of_kind, kind), says=description)
 
 
 WINDOWS: dict[WindowKind, tuple[str, str, WindowKind]] = {
@@ -177,9 +177,9 @@ def _size_faults(window: int, kind: WindowKind, *, causal: bool) -> Iterator[Fau
             yield _masked("window-begin", name, begin=begin)
 
 
-def _windowed(identity: str, variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
+def _windowed(variant: str, of: Callable[[MaskParts], Window], says: str = "") -> Fault:
     settings: dict[str, Any] = {"window": lambda m: of(m)[0], "window_kind": lambda m: of(m)[1]}
-    return _masked(identity, variant, says=says, **settings)
+    return _masked("window-layers", variant, says=says, **settings)
 
 
 Window = tuple[int | None, WindowKind]

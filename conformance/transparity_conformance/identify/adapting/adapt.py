@@ -83,9 +83,7 @@ class Adapted:
         return self.is_settled and self.wrong is None
 
 
-def adapt(
-    make: Make, config: TransformerConfig, *, budget: float = BUDGET, progress: Progress | None = None
-) -> Adapted:
+def adapt(make: Make, config: TransformerConfig, *, budget: float = BUDGET) -> Adapted:
     """Find the adapter of a port.
 
     With the weights that the adapter writes, compare the port's logits with the reference's logits.
@@ -95,12 +93,11 @@ def adapt(
             `Model(config)`; or a function `build(config, parameters)`. In the second case, the function's own loading
             of the parameters is also checked.
         budget: the time limit of the search, in seconds.
-        progress: receives the progress of the search.
 
     Raises `PortError` if the port cannot be built, or if a call of the port raises an error.
     """
     parameters = probe_parameters(config)
-    return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget, progress=progress)
+    return adapt_model(made_by(make, config, parameters), config, parameters, budget=budget)
 
 
 def adapt_model(

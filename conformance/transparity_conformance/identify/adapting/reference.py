@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.parameters import parameter_shapes
-from transparity_conformance.catalogue.fault import Hypothesis
+from transparity_conformance.catalogue.fault import Hypothesis, WalkState
+from transparity_conformance.catalogue.sites import stream
 from transparity_conformance.diagnosis.walk import walk
 from transparity_conformance.identify.alignment.heard import AlignedRow
 from transparity_conformance.matching.recorded import Recorded
 from transparity_conformance.oracle.oracle import Arrays
-from transparity_conformance.running.adapters.notation import LAYER
+from transparity_conformance.oracle.undetermined import split
 
 SCORES = ("scores", "weights", "scores in order")
 """The comparisons that identify queries and keys, the most certain first.
@@ -77,21 +79,9 @@ class Reference:
 
     def _residual(self, taps: Arrays, tap: str) -> np.ndarray | None:
         """Return the residual that is added to the sublayer's output `tap`; None for other taps."""
-        match, position = LAYER.match(tap), self.config.norm_position
-        if (
-            match is None
-            or not tap.endswith(("attention.output", "feed_forward.output"))
-            or position in ("sandwich", "post-branch")
-        ):
+        is_added = self.config.norm_position not in ("sandwich", "post-branch")
+        if not (is_added and tap.endswith(("attention.output", "feed_forward.output"))):
             return None
-        stack, layer, scope = match["stack"], int(match["layer"]), match[0]
-        before = [f"{stack}.layers.{layer - 1}.output"] if layer else [f"{stack}.embedding_norm", f"{stack}.embedding"]
-        start = next((taps[name] for name in before if name in taps), None)
-        sublayers = [f"{scope}{name}_attention" for name in ("self", "cross") if f"{scope}{name}_attention" in tap]
-        earlier = [f"{scope}self_attention", f"{scope}cross_attention"]
-        earlier = earlier[: earlier.index(sublayers[0])] if sublayers else earlier
-        if position == "post":
-            norms = [taps[f"{name}_norm"] for name in earlier if f"{name}_norm" in taps]
-            return norms[-1] if norms else start
-        added = [taps[f"{name}.output"] for name in earlier if f"{name}.output" in taps]
-        return None if start is None else sum(added, start)
+        in_turn = dataclasses.replace(self.config, branches="sequential")  # ports add parallel branches one by one
+        residual: np.ndarray = stream(WalkState(in_turn, {}, self.inputs, taps), *split(tap)[:2])
+        return residual

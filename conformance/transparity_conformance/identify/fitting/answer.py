@@ -57,27 +57,29 @@ def templates() -> Mapping[str, TransformerConfig]:
     return {"vanilla": VANILLA, **families, **{name: each.config for name, each in PRESETS.items()}}
 
 
-def differences(config: TransformerConfig, template: TransformerConfig) -> dict[str, tuple[object, object]]:
-    """Return the fields, except sizes, that differ, as pairs (template's value, own value).
-
-    The number of experts counts as a size if both have experts.
-    """
-    names = [name for name in FIELD_TYPES if name not in SIZES | NOT_RUN]
-    pairs = {name: (getattr(template, name), getattr(config, name)) for name in names}
-    is_size = all(pairs["num_experts"])
-    return {
-        name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not (is_size and name == "num_experts")
-    }
+def differences(config: TransformerConfig, template: TransformerConfig) -> Differences:
+    """Return the fields, except sizes, that differ. The number of experts counts as a size if both have experts."""
+    both_have_experts = config.num_experts and template.num_experts
+    ignored = SIZES | NOT_RUN | ({"num_experts"} if both_have_experts else set())
+    return apart({name: getattr(config, name) for name in FIELD_TYPES if name not in ignored}, template)
 
 
-def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, dict[str, tuple[object, object]]]:
+Differences = dict[str, tuple[object, object]]
+"""The pairs (template's value, own value) of the fields that differ."""
+
+
+def apart(fields: Mapping[str, Any], template: TransformerConfig) -> Differences:
+    pairs = {name: (getattr(template, name), value) for name, value in fields.items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def nearest(config: TransformerConfig, untold: Collection[str] = ()) -> tuple[str, Differences]:
     """Return the nearest template's name and its differences, ignoring undetermined fields."""
     every = {
         name: {field: pair for field, pair in differences(config, template).items() if field not in untold}
         for name, template in templates().items()
     }
-    name = min(every, key=lambda each: len(every[each]))
-    return name, every[name]
+    return min(every.items(), key=lambda each: len(each[1]))
 
 
 def changed(config: TransformerConfig, fields: Mapping[str, Any]) -> TransformerConfig | None:
@@ -97,7 +99,7 @@ class Fit:
     """The largest difference between the module and the reference with this configuration, as a share of the budget."""
     template: str
     """The name of the nearest preset or family."""
-    differences: dict[str, tuple[object, object]]
+    differences: Differences
     untold: dict[str, str]
     """Fields for which other values give the same outputs, each with the reason."""
     parameters: Arrays
@@ -145,12 +147,8 @@ def unfinished(error: FitError) -> tuple[str, str]:
     if not others:
         return "", AGAINST
     run = {name: value for name, value in known.items() if name not in NOT_RUN}
-    apart: dict[str, dict[str, tuple[object, object]]] = {}
-    for name, each in others.items():
-        pairs = {field: (getattr(each, field), value) for field, value in run.items()}
-        apart[name] = {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}
-    name = min(apart, key=lambda each: len(apart[each]))
-    but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in apart[name].items()])
+    name, differ = min(((name, apart(run, each)) for name, each in others.items()), key=lambda each: len(each[1]))
+    but = listed([f"{field} is {_shown(ours)}, not {_shown(theirs)}" for field, (theirs, ours) in differ.items()])
     open_fields = [
         field
         for field in FIELD_TYPES

@@ -193,11 +193,6 @@ def is_active(config: TransformerConfig, change: Change) -> bool:
     )
 
 
-def active_changes(config: TransformerConfig) -> tuple[Change, ...]:
-    every = (change for field in dataclasses.fields(config) for change in changes(config, field.name))
-    return tuple(change for change in every if is_active(config, change))
-
-
 def exercised(config: TransformerConfig, probes: Sequence[Probe]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the active fields that the calls exercise, and the active fields that no call exercises.
 

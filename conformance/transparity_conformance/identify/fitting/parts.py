@@ -59,7 +59,6 @@ class Parts:
     heard: RecordedCall
     stacks: dict[str, Stack]
     head: Head
-    causal: bool
 
     @property
     def last(self) -> Stack:
@@ -104,7 +103,7 @@ def parts_of(subject: FittedModel, heard: RecordedCall, causal: bool, *, keys_fi
         name: Stack(name, embeddings[token], named[name], streams[name])
         for name, token in zip(names, tokens, strict=True)
     }
-    return Parts(heard, stacks, head, causal)
+    return Parts(heard, stacks, head)
 
 
 def _of_width(found: Sequence[Sublayer], width: int) -> Sequence[Sublayer]:

@@ -71,11 +71,10 @@ def _minimize(function: Callable[[float], float], grid: Sequence[float]) -> floa
     if not np.nanmin(values) < np.nanmax(values):
         return None
     refined = golden_section(function, grid, int(np.nanargmin(values)))
-    *_, (_, least) = itertools.islice(refined, PROMISING + 1)
+    least = list(itertools.islice(refined, PROMISING + 1))[-1][1]
     if least > max(min(values) / 2, float(np.nanmedian(values)) / 100):
         return None
-    *_, (number, _) = itertools.islice(refined, STEPS - PROMISING)
-    return number
+    return list(itertools.islice(refined, STEPS - PROMISING))[-1][0]
 
 
 def golden_section(

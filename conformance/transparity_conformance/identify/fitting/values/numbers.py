@@ -71,5 +71,4 @@ def minimize(error: Callable[[float], float], low: float, high: float) -> float:
     """Return the positive number between `low` and `high` with the least error, by a grid and golden-section search."""
     grid = np.geomspace(low, high, 400).tolist()
     best = int(np.argmin([error(value) for value in grid]))
-    *_, (number, _) = itertools.islice(golden_section(error, grid, best), 70)
-    return number
+    return list(itertools.islice(golden_section(error, grid, best), 70))[-1][0]

@@ -112,14 +112,11 @@ def based(config: TransformerConfig, base: float, named: str) -> Fault:
 def tokens_of(state: WalkState, site: str) -> np.ndarray:
     """Return the embedded tokens, patches or frames, before they are scaled and before positions are added."""
     if state.config.reads_pixels:
-        patches: np.ndarray = embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
-        return patches
+        return embed_patches(state.config, nest(state.parameters)["encoder"], state.inputs["pixels"])
     if state.config.reads_frames and site.startswith("encoder"):
-        made: np.ndarray = state.taps["encoder.second_convolution"]
-        return made
+        return state.taps["encoder.second_convolution"]
     table = state.parameters[token_table(state.config, site.split(".")[0])]
-    embedded: np.ndarray = table[state.inputs[keys_name(state.config, site)]]
-    return embedded
+    return table[state.inputs[keys_name(state.config, site)]]
 
 
 def _scaled(factor: Callable[[TransformerConfig], float], state: WalkState, site: str, value: Value) -> Value:
@@ -140,8 +137,7 @@ def right_positions(state: WalkState, site: str) -> np.ndarray:
 
 
 def position_table(state: WalkState, site: str) -> np.ndarray:
-    table: np.ndarray = state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
-    return table
+    return state.parameters[f"{site.split('.')[0]}.position_embedding.weight"]
 
 
 def _moved(offset: int, edge: str, state: WalkState, site: str, value: Value) -> Value:

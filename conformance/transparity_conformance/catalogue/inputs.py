@@ -159,8 +159,7 @@ def _convolved(settings: Settings, state: WalkState, site: str, x: np.ndarray, s
     padded = settings.get("ends", partial(_with_ends, 1, 1, "constant"))(x)
     parts = [padded[:, i : i + x.shape[1] : stride] @ kernel[..., i].T for i in range(3)]
     function = settings.get("function", ACTIVATIONS["gelu"][0])
-    result: np.ndarray = function(sum(parts) + state.parameters.get(f"{site}.bias", 0))
-    return result
+    return function(sum(parts) + state.parameters.get(f"{site}.bias", 0))
 
 
 def _first_with_stride(state: WalkState, site: str, value: Value) -> Value:

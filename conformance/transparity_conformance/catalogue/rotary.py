@@ -114,8 +114,7 @@ def _with_ends(change: Callable[[float, float], tuple[float, float]], config: Tr
     first, last = change(*yarn_ends(config))
     share = 1 - np.clip((np.arange(config.rotated_dim // 2) - first) / (last - first), 0, 1)
     plain = _plain(config)
-    mixed: np.ndarray = (1 - share) * plain / config.rotary_factor + share * plain
-    return mixed
+    return (1 - share) * plain / config.rotary_factor + share * plain
 
 
 def _plain(config: TransformerConfig) -> np.ndarray:
@@ -126,8 +125,7 @@ def _with_share(change: Callable[[np.ndarray], np.ndarray], config: TransformerC
     right = rotary_frequencies(config)
     plain = _plain(config)
     slowed = plain / config.rotary_factor
-    mixed: np.ndarray = slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
-    return mixed
+    return slowed + change(np.round((right - slowed) / (plain - slowed), 12)) * (plain - slowed)
 
 
 def _before_rotation(state: WalkState, site: str) -> Value:
@@ -193,8 +191,7 @@ def _over_all_features(config: TransformerConfig) -> np.ndarray:
     pairs, kept = config.rotated_dim // 2, config.rotary_scaling == "longrope"
     scaling = rotary_frequencies(config) / _plain(config) if kept else 1.0
     whole = dataclasses.replace(config, rotary_dim=None, rotary_scaling="none" if kept else config.rotary_scaling)
-    all_features: np.ndarray = rotary_frequencies(whole)[:pairs] * scaling
-    return all_features
+    return rotary_frequencies(whole)[:pairs] * scaling
 
 
 def _not_turned(state: WalkState, site: str, value: Value) -> Value:

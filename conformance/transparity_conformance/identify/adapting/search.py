@@ -186,8 +186,7 @@ class Reference:
         if not (is_added and tap.endswith(("attention.output", "feed_forward.output"))):
             return None
         in_turn = dataclasses.replace(self.config, branches="sequential")  # ports add parallel branches one by one
-        residual: np.ndarray = stream(WalkState(in_turn, {}, self.inputs, taps), *split(tap)[:2])
-        return residual
+        return stream(WalkState(in_turn, {}, self.inputs, taps), *split(tap)[:2])
 
 
 class _Seeker:

@@ -148,8 +148,7 @@ def _sum(x: np.ndarray, weights: np.ndarray, activation: str, gate: Maps | None,
     """Return Σ weight · down(activation(gate(x)) · up(x)) over all experts."""
     function, raised = ACTIVATIONS[activation], np.einsum("rd,ehd->erh", x, up.weights)
     hidden = function(raised) if gate is None else function(np.einsum("rd,ehd->erh", x, gate.weights)) * raised
-    total: np.ndarray = np.einsum("re,erh,edh->rd", weights, hidden, down.weights, optimize=True)
-    return total
+    return np.einsum("re,erh,edh->rd", weights, hidden, down.weights, optimize=True)
 
 
 def _maps(router: Linear, values: Mapping[str, np.ndarray]) -> Iterator[tuple[Maps | None, Maps, Maps]]:

@@ -11,39 +11,22 @@ import numpy as np
 
 from transparity.config import TransformerConfig
 from transparity.taps import ROUTER_CHOSEN
-from transparity_conformance.catalogue.fault import (
-    OTHER_FACTORS,
-    Fault,
-    FaultRow,
-    Number,
-    Settings,
-    WalkState,
-    fault,
-    made,
-    row,
-)
+from transparity_conformance.catalogue.fault import OTHER_FACTORS, Fault, Number, Settings, WalkState, fault, made, row
 from transparity_conformance.catalogue.sites import Value, apply_linear, parameters_of, sublayer_input
 from transparity_conformance.oracle.undetermined import own_config, split
 from transparity_numpy.arithmetic.functional import sigmoid, softmax
 from transparity_numpy.experts import SCORES, choose, highest, router_weights
 from transparity_numpy.feed_forward import ACTIVATIONS as RIGHT
 
-Bound = Callable[[float, Value, Value], tuple[Value, Value]]
-"""A function of the limit, the gate and the up projection that returns the bounded gate and up projection."""
-
-
-def _bound(variant: str, bound: Bound) -> FaultRow:
-    return row("gate-limit", variant, lambda c: c.gate_limit is not None, bounded=bound)
-
-
+_bound = partial(row, "gate-limit", when=lambda c: c.gate_limit is not None)
 BOUNDS = (
-    _bound("missing", lambda limit, gate, up: (gate, up)),
-    _bound("gate alone", lambda limit, gate, up: (np.minimum(gate, limit), up)),
-    _bound("up alone", lambda limit, gate, up: (gate, np.clip(up, -limit, limit))),
-    _bound("both sides", lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
-    _bound("above alone", lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
+    _bound("missing", bounded=lambda limit, gate, up: (gate, up)),
+    _bound("gate alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), up)),
+    _bound("up alone", bounded=lambda limit, gate, up: (gate, np.clip(up, -limit, limit))),
+    _bound("both sides", bounded=lambda limit, gate, up: (np.clip(gate, -limit, limit), np.clip(up, -limit, limit))),
+    _bound("above alone", bounded=lambda limit, gate, up: (np.minimum(gate, limit), np.minimum(up, limit))),
 )
-"""Wrong bounds of the gate and the up projection (swiglu_limit)."""
+"""Wrong bounds of the gate and the up projection (swiglu_limit), given the limit, the gate and the projection."""
 
 
 def gate_faults(config: TransformerConfig) -> Iterator[Fault]:

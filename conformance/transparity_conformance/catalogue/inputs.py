@@ -126,11 +126,8 @@ ENDS: Mapping[str, Ends] = {
 
 
 def frame_faults(config: TransformerConfig, site: str) -> Iterator[Fault]:
-    if site in (FIRST, SECOND):
-        yield from _of_convolution(site)
-
-
-def _of_convolution(site: str) -> Iterator[Fault]:
+    if site not in (FIRST, SECOND):
+        return
     for name, (function, says) in ACTIVATIONS.items():
         if name != "gelu":
             description = f"{says} instead of {ACTIVATIONS['gelu'][1]} after the convolution"

@@ -104,10 +104,6 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
     yield from confused("norm", name, pair, swapped, used, alter=partial(_exchanged, pair), taken_from=beside)
 
 
-def _formed(identity: str, variant: str, **settings: Any) -> Fault:
-    return fault(identity, variant, formula=norm_with, **settings)
-
-
 def _of_layer(right: NormForm) -> Iterator[Fault]:
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
@@ -200,6 +196,8 @@ def norm_with(settings: Settings, state: WalkState, site: str, value: Value) -> 
     form = dataclasses.replace(form_at(state.config, site), **settings)
     return _formed_by(form, state, site, sites.norm_input(state, site))
 
+
+_formed = partial(fault, formula=norm_with)
 
 EPS = Number("norm-eps", "norm_eps", "eps is {v:.3g}{instead}", norm_with, "{v:.3g}", setting="eps")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -32,8 +31,7 @@ FUSED = {
 """Linear maps of the same input that ports fuse into one matrix, in this order."""
 
 
-def _fault(identity: str, variant: str, **change: Any) -> Fault:
-    return fault(identity, variant, of_ranks=True, **change)
+_fault = partial(fault, of_ranks=True)
 
 
 def faults(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]:

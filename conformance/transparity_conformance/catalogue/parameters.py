@@ -105,7 +105,7 @@ def scope_of_head(config: TransformerConfig) -> str:
 
 
 def _part(site: str) -> str:
-    """Return the linear map that produces the tap `site`; empty if there is none."""
+    """Return the linear map that produces the tap `site`, or an empty string."""
     if site == "logits":
         return "head"
     if site.endswith("_convolution"):

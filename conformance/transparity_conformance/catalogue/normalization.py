@@ -107,10 +107,10 @@ def _taken(name: str, other: str) -> Iterator[Fault]:
 def _of_layer(right: NormForm) -> Iterator[Fault]:
     place, over = "inside the root" if right.outside else "outside the root", "n" if right.correction else "n − 1"
     yield _formed("norm-eps-placement", place, outside=not right.outside)
-    says, changes = f"the variance is taken over {over}", {"correction": 1 - right.correction}
-    yield _formed("norm-variance", over, says=says, **changes)
+    says, other = f"the variance is taken over {over}", 1 - right.correction
+    yield _formed("norm-variance", over, says=says, correction=other)
     says += f", and eps is added {place}"
-    yield _formed("norm-variance", f"{over}, eps {place}", says=says, **changes, outside=not right.outside)
+    yield _formed("norm-variance", f"{over}, eps {place}", says=says, correction=other, outside=not right.outside)
     yield _formed("norm-kind", "mean left in", subtracted=False)
     same = ", with the deviation of the right norm"
     plain: dict[str, Any] = {"correction": 0, "outside": False} if right.outside else {}

@@ -146,8 +146,8 @@ def _layers(config: TransformerConfig, site: str, ranks: int) -> Iterator[Fault]
         yield _fault("layers-by-stage", f"weights, {stages} stages", says=says.format("weights"), alter=alter)
         own, others = (config.for_layer(parts[0], each).sliding_window for each in (layer, local))
         if parts[4:] == ["weights"] and own != others:
-            change = {"says": says.format("window"), "formula": weighed, "window": window}
-            yield _fault("layers-by-stage", f"windows, {stages} stages", **change)
+            name = f"windows, {stages} stages"
+            yield _fault("layers-by-stage", name, says=says.format("window"), formula=weighed, window=window)
 
 
 def _of_local_layer(size: int, config: TransformerConfig, parameters: Arrays, site: str) -> Arrays:

@@ -78,10 +78,10 @@ SCALES: dict[str, Callable[[TransformerConfig], float]] = {
 """Factors by which ports multiply scores, the most likely factors first."""
 
 
-def named_scale(scale: float) -> str:
+def named_scale(scale: float, tolerance: float = 1e-4) -> str:
     """Return a name such as `1/√48` for 0.1443, or an empty string if no such name fits."""
     width = round(scale**-2) if scale > 0 else 0
-    return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=1e-4) else ""
+    return f"1/√{width}" if width > 1 and math.isclose(width, scale**-2, rel_tol=tolerance) else ""
 
 
 def scaled(config: TransformerConfig, scale: float, named: str) -> Fault:
